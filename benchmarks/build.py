@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.load import cpu_model  # noqa: E402 - also where nothing is installed
 

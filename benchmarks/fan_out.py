@@ -31,12 +31,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.load import machine  # noqa: E402 - also where nothing is installed
 from tests.support.netns import Node, why_not  # noqa: E402
-from tests.support.netns_cluster import Cluster, ray_nodes  # noqa: E402
-from tests.support.netns_store import CountingStore  # noqa: E402
+from tests.support.netns_cluster import (  # noqa: E402
+    Cluster,
+    CountingStore,
+    ray_nodes,
+)
 from tests.support.s3_server import ENVIRONMENT  # noqa: E402
 
 STORE_INDEX = 200
@@ -116,7 +119,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def bench(options: argparse.Namespace, code: Path) -> Iterator[Bench]:
     """A cluster that runs the code of a checkout, and a store, without limits yet."""
-    environ = {**ENVIRONMENT, "PYTHONPATH": str(code)}
+    environ = {**ENVIRONMENT, "PYTHONPATH": f"{code / 'src'}:{code}"}
     with ray_nodes(options.nodes, num_cpus=1, environ=environ, has_dashboard=False) as cluster:
         node = cluster.net.add("store", STORE_INDEX)
         store = CountingStore(node, cluster.net.base / "requests.log", {**cluster.environ})

@@ -26,9 +26,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from warmrank import CompilerConfig, inference
+from warmrank import CompilerConfig, inference  # noqa: E402 - also where nothing is installed
 
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _LENGTH = 128

@@ -44,7 +44,8 @@ from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+CODE = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = CODE
 
 from benchmarks.launch_parts.report import report, summary  # noqa: E402 - also where nothing is installed
 from benchmarks.load import machine  # noqa: E402
@@ -124,7 +125,7 @@ def child(
     """Figures of one way in a fresh process."""
     command = [sys.executable, __file__, "--child", way, "--ranks", str(ranks), "--work", str(work)]
     command += ["--layers", str(options.layers), "--cache", cache]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE), "RAY_USAGE_STATS_ENABLED": "0"}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode beside it
     began = perf_counter()
     try:

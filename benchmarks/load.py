@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+CODE = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = CODE
 
 from benchmarks.load_parts.process import WAYS, measure  # noqa: E402 - also where nothing is installed
 from benchmarks.load_parts.report import report, summary  # noqa: E402
@@ -115,7 +116,7 @@ def child(options: argparse.Namespace, name: str, stage: str, work: str) -> dict
         command = [sys.executable, __file__, "--child", name, "--stage", stage, "--work", work]
         command += ["--scratch", scratch, "--layers", options.layers, "--rounds", str(options.rounds)]
         command += ["--npugraph-ex", options.npugraph_ex] + (["--dynamic"] if options.dynamic else [])
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE), "OMP_NUM_THREADS": "1"}
         environment |= WAYS[name]().environment(task_of(options))
         done = subprocess.run(
             command, env=environment, cwd=scratch, capture_output=True, text=True, check=False

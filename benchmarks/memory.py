@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+CODE = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = CODE
 
 from benchmarks.memory_parts.process import SMALL, Modes, Shape, alone, measure  # noqa: E402 - also where nothing is installed
 
@@ -115,7 +116,7 @@ def child(options: argparse.Namespace, modes: Modes, cache: str, *more: str) -> 
     """Figures of one fresh process."""
     command = [sys.executable, __file__, "--child", json.dumps(asdict(modes)), "--cache", cache, *more]
     command += ["--small"] if options.small else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{modes}: exit status {done.returncode}\n{done.stderr}")

@@ -43,7 +43,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+CODE = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = CODE
 
 from benchmarks.load import machine  # noqa: E402 - also where nothing is installed
 from benchmarks.scale_parts.report import report, summary, verdict  # noqa: E402
@@ -98,9 +99,8 @@ def one_run(ranks: int, work: str, stages: Sequence[str]) -> dict[str, Any]:
 def child(stage: str, ranks: int, work: str) -> dict[str, Any]:
     """Figures of one stage, measured in a process of its own."""
     command = [sys.executable, __file__, "--child", stage, "--ranks", str(ranks), "--work", work]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{stage}, {ranks} ranks: exit status {done.returncode}\n{done.stderr}")
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.stale_matrix_parts.cases import CASES  # noqa: E402 - also where nothing is installed
 from benchmarks.stale_matrix_parts.launches import lines  # noqa: E402 - likewise

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+CODE = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = CODE
 
 from benchmarks.store_parts.timing import shell  # noqa: E402 - also where nothing is installed
 from benchmarks.store_parts.tree import MIB, SMALL, Shape  # noqa: E402
@@ -80,7 +81,7 @@ def child(options: argparse.Namespace, work: Path, *arguments: str) -> dict[str,
     """Figures of a process of its own."""
     command = [sys.executable, __file__, "--work", str(work), "--rounds", str(options.rounds), *arguments]
     command += ["--small"] if options.small else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE)}
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     figures: dict[str, Any] = json.loads(output.splitlines()[-1])
     return figures

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.netns import why_not
-from tests.support.netns_cluster import Cluster, ray_nodes
-from tests.support.netns_store import CountingStore
+from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes
 from tests.support.s3_server import ENVIRONMENT
 from warmrank.orchestrator.launch.report import Report
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.netns import Network, Node, network, until
-from tests.support.processes import still_there
+from tests.support.processes import PYTHONPATH, still_there
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(240)]
 
@@ -112,7 +112,7 @@ def test_owner_that_is_killed_leaves_no_node() -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )
     assert owner.stdout is not None
     base, *pids = owner.stdout.readline().split()

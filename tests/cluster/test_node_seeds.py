@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import store_launch
+from tests.support.launching import store_launch
 from tests.support.netns import Node, until
-from tests.support.netns_cluster import Cluster
-from tests.support.netns_store import CountingStore, blob_reads
+from tests.support.netns_cluster import Cluster, CountingStore, blob_reads
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.look.verify import cached_files

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.memory_backend import MemoryBackend
+from tests.support.backends import MemoryBackend
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
@@ -50,7 +50,13 @@ def tiers(root: Path, *, near: TierMode = "rw", far: TierMode = "rw") -> BlobBac
     )
 
 
-@pytest.fixture(params=IMPLEMENTATIONS)
+# These two keep most of their code in common with the others.
+SLOW = ("directory-fsync", "tiers, near read-only")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in IMPLEMENTATIONS]
+)
 def backend(request: Request, tmp_path: Path) -> BlobBackend:
     return IMPLEMENTATIONS[request.param](tmp_path / "store", request)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.device_kinds import BACKENDS, STAND_IN, make_backend, make_device
+from tests.support.devices import BACKENDS, STAND_IN, make_backend, make_device
 from warmrank.worker.devices import CapturedGraph, DeviceBackend, Pool
 
 Graph = Callable[..., tuple[Any, ...]]

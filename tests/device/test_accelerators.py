@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.device_kinds import is_here
-from tests.support.drawing import NAMES, Drawing, assert_equal, drawn
+from tests.support.devices import NAMES, Drawing, assert_equal, drawn, is_here
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices import backend_for

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.device_kinds import is_here
+from tests.support.devices import is_here
 from tests.support.npu_cases import CASES
 from tests.support.npu_runs import CAPTURES, MODES, Seen, cold_and_warm
 

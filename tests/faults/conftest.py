@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forking import Forker
-from tests.support.rooms import Rooms
+from tests.support.faults import Forker, Rooms
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the directory below it is made by tempfile
 _ENOUGH_BYTES = 4 << 30

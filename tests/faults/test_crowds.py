@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.crowds import THREADS
 from tests.support.fault_child import laid_out
-from tests.support.forking import Forker
+from tests.support.faults import Forker
 from tests.support.sealed_launches import files_of
 
 pytestmark = pytest.mark.faults

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.forking import Forker, Trial
-from tests.support.rooms import Rooms
+from tests.support.faults import Forker, Rooms, Trial
 from warmrank.cache_store.steps import Step
 
 pytestmark = pytest.mark.faults
@@ -32,7 +31,7 @@ def whole(forker: Forker, room: Path, seed: int) -> None:
     assert finished(forker.run("fetch", store=room / "store", cache=room / "fetched", seed=seed)).result == 2
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("step", STOPPED_AT, ids=lambda step: step.name.lower())
 def test_publisher_stopped_for_longer_than_the_grace_leaves_nothing_dangling(
     forker: Forker, rooms: Rooms, fault_rounds: int, step: Step

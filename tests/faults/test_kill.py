@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.fault_child import DAY_S
-from tests.support.forking import Forker, Trial
+from tests.support.faults import Forker, Trial
 from warmrank.cache_store.steps import Step
 
 pytestmark = pytest.mark.faults
@@ -24,7 +24,7 @@ VERBS = ("put", "publish", "commit", "fetch")
 STEPS = [step for step in Step if step.value.partition(":")[0] in VERBS]
 # One file of put_new, the first of its batch, or one function; later ones of a run come by turns.
 RANDOM_KILLS_A_ROUND = 25
-IN_A_SHORT_RUN = 10
+IN_A_SHORT_RUN = 4
 SHORT_RUN_ROUNDS = 10
 A_CALL_S = 0.001  # longer than most calls on a file
 SEED = 4
@@ -90,7 +90,7 @@ def test_step_is_reached(steps_of_a_run, step):
     assert step.value in steps_of_a_run
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
 def test_killed_at_a_step_leaves_nothing_half_done(forker, rooms, steps_of_a_run, step, fault_rounds):
     """SIGKILL at the first, second, ... time that the step is reached, by turns."""

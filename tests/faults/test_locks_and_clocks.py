@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from tests.support.fault_child import DAY_S, laid_out
-from tests.support.forking import Forker, Trial
+from tests.support.faults import Forker, Trial
 from tests.support.sealed_launches import files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import open_store
 from warmrank.cache_store.cache_dir.private_files import temporary_name

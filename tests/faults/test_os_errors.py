@@ -1,6 +1,6 @@
 """Every call to the operating system fails: the outcome is an error or the right thing, never a wrong one.
 
-The calls of one publish, commit and fetch are counted first (`tests.support.fault_plans`); then each is made
+The calls of one publish, commit and fetch are counted first (`tests.support.faults`); then each is made
 to fail with each error in a process of its own, alone or together with all that follow it.
 """
 
@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.fault_plans import ERRORS
-from tests.support.forking import Forker, Trial
+from tests.support.faults import ERRORS, Forker, Trial
 
 pytestmark = pytest.mark.faults
 
 SEED = 8
-TRIALS_A_ROUND = 12  # below ROUNDS_OF_ALL
+TRIALS_A_ROUND = 5  # below ROUNDS_OF_ALL
 ROUNDS_OF_ALL = 10  # from here on each ten rounds try all calls with all errors; 200 rounds do so 20 times
 
 

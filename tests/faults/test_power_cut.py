@@ -19,7 +19,7 @@ from tests.support.stored import REPOSITORY
 pytestmark = pytest.mark.faults
 
 FILE_SYSTEMS: tuple[FileSystem, ...] = ("ext4", "xfs")
-IN_A_SHORT_RUN = 3
+IN_A_SHORT_RUN = 2
 SHORT_RUN_ROUNDS = 10
 CUTS_A_ROUND = 5  # for each of two ways to flush, so 2,000 a file system in 200 rounds
 
@@ -56,14 +56,14 @@ def test_power_cut_without_any_flush_is_noticed(room, file_system, flush):
     assert cut(room, file_system, flush=flush, cuts=3, leave="both")["lost"] > 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
 def test_power_cut_without_the_flush_of_bytes_is_noticed(room, file_system):
     """Names flushed, bytes not: files without their bytes must be reported."""
     assert cut(room, file_system, flush="fsync", cuts=3, leave="files")["torn"] > 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
 def test_power_cut_without_the_flush_of_names_is_noticed(room, file_system):
     """Bytes flushed, names not: records that are gone must be reported."""

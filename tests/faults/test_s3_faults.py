@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.faulty_proxy import Fault, FaultyProxy, running_proxy
-from tests.support.s3_server import S3Server, new_prefix
+from tests.support.s3_server import Fault, FaultyProxy, S3Server, new_prefix, running_proxy
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.objects.client import ObjectClient
 from warmrank.cache_store.backends.objects.connection import connect
@@ -77,7 +76,7 @@ def read(backend: ObjectBackend, file: NewFile) -> bytes:
         return stream.read()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("make", [NEW_FILES["document"], NEW_FILES["blob"]], ids=["document", "blob"])
 @pytest.mark.parametrize("fault", HEALED_BY_A_RETRY)
 def test_put_that_fails_once_creates_and_says_so(backend, proxy, fault, make, fault_rounds):
@@ -102,7 +101,7 @@ def new_incompressible_blob() -> NewFile:
     return NewFile(name=blob_name(digest_bytes(data).sha256), source=data, expected=digest_bytes(data))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("make", NEW_FILES.values(), ids=NEW_FILES)
 @pytest.mark.parametrize("fault", UNAVAILABLE_FOR_EVER)
 def test_put_that_fails_for_ever_is_unavailable_soon(backend, impatient, proxy, fault, make, fault_rounds):
@@ -143,7 +142,7 @@ def test_name_that_is_said_to_exist_is_never_replaced(backend, proxy, fault, fau
         assert (plan.broken, read(backend, first)) == (1, first.source)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("make", NEW_FILES.values(), ids=NEW_FILES)
 @pytest.mark.parametrize("fault", [Fault.OVERLOADED, Fault.RESET, Fault.LOST_ACK, Fault.SHORT_BODY])
 def test_get_that_fails_once_gives_all_bytes(backend, proxy, fault, make, fault_rounds):
@@ -164,7 +163,7 @@ def test_download_that_breaks_off_goes_on_where_it_broke(backend, proxy, fault_r
         assert plan.broken == 2
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("fault", [*UNAVAILABLE_FOR_EVER, Fault.SHORT_BODY])
 def test_get_that_fails_for_ever_is_unavailable_soon(backend, impatient, proxy, fault, fault_rounds):
     file = new_document()
@@ -187,7 +186,7 @@ def test_blob_cut_by_a_lying_server_is_corrupt(backend, proxy, fault_rounds):
             read(backend, file)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("fault", [*UNAVAILABLE_FOR_EVER, Fault.SHORT_BODY, Fault.CUT_BODY])
 def test_store_that_is_broken_from_the_start_is_not_opened(proxy, fault, fault_rounds):
     url = new_prefix()
@@ -219,7 +218,7 @@ def test_server_that_ignores_conditions_since_yesterday_is_not_written(proxy, fa
             ObjectBackend(url, answer_s=PATIENT_S, options=proxy.options)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("fault", [None, Fault.LOST_ACK, Fault.OVERLOADED, Fault.RESET])
 def test_one_of_64_writers_wins(backend, proxy, fault, fault_rounds):
     num_writers = 64

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.backends import SlowEyes
 from tests.support.fault_child import laid_out
 from tests.support.sealed_launches import fetch_laid, files_of, lay_launch, publish_laid
-from tests.support.slow_eyes import SlowEyes
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, OFF, make_partition, open_store
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.errors import StoreError

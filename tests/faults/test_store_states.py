@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.evicting import DAY_S, GRACE_S, Evicting
+from tests.support.sealed_launches import DAY_S, GRACE_S, Evicting
 from warmrank.cache_store.digests import digest_bytes, digest_file
 from warmrank.cache_store.errors import Conflict, EvictRefused, NotInStore, StoreError
 from warmrank.cache_store.gc.inventory import references
@@ -29,7 +29,7 @@ from warmrank.cache_store.layout import blob_name, manifest_name
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.steps import EVENT, Step
 
-EXAMPLES_A_ROUND = 15
+EXAMPLES_A_ROUND = 5
 KEYS = ("1" * 64, "2" * 64)
 CONTENTS = st.sampled_from([b"one", b"two", b"three", b"four"])
 CRASHES = (

@@ -321,7 +321,7 @@ def test_publish_replaces_a_manifest_that_is_not_trusted(
     assert store.fetch_partitions([report.ref], scene.cache).faults == ()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", UNTRUSTED)
 def test_untrusted_manifest_is_refused_by_its_reason(scene: Scene, name: str) -> None:
     make, reason = UNTRUSTED[name]
@@ -331,7 +331,7 @@ def test_untrusted_manifest_is_refused_by_its_reason(scene: Scene, name: str) ->
     assert error.remedy
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "name", [name for name, case in UNTRUSTED.items() if case[1] in ("bad_signature", "revoked", "replayed")]
 )
@@ -342,7 +342,7 @@ def test_policy_warn_refuses_what_is_tampered_revoked_or_replayed(scene: Scene, 
     assert error.reason == reason
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("policy", ["require", "warn", "off"])
 @pytest.mark.parametrize("name", [*DAMAGED, *HARMFUL])
 def test_damaged_or_harmful_manifest_is_refused_under_every_policy(

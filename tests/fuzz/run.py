@@ -21,6 +21,7 @@ from typing import Any, Self
 from tests.fuzz.child import BAD, Calls, Job, Result
 from tests.fuzz.generate import Pair, Trial, trial
 from tests.fuzz.program import Program
+from tests.support.processes import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 _COLD_RANK = (0, 2)
@@ -102,7 +103,7 @@ class Servers:
 
     @staticmethod
     def _start(kind: str, hash_seed: str) -> subprocess.Popen[str]:
-        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}
+        own = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}
         own |= {"PYTHONDONTWRITEBYTECODE": "1"}
         return subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.child", kind],

@@ -46,7 +46,7 @@ def artifacts(report: Report, name: str) -> list[str]:
     return [found.digest for rank in report.ranks for found in rank.functions if found.function == name]
 
 
-@pytest.mark.parametrize("audit", ["one", "all"])
+@pytest.mark.parametrize("audit", ["one", pytest.param("all", marks=pytest.mark.slow)])
 def test_rank_dependence_behind_all_guards_is_found(tmp_path: Path, audit: str) -> None:
     report = launch(config_of(tmp_path, audit=audit), launcher=HidingLauncher())
     assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
@@ -136,6 +136,7 @@ def test_build_audits_and_a_cache_is_proven_fresh_and_found_stale(
     assert "scaled: return" in differing["reason"]
 
 
+@pytest.mark.slow
 def test_build_finds_what_hides_from_all_conditions(tmp_path: Path) -> None:
     config = built_config(tmp_path)
     report = build(load(config), BuildOptions(target=target_here()))

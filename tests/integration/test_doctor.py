@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import loaded_config
+from tests.support.launching import loaded_config
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from tests.support.stored import OFF
 from warmrank.cache_store.connect import TierSpec, open_store

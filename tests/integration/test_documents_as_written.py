@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from tests.support.processes import PYTHONPATH
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
@@ -48,7 +49,7 @@ def write_files(document: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("document", "smaller"),
-    [(README, ()), (QUICKSTART, ("workload.arguments.layers=1",))],
+    [(README, ()), pytest.param(QUICKSTART, ("workload.arguments.layers=1",), marks=pytest.mark.slow)],
     ids=["readme", "hf"],
 )
 def test_model_of_a_document_is_warm_on_an_empty_node(
@@ -72,7 +73,7 @@ def test_commands_of_a_document_end_well(tmp_path: Path, document: Path):
     script.parent.mkdir()
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m warmrank "$@"\n')
     script.chmod(0o755)
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{script.parent}:{os.environ['PATH']}"}
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH, "PATH": f"{script.parent}:{os.environ['PATH']}"}
     commands = "".join(match["text"] for match in _COMMANDS.finditer(document.read_text(encoding="utf-8")))
     assert "--no-compile" in commands
     words = ["/bin/sh", "-ec", commands]

@@ -8,8 +8,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from tests.support.node_launcher import NodeLauncher
-from tests.support.recorder import Recorder
+from tests.support.launching import NodeLauncher, Recorder
 from tests.support.stored import store_config
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.orchestrator.config.reading import parse
@@ -95,6 +94,7 @@ def test_fewer_nodes_neither_compile_nor_fetch(house: House) -> None:
     assert (report.totals.num_compiled, fetching(report), house.blobs) == (0, [], [])
 
 
+@pytest.mark.slow
 def test_replaced_node_is_the_only_one_that_fetches(house: House) -> None:
     house.launch(AB)
     report = house.launch(("a", "a", "e", "e"))
@@ -137,25 +137,25 @@ def test_without_a_store_nodes_get_from_each_other_what_one_of_them_compiled(hou
     assert again.totals.num_compiled == 0
 
 
+@pytest.mark.slow
 def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(house: House) -> None:
     rounds = Recorder()
     report = house.launch(
         ("a", "a", "b", "b", "c"),
-        entrypoint="tests.support.elastic_workload:by_rank",
+        entrypoint="tests.support.workloads:by_rank",
         arguments={"num_kinds": 4},
         listener=rounds,
     )
     assert outcomes(report) == (4, 0, 1)
     assert sum(isinstance(event, Planned) for event in rounds.events) == 2
-    again = house.launch(
-        ("b", "d"), entrypoint="tests.support.elastic_workload:by_rank", arguments={"num_kinds": 4}
-    )
+    again = house.launch(("b", "d"), entrypoint="tests.support.workloads:by_rank", arguments={"num_kinds": 4})
     assert again.totals.num_compiled == 0
 
 
-PICKY = "tests.support.elastic_workload:picky"
+PICKY = "tests.support.workloads:picky"
 
 
+@pytest.mark.slow
 def test_rank_whose_own_class_does_not_compile_is_the_only_one_that_is_given_up(house: House) -> None:
     with pytest.raises(LaunchFailed) as caught:
         house.launch(AB, entrypoint=PICKY, arguments={"broken": [0]})

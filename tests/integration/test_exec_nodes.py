@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.launched import loaded_config, write_config
-from tests.support.processes import marked, still_there
+from tests.support.launching import loaded_config, write_config
+from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import open_store
 
 ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 TIMEOUT_S = 240
 RANK = (sys.executable, "-m", "tests.support.exec_rank", "--ranks={node_rank}")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import write_config
+from tests.support.launching import write_config
+from tests.support.processes import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 TORCHRUN = (
     *(sys.executable, "-m", "torch.distributed.run", "--nnodes={nnodes}", "--node-rank={node_rank}"),
     *("--master-addr={master_addr}", "--master-port={master_port}", "--nproc-per-node={nproc}"),

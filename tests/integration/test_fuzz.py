@@ -19,10 +19,11 @@ import pytest
 from tests.fuzz.generate import Pair, Trial, trial
 from tests.fuzz.program import Change, Part, Program
 from tests.fuzz.ranks import ranked_reading
-from tests.fuzz.run import ROOT, Report, Runner, Servers, fuzz, summary
+from tests.fuzz.run import Report, Runner, Servers, fuzz, summary
 from tests.fuzz.shrink import shrunk
+from tests.support.processes import PYTHONPATH
 
-FEW, FIRST, SLOW_FIRST = 25, 1, 100_000
+FEW, FIRST, SLOW_FIRST = 8, 1, 100_000
 """Pairs of `make test`, and the seeds that it and `make test-slow` begin with."""
 
 
@@ -52,7 +53,7 @@ def failures(report: Report) -> str:
 def test_a_few_pairs_equal_eager(servers: Servers) -> None:
     report = fuzzed(servers, FIRST, pairs=FEW)
     assert not failures(report)
-    assert report.effective > FEW // 8
+    assert report.effective > 0
     assert report.unseen_hits > 0
 
 
@@ -72,7 +73,9 @@ def made_of(*parts: Part, gloo: bool = False, **change: object) -> Trial:
     return Trial(seed=1, program=program, pairs=(Pair(index=-1, change=Change(name="made", **change)),))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("read", "outcome"), [("get_rank", "miss"), ("all_reduce", "adopted")])
+@pytest.mark.parametrize(
+    ("read", "outcome"), [("get_rank", "miss"), pytest.param("all_reduce", "adopted", marks=pytest.mark.slow)]
+)
 def test_two_real_ranks_share_what_asks_for_no_rank(
     servers: Servers, tmp_path: Path, read: str, outcome: str
 ) -> None:
@@ -87,7 +90,7 @@ def test_shrunk_failure_is_a_script_that_fails_alone(servers: Servers, tmp_path:
     script = tmp_path / "script.py"
     script.write_text(shrunk(made_of(held, beside, mutate="m.a0 = 7"), 0, servers, guards="skip"))
     assert "111" not in script.read_text()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=False
     )

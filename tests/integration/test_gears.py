@@ -106,6 +106,7 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("policy", ["zip", "product"])
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.usefixtures("fresh_dynamo")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.checked import Checked
 from tests.support.reader import CHANGES, Reader
-from tests.support.releases import adds_enums
-from tests.support.tracing import compiled, misfits
+from tests.support.tracing import Checked, adds_enums, compiled, misfits
 
 X = torch.arange(6.0).reshape(3, 2)
 
@@ -19,7 +17,7 @@ def _variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARMRANK_READER", raising=False)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=adds_enums if name == "integer_enum_member" else ()) for name in CHANGES],

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.fault_workload import fault, helpers_of
+from tests.support.launching import data_of
 from tests.support.processes import still_there
-from tests.support.tiny_launches import data_of
 from warmrank.orchestrator.causes import DIED, STOPPED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import parse

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launch_process import LaunchProcess
+from tests.support.launching import data_of
+from tests.support.processes import LaunchProcess
 from tests.support.stored import open_store
-from tests.support.tiny_launches import data_of
 from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.look.verify import verify
 

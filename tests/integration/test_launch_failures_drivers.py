@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from tests.support.fault_workload import fault, helpers_of
-from tests.support.launch_process import ROOT, LaunchProcess, await_true
-from tests.support.processes import still_there
+from tests.support.launching import data_of
+from tests.support.processes import PYTHONPATH, LaunchProcess, await_true, still_there
 from tests.support.ray_cluster import ray_cluster
-from tests.support.tiny_launches import data_of
 from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST
 from warmrank.orchestrator.cli.console import ExitCode
 
@@ -109,7 +108,7 @@ def test_node_whose_raylet_is_killed_is_lost_and_the_launch_goes_on_elsewhere(
     start: Start, marks: Path
 ) -> None:
     # A rank on each node; afterwards the first has room for both.
-    with ray_cluster(2, {"PYTHONPATH": str(ROOT)}) as cluster:
+    with ray_cluster(2, {"PYTHONPATH": PYTHONPATH}) as cluster:
         ray = {"address": cluster.address, "ship_code": False, "placement": "SPREAD"}
         launch = start(fault("first_call", "stay", 0), ray=ray, environ=cluster.environ)
         reached(launch, marks)

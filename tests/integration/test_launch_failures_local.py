@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.fault_workload import fault, helpers_of
-from tests.support.launch_process import LaunchProcess, await_true
-from tests.support.processes import still_there
-from tests.support.tiny_launches import data_of
+from tests.support.launching import data_of
+from tests.support.processes import LaunchProcess, await_true, still_there
 from warmrank.orchestrator.causes import NODE_LOST
 from warmrank.orchestrator.cli.console import ExitCode
 

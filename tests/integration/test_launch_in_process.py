@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.made_reports import faults_of
 from tests.support.stored import store_config
-from tests.support.trace_rules import faults_of
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
@@ -80,6 +80,7 @@ def test_equal_ranks_compile_once(house: House) -> None:
     assert counts(house.launch(3)) == (2, 0, 4)
 
 
+@pytest.mark.slow
 def test_more_ranks_adopt_what_fewer_compiled(house: House) -> None:
     house.launch(2)
     assert counts(house.launch(4))[0] == 0
@@ -158,6 +159,7 @@ def test_corrupt_artifact_is_compiled_again(house: House) -> None:
     assert "corrupt" in report.ranks[0].functions[0].reason
 
 
+@pytest.mark.slow
 def test_corrupt_artifact_is_replaced_from_the_store(house: House) -> None:
     cold = house.launch()
     path = Path(cold.ranks[0].functions[0].path)
@@ -165,6 +167,7 @@ def test_corrupt_artifact_is_replaced_from_the_store(house: House) -> None:
     assert counts(house.launch(no_compile=True))[0] == 0
 
 
+@pytest.mark.slow
 def test_lost_cache_directory_comes_back_from_the_store(house: House) -> None:
     house.launch()
     shutil.rmtree(house.root / "n1")

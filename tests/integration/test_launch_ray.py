@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import marked, still_there
-from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
@@ -116,6 +116,7 @@ class OneByOne(WatchedLauncher):
         yield from super().call(stage, method, rest, timeout_s=timeout_s)
 
 
+@pytest.mark.slow
 def test_rank_that_hangs_is_named_with_the_time_out(cluster: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, workload=faulty("hang"), timeouts={"build_s": 3}, **ONCE)
     error, launcher = failure(config, OneByOne(config))
@@ -144,6 +145,7 @@ def test_failed_launch_commits_nothing(raised: tuple[LaunchFailed, list[int], Pa
     assert not list((raised[2] / "store").glob("launch/*/*"))
 
 
+@pytest.mark.slow
 def test_failed_launch_frees_its_resources(
     raised: tuple[LaunchFailed, list[int], Path], tmp_path: Path
 ) -> None:
@@ -190,12 +192,14 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_plain_script_is_warm_the_second_time(cluster: str, tmp_path: Path, script: Path) -> None:
     config = config_of(tmp_path, workload={"script": str(script)})
     assert counts(launch(config)) == (1, 0, 1)  # on one node the other rank waits, and adopts
     assert counts(launch(config, no_compile=True)) == (0, 2, 0)
 
 
+@pytest.mark.slow
 def test_script_that_hangs_is_ended_with_its_rank(cluster: str, tmp_path: Path, script: Path) -> None:
     mark = uuid.uuid4().hex
     script.write_text("import time\ntime.sleep(600)\n")

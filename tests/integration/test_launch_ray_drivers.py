@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.processes import marked, still_there
-from tests.support.tiny_launches import ENTRYPOINT, counts, data_of
+from tests.support.launching import ENTRYPOINT, counts, data_of
+from tests.support.processes import PYTHONPATH, marked, still_there
 from warmrank.orchestrator.launch.report import from_json
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def start_driver(tmp_path: Path, short_tmp: Path) -> Iterator[StartDriver]:
         (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data))
         environ = {
             name: value for name, value in os.environ.items() if not name.startswith("RAY_ADDRESS")
-        } | {"PYTHONPATH": str(ROOT), "WARMRANK_TEST": mark, "TMPDIR": str(short_tmp)}
+        } | {"PYTHONPATH": PYTHONPATH, "WARMRANK_TEST": mark, "TMPDIR": str(short_tmp)}
         driver = subprocess.Popen(
             [sys.executable, str(ROOT / "tests" / "support" / "driver.py"), "tiny.yaml"],
             cwd=tmp_path,

@@ -31,7 +31,7 @@ class House:
     def __init__(self, root: Path, entrypoint: str, arguments: dict[str, Any]) -> None:
         self.root, self.num_nodes = root, 0
         self.workload = {
-            "entrypoint": f"tests.support.stateful_workload:{entrypoint}",
+            "entrypoint": f"tests.support.workloads:{entrypoint}",
             "arguments": arguments,
         }
 
@@ -54,15 +54,15 @@ class House:
     ("entrypoint", "arguments", "num_variants"),
     [
         ("lazy", {}, 2),
-        ("counting", {"limit": 2}, 3),
-        ("growing", {}, 3),
+        pytest.param("counting", {"limit": 2}, 3, marks=pytest.mark.slow),
+        pytest.param("growing", {}, 3, marks=pytest.mark.slow),
         pytest.param("decoder", {"cache": "static"}, 4, marks=pytest.mark.slow),
         pytest.param("decoder", {"cache": "dynamic"}, 4, marks=pytest.mark.slow),
-        ("within", {}, 4),
-        ("grown", {}, 2),
+        pytest.param("within", {}, 4, marks=pytest.mark.slow),
+        pytest.param("grown", {}, 2, marks=pytest.mark.slow),
         ("elsewhere", {"place": "dict"}, 2),
-        ("elsewhere", {"place": "check"}, 2),
-        ("elsewhere", {"place": "thread"}, 2),
+        pytest.param("elsewhere", {"place": "check"}, 2, marks=pytest.mark.slow),
+        pytest.param("elsewhere", {"place": "thread"}, 2, marks=pytest.mark.slow),
     ],
 )
 def test_an_empty_node_needs_no_compile_after_a_launch(
@@ -86,7 +86,7 @@ def test_function_that_keeps_its_artifacts_elsewhere_is_refused(tmp_path: Path) 
 def test_call_that_misses_after_others_ran_is_forbidden_too(tmp_path: Path) -> None:
     house = House(tmp_path, "lazy", {})
     house.launch(1)
-    house.workload = {**house.workload, "entrypoint": "tests.support.stateful_workload:grown"}
+    house.workload = {**house.workload, "entrypoint": "tests.support.workloads:grown"}
     with pytest.raises(CompileForbidden, match=r"Grown\.prefill"):
         house.launch(1, no_compile=True)
 

@@ -19,9 +19,10 @@ import pytest
 import torch
 
 from tests.support import autotune_models as models
-from tests.support.rank_spec import rank_spec
-from tests.support.releases import compiles_ahead
+from tests.support.launching import rank_spec
+from tests.support.processes import PYTHONPATH
 from tests.support.stored import open_store
+from tests.support.tracing import compiles_ahead
 from warmrank import CompilerConfig
 from warmrank.cache_store.cache_dir.local import companions, variants
 from warmrank.inference import cache_compile, get_backend
@@ -86,7 +87,7 @@ def child(cache: Path, **environment: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.support.autotune_child", str(cache), "1"]
     done = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
         capture_output=True, text=True, check=False, cwd=environment.get("HOME", str(ROOT)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

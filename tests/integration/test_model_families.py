@@ -20,7 +20,7 @@ FAMILIES = {
     ),
     "diffusers": ("transformer", "resnet", "joint", "down", "up"),
 }  # fmt: skip
-FAST = ("llama-generate", "mamba", "distilbert", "vit")
+FAST = ("llama-generate",)
 # Attention of a model with a cache runs another kernel while traced; fused kernels round otherwise.
 TOLERANCE = {"reduce-overhead": 2e-6, "max-autotune": 1e-4}
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.offline_ranks import small
 from tests.support.processes import marked, still_there
 from tests.support.stored import REPOSITORY, open_store, store_config
@@ -96,9 +96,7 @@ def rank_of(rank: int, world_size: int, cache: Path) -> Iterator[RankContext]:
             )
 
 
-@pytest.mark.parametrize(
-    ("world_size", "ranks"), [(NUM_RANKS, (0, 3, 4, 129, 510, 777, 1022, 1023)), (8, tuple(range(8)))]
-)
+@pytest.mark.parametrize(("world_size", "ranks"), [(NUM_RANKS, (0, 3, 510, 1023)), (8, (0, 7))])
 def test_eight_ranks_load_all_of_it_from_the_store(world_size, ranks, report, config, tmp_path):
     assert config.store is not None
     store = open_store(Path(config.store.tiers[0].path))
@@ -249,27 +247,6 @@ def test_fake_tensors_give_the_bytes_that_real_ones_give(tmp_path):
     differing = {name: pair for name, pair in found.items() if pair[0] != pair[1]}
     assert differing.keys() <= NAMED_OTHERWISE, differing
     assert sum(len(real) == 64 for real, _ in found.values()) > 60
-
-
-@pytest.mark.slow
-def test_benchmark_in_small_compiles_each_stage_once(tmp_path):
-    file = tmp_path / "figures.json"
-    sizes = {"--ranks": "8", "--tp": "1", "--pp": "2", "--layers": "2", "--dim": "32", "--jobs": "2"}
-    script = str(REPOSITORY / "benchmarks" / "build.py")
-    options = [text for pair in sizes.items() for text in pair]
-    done = subprocess.run(
-        [sys.executable, script, *options, "--json", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(file.read_text())
-    assert (figures["num_classes"], figures["num_compiled"], figures["num_partitions"]) == (2, 2, 8)
-    assert len(figures["alone_s"]) == 2
-    assert figures["of_compiles"] == figures["total_s"] / figures["compiles_s"]
-    assert "build / goal" in done.stdout
 
 
 @pytest.mark.slow

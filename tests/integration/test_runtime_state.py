@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from tests.support.state_workload import MEASURED
 from tests.support.stored import store_config
+from tests.support.workloads import MEASURED
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
@@ -34,7 +34,7 @@ def config(root: Path, num_ranks: int, node: str = "n1") -> Config:
     return parse(
         {
             "name": "stateful",
-            "workload": {"entrypoint": "tests.support.state_workload:workload"},
+            "workload": {"entrypoint": "tests.support.workloads:workload"},
             "ranks": num_ranks,
             "parallel": {"dp": num_ranks},
             "cache_dir": str(root / node),

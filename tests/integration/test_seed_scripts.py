@@ -12,14 +12,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import free_ports
 from tests.support.script_child import ScriptJob
+from tests.support.selected import selected
 
 ROOT = Path(__file__).parents[2]
 SEEDS = ROOT / "tests" / "support" / "seeds"
@@ -32,18 +36,22 @@ CACHE_LINE = re.compile(
 
 
 FUNCTIONS = {
-    SEEDS / "input_meta.py": ["prompt", "decode"],
-    SEEDS / "add.py": ["_forward"],
-    SEEDS / "decomposition.py": ["inner_forward", "products"],
-    SEEDS / "memory_reuse.py": ["inner_forward"],
-    SEEDS / "prefill_decode.py": ["prefill", "decode"],
-    SEEDS / "backend.py": ["add", "subtract"],
-    SEEDS / "statics.py": ["decode", "decode"],  # with all arguments, and without the optional ones
+    "add": ["_forward"],
+    "decomposition": ["inner_forward", "products"],
+    "prefill_decode": ["prefill", "decode"],
+    "input_meta": ["prompt", "decode"],
+    "memory_reuse": ["inner_forward"],
+    "backend": ["add", "subtract"],
+    "statics": ["decode", "decode"],  # with all arguments, and without the optional ones
 }
-ACLGRAPH = SEEDS / "aclgraph.py"
-GEARS = (SEEDS / "gears_zip.py", SEEDS / "gears_product.py")
-UNKEPT = (ACLGRAPH, SEEDS / "input_meta_compiled.py", *GEARS)
-PRINTED_BY_GEARS = f"{torch.full((2, 2), 2.0)}\n{torch.full((4, 2), 2.0)}\n"
+UNKEPT = ("gears", "aclgraph")
+QUICK = ("add", "prefill_decode", "gears")
+PRINTED_BY_GEARS = f"{torch.full((2, 2), 2.0)}\n{torch.full((4, 2), 2.0)}\n" * 2
+
+
+def scripts(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+
 
 CacheEvent = tuple[str, str, str, str]
 
@@ -53,7 +61,7 @@ def ran(groups: list[list[ScriptJob]], *options: str) -> list[tuple[int, str]]:
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.script_child", *options],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
         input=json.dumps([[asdict(job) for job in group] for group in groups]),
         capture_output=True,
         text=True,
@@ -71,33 +79,32 @@ def events(output: str) -> list[CacheEvent]:
 
 
 class Runs:
-    """Runs each script twice in a directory of its own: all first runs, then all second ones."""
+    """Runs scripts twice in a directory of their own: all first runs, then all second ones."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, names: Sequence[str]) -> None:
         self.root = root
-        scripts = (*FUNCTIONS, *UNKEPT)
-        for script in scripts:
-            self.work_dir(script).mkdir()
-        first = ran([[self._job(script)] for script in scripts])
-        self._first = dict(zip(scripts, first, strict=True))
-        second = ran([[self._job(script)] for script in FUNCTIONS], "--untraced")
-        self._second = dict(zip(FUNCTIONS, second, strict=True))
+        for name in names:
+            self.work_dir(name).mkdir()
+        kept = [name for name in names if name in FUNCTIONS]
+        self._first = dict(zip(names, ran([[self._job(name)] for name in names]), strict=True))
+        second = ran([[self._job(name)] for name in kept], "--untraced")
+        self._second = dict(zip(kept, second, strict=True))
 
-    def work_dir(self, script: Path) -> Path:
-        return self.root / script.stem
+    def work_dir(self, name: str) -> Path:
+        return self.root / name
 
-    def first(self, script: Path) -> list[CacheEvent]:
-        return _events_of(self._first[script])
+    def first(self, name: str) -> list[CacheEvent]:
+        return _events_of(self._first[name])
 
-    def second(self, script: Path) -> list[CacheEvent]:
-        return _events_of(self._second[script])
+    def second(self, name: str) -> list[CacheEvent]:
+        return _events_of(self._second[name])
 
-    def printed(self, script: Path) -> str:
+    def printed(self, name: str) -> str:
         """What the first run wrote."""
-        return self._first[script][1]
+        return self._first[name][1]
 
-    def _job(self, script: Path) -> ScriptJob:
-        return ScriptJob(script=str(script), work_dir=str(self.work_dir(script)))
+    def _job(self, name: str) -> ScriptJob:
+        return ScriptJob(script=str(SEEDS / f"{name}.py"), work_dir=str(self.work_dir(name)))
 
 
 def _events_of(result: tuple[int, str]) -> list[CacheEvent]:
@@ -107,12 +114,15 @@ def _events_of(result: tuple[int, str]) -> list[CacheEvent]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("seeds"))
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Runs of the scripts that this session asks for."""
+    asked = selected(request, "script")
+    names = [name for name in (*FUNCTIONS, *UNKEPT) if name in asked]
+    return Runs(tmp_path_factory.mktemp("seeds"), names)
 
 
-@pytest.mark.parametrize("script", FUNCTIONS, ids=lambda script: script.stem)
-def test_second_run_loads_what_the_first_one_saved(script: Path, runs: Runs) -> None:
+@pytest.mark.parametrize("script", scripts(FUNCTIONS))
+def test_second_run_loads_what_the_first_one_saved(script: str, runs: Runs) -> None:
     first, second = runs.first(script), runs.second(script)
     functions = FUNCTIONS[script]
     assert [verb for verb, *_ in first] == ["saved to"] * len(functions)
@@ -126,34 +136,34 @@ def test_second_run_loads_what_the_first_one_saved(script: Path, runs: Runs) -> 
         assert "_dynamic_aclgraphcache_" in path
 
 
-def test_readable_cache_writes_a_file_that_python_parses(runs: Runs) -> None:
-    runs.first(SEEDS / "add.py")
-    text = (runs.work_dir(SEEDS / "add.py") / "readable.py").read_text()
+@pytest.mark.parametrize("script", ["add"])
+def test_readable_cache_writes_a_file_that_python_parses(script: str, runs: Runs) -> None:
+    runs.first(script)
+    text = (runs.work_dir(script) / "readable.py").read_text()
     ast.parse(text)
     assert "aten_add" in text
 
 
-def test_custom_decomposition_takes_effect(runs: Runs) -> None:
-    runs.first(SEEDS / "decomposition.py")
-    text = (runs.work_dir(SEEDS / "decomposition.py") / "readable.py").read_text()
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["decomposition"])
+def test_custom_decomposition_takes_effect(script: str, runs: Runs) -> None:
+    runs.first(script)
+    text = (runs.work_dir(script) / "readable.py").read_text()
     assert "aten_bmm" in text
     code = ast.unparse(ast.parse(text))  # without the comments, which quote the user's lines
     assert "addbmm" not in code.partition("graph(")[2]
 
 
-@pytest.mark.parametrize("script", UNKEPT, ids=lambda script: script.stem)
-def test_script_with_torch_compile_runs_end_to_end_and_keeps_nothing(script: Path, runs: Runs) -> None:
+@pytest.mark.parametrize("script", scripts(UNKEPT))
+def test_script_with_torch_compile_runs_end_to_end_and_keeps_nothing(script: str, runs: Runs) -> None:
     """The scripts compare their outputs themselves."""
     assert runs.first(script) == []
     assert list(runs.work_dir(script).glob(".torchair_cache")) == []
+    if script == "gears":
+        assert runs.printed(script) == PRINTED_BY_GEARS
 
 
-@pytest.mark.parametrize("script", GEARS, ids=lambda script: script.stem)
-def test_gears_script_prints_the_sums(script: Path, runs: Runs) -> None:
-    runs.first(script)
-    assert runs.printed(script) == PRINTED_BY_GEARS
-
-
+@pytest.mark.slow
 def test_script_on_every_rank_has_its_own_place_in_the_cache(tmp_path: Path) -> None:
     script = ROOT / "examples" / "plain_script.py"
     (port,) = free_ports(1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import store_config
 from warmrank.orchestrator.launch.report import read_report
@@ -54,7 +55,7 @@ def submit(cluster: RayCluster, project: Path, *options: str | Path) -> subproce
         cluster.dashboard,
         *(str(option) for option in options),
     ]
-    environ = {**cluster.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+    environ = {**cluster.environ, "PYTHONPATH": PYTHONPATH}
     return subprocess.run(
         command, cwd=project, env=environ, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=False
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.tiny_launches import counts, data_of
+from tests.support.launching import counts, data_of
 from warmrank.orchestrator.launch.report import from_json
 
 NAMES = ("worker", "orchestrator", "cache_store", "examples", "cluster_configs", "utils", "tests")
@@ -62,6 +62,7 @@ def test_script_beside_modules_of_those_names_runs(project: Path):
     assert run(project, "worker.py").splitlines()[-1] == "[3.0, 3.0]"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_launch_beside_modules_of_those_names_compiles_and_loads(project: Path):
     data: dict[str, Any] = data_of(project, workload={"entrypoint": "worker:workload"})

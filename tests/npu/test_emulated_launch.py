@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests import npu_emulator
-from tests.support.launched import write_config
-from tests.support.rank_spec import rank_spec
+from tests.support.launching import rank_spec, write_config
 from warmrank.worker.script import run_script
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests import npu_emulator
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.offline_ranks import small
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.report import BuildReport

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.option_values import (
+from tests.support.options import (
     ERROR,
     HERE,
     SET,

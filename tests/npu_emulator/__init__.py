@@ -33,7 +33,7 @@ class EmulatorUnavailable(ImportError):
 def environ(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables for processes whose ``import torch_npu`` is to find an emulated NPU."""
     given = os.environ if variables is None else variables
-    paths = [str(HERE / "site"), str(ROOT), *given.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [str(HERE / "site"), str(ROOT / "src"), str(ROOT), *given.get("PYTHONPATH", "").split(os.pathsep)]
     return {
         **given,
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))),

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from tests.support.chaos_plan import Fault, Plan, Strike
 from tests.support.chaos_room import LINGER_S, Outcome, judge, judge_store, launches_of, strike_all
-from tests.support.launch_process import ENDS_S
-from tests.support.netns import Node
+from tests.support.netns import Node, Running
 from tests.support.netns_cluster import Cluster
-from tests.support.netns_commands import Running
+from tests.support.processes import ENDS_S
 from warmrank.orchestrator.launch.report import from_json
 
 WATCH = {"every_s": 0.5, "node_silent_s": 5, "stopped_s": 1, "lease_s": 7}

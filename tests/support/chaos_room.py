@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from tests.support.chaos_plan import Fault, Plan, Strike, allowed
 from tests.support.fault_workload import helpers_of
-from tests.support.launch_process import LaunchProcess, await_true
+from tests.support.launching import data_of
+from tests.support.processes import LaunchProcess, await_true
 from tests.support.stored import open_store
-from tests.support.tiny_launches import data_of
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.look.verify import verify
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from tests.support.processes import PYTHONPATH
 from warmrank.inference import cache_compile
 from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
@@ -50,7 +51,7 @@ def run(table: str, cache: Path, mode: str, names: Sequence[str]) -> dict[str, F
 
 
 def _phase(table: str, phase: str, cache: Path, mode: str, names: list[str]) -> Found:
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    own = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     result = subprocess.run(
         [sys.executable, "-m", "tests.support.families", table, phase, str(cache), mode, *names],
         cwd=ROOT,

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.support.stored import REPOSITORY
+from tests.support.processes import PYTHONPATH
 from warmrank.orchestrator.cli.console import plain
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.gang import ray_session
@@ -49,7 +49,7 @@ def main(config_file: Path, fan_out: Any) -> None:
     config = load(config_file)
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
-        environ = {"PYTHONPATH": str(REPOSITORY)}
+        environ = {"PYTHONPATH": PYTHONPATH}
         cluster = RaySeedCluster(config, environ, seeder=CountedSeeder)
         seeding = Seeding(cluster, SeedPlan(fan_out=fan_out), silent_s=TIME_S)
         deadline_s = time.monotonic() + TIME_S

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.support import crowds, evict_trials
-from tests.support.fault_plans import Plan, Tape, install
+from tests.support import crowds
+from tests.support.faults import Plan, Tape, install
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import open_store, tree
 from warmrank.cache_store.digests import digest_bytes
@@ -133,10 +133,10 @@ ACTIONS: dict[str, Callable[..., Act]] = {
         crowds.read_while_others_write,
         crowds.fetch_at_once,
         crowds.launch_of_many_ranks,
-        evict_trials.lay_store,
-        evict_trials.evict_ahead,
-        evict_trials.publish_stopped,
-        evict_trials.read_while_evicting,
+        crowds.lay_store,
+        crowds.evict_ahead,
+        crowds.publish_stopped,
+        crowds.read_while_evicting,
     )
 }
 

@@ -1,22 +1,34 @@
-"""New processes; which are there by a mark in their environment, and whether a process is gone."""
+"""Processes that tests start, and what is left of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+from warmrank.orchestrator.gang import guardian
+from warmrank.orchestrator.launch.report import Report, from_json
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+"""Of every process that a test starts: the checkout, not an installed warmrank."""
 
 
 def printed_by(module: str, *arguments: str, **environment: str) -> str:
     """What a module of the tests prints that runs in a new process; it has to end well."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -55,3 +67,130 @@ def _ends(pid: int, timeout_s: float) -> bool:
         return bool(select.select([descriptor], [], [], timeout_s)[0])
     finally:
         os.close(descriptor)
+
+
+_VARIABLE = "WARMRANK_TEST"
+_FOREIGN = ("RAY_", "WARMRANK_")
+ENDS_S = 40.0
+"""Seconds in which all that a launch started must have ended, whatever happened to it."""
+
+
+class LaunchProcess:
+    """A launch that runs; started when it is made.
+
+    Args:
+        root: directory of its config, its report and what it says.
+        data: its config.
+        temp_dir: directory for temporary files, with a path short enough for sockets.
+        environ: more environment variables.
+        words: the command that runs before the launch's own, such as one that makes a mount namespace.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        data: Mapping[str, Any],
+        *,
+        temp_dir: Path,
+        environ: Mapping[str, str] | None = None,
+        words: tuple[str, ...] = (),
+    ) -> None:
+        self.mark = uuid.uuid4().hex
+        self.temp_dir = temp_dir
+        self.config = root / "launch.yaml"
+        self.config.write_text(yaml.safe_dump(dict(data)))
+        self._json = root / "report.json"
+        self._json.unlink(missing_ok=True)
+        self._said = root / "said.log"
+        with self._said.open("w") as said:
+            self.process = subprocess.Popen(
+                (*words, *warmrank("launch", str(self.config), "--json", str(self._json))),
+                cwd=root,
+                env={**(environ or {}), **plain_environ(temp_dir), _VARIABLE: self.mark},
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+
+    @property
+    def report(self) -> Report | None:
+        """Its report; None where it wrote none."""
+        return from_json(self._json.read_text()) if self._json.exists() else None
+
+    def said(self) -> str:
+        """What it said so far."""
+        return self._said.read_text()
+
+    def await_said(self, text: str, *, timeout_s: float = 180.0) -> bool:
+        """Wait until it says something; false when it ends without having said so."""
+        is_there = await_true(
+            lambda: text in self.said() or self.process.poll() is not None, timeout_s=timeout_s
+        )
+        assert is_there, f"neither {text!r} nor an end within {timeout_s:g} s:\n{self.said()}"
+        return text in self.said()
+
+    def wait(self, *, timeout_s: float = 240.0) -> int:
+        """Wait for its end; its exit code."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            msg = f"still running after {timeout_s:g} s:\n{self.said()}"
+            raise AssertionError(msg) from None
+
+    def processes(self) -> dict[int, str]:
+        """Every process that it started and that runs, without itself: id and command line."""
+        processes = guardian.table()
+        # A process that gives itself a title may write it over its environment.
+        users = {pid for pid, _ in guardian.users(processes, [str(self.temp_dir)])}
+        found = {pid: _command_line(pid) for pid in users} | marked(f"{_VARIABLE}={self.mark}")
+        return {pid: text for pid, text in found.items() if text and pid != self.process.pid}
+
+    def of_ray(self, name: str) -> list[int]:
+        """Processes of its own Ray by their program's name, such as ``raylet``."""
+        found = {pid: text.split()[0] for pid, text in self.processes().items()}
+        return [pid for pid, program in found.items() if program.endswith(f"/{name}")]
+
+    def left_over(self) -> list[str]:
+        """Processes and temporary files that are left when they have had time to go."""
+        await_true(lambda: not self._left(), timeout_s=ENDS_S)
+        return self._left()
+
+    def end(self) -> None:
+        """Take everything down."""
+        self.process.kill()
+        self.process.wait()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left(self) -> list[str]:
+        names = [str(path) for path in self.temp_dir.glob("warmrank-*")]
+        return [*(f"{pid} {text}" for pid, text in self.processes().items()), *names]
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""  # ended since
+
+
+def warmrank(*words: str) -> tuple[str, ...]:
+    """The command line of one of warmrank's commands."""
+    return (sys.executable, "-u", "-m", "warmrank", *words)
+
+
+def plain_environ(temp_dir: Path) -> dict[str, str]:
+    """The environment of a command that joins no Ray unless its config says so."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
+    return {**kept, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(temp_dir), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def await_true(found: Callable[[], object], *, timeout_s: float) -> bool:
+    """Wait for something to become true; whether it has."""
+    deadline = time.monotonic() + timeout_s
+    while not found():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

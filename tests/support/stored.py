@@ -1,8 +1,9 @@
-"""Small real partitions and launches for tests of the store."""
+"""Stores, launches, artifacts and keys that tests write."""
 
 from __future__ import annotations
 
 import hashlib
+import marshal
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,8 +24,15 @@ from warmrank.cache_store.records.manifest import (
     RequestEntry,
     environments_of,
 )
+from warmrank.cache_store.signing.signing_keys import Signer, save_private_key, save_public_key
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
+from warmrank.worker.artifact import Artifact
+from warmrank.worker.frame import Frame
+from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.guards.asked import RANK
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.sources import TracedSource
 
 REPOSITORY = Path(__file__).parents[2]
 LAUNCH_KEY = key_of({"entrypoint": "sample:workload"})
@@ -171,3 +179,46 @@ def overwrite(path: Path, data: bytes) -> None:
     """Damage a file of the store, which is read-only on purpose."""
     path.chmod(0o600)
     path.write_bytes(data)
+
+
+COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
+GUARDS = PortableGuards(
+    nodes=((-1, "local", "x"), (0, "attr", "size")),
+    checks=((0, "not_none", None),),
+    shapes=(("p1()[0] <= 8", (1,)),),
+    ambient={"default dtype": "torch.float32"},
+    sources=(TracedSource(kind="code", module="m", name="M.f", digest="0" * 32),),
+    asked=((RANK, [], {}, 0),),
+)
+GRAPH = "def bind(groups, constants):\n    def graph(x):\n        return (x,)\n\n    return graph\n"
+
+
+def make_artifact(**changed: Any) -> Artifact:
+    """An artifact; ``changed`` replaces single attributes."""
+    values: dict[str, Any] = {
+        "name": "M.f(x)",
+        "function": "0" * 32,
+        "engine": "graph",
+        "engine_version": "1",
+        "components": dict(COMPONENTS),
+        "guards": GUARDS,
+        "frame": Frame(code=marshal.dumps(make_artifact.__code__, 2), names={"graph": "__compiled_fn"}),
+        "facts": GraphFacts(input_classes=("user",), num_outputs=1, aliased_outputs=()),
+        "roles": ("world",),
+        "sections": {"graph.py": GRAPH.encode(), "constants": b"[]\n"},
+    }
+    return Artifact(**{**values, **changed})
+
+
+def lay_artifact(function_dir: Path, components: Mapping[str, str] | None = None) -> Path:
+    """Write an artifact that answers a request with the given components."""
+    artifact = make_artifact(components=dict(components or COMPONENTS))
+    return add_variant(function_dir, artifact.to_bytes())
+
+
+def save_key_pair(signer: Signer, directory: Path) -> tuple[Path, Path]:
+    """Write ``<name>.pem`` and ``<name>.pub.pem``; the private key's path comes first."""
+    private_path, public_path = directory / f"{signer.name}.pem", directory / f"{signer.name}.pub.pem"
+    save_private_key(signer, private_path)
+    save_public_key(signer.public_key, public_path)
+    return private_path, public_path

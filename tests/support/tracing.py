@@ -1,18 +1,25 @@
-"""Traces and artifacts of single methods, without a cache around them."""
+"""Functions traced, compiled and cached in a test, and marks for what a release of torch lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MethodType
+from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
+import pytest
 import torch
 
+from warmrank.inference import cache_compile
 from warmrank.worker.artifact import Artifact
-from warmrank.worker.cache_options import CacheOptions
+from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_scope
+from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.compiler import compile_call
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines import engine_named
+from warmrank.worker.guards.calls import CallGuards
+from warmrank.worker.guards.check import mismatches
+from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.request import Request
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.tracing import Trace, trace
@@ -71,3 +78,85 @@ def misfits(artifact: Artifact, method: Callable[..., Any], *args: Any, **kwargs
     arguments.apply_defaults()
     with torch.no_grad():
         return mismatches(artifact.guards, function, arguments.arguments, device_kind="cpu")
+
+
+ROWS = torch.arange(8.0).reshape(2, 4).clone()  # no view: Dynamo tells the two apart
+
+
+def cached(method: Callable[..., Any], cache: Path, **options: Any) -> CachedFunction:
+    return cache_compile(method, cache_dir=cache, **options)
+
+
+def cached_in_launch(
+    method: Callable[..., Any], cache: Path, launch: LaunchDefaults, **options: Any
+) -> CachedFunction:
+    """A cached function that was made while a launch built its workload."""
+    with launch_scope.of(launch):
+        return cached(method, cache, **options)
+
+
+def warm(method: Callable[..., Any], cache: Path, *args: Any, **options: Any) -> Path:
+    """Compile a method once, and give the path of its artifact."""
+    function = cached(method, cache, **options)
+    function.compile(args or (ROWS,), {}, reason="")
+    assert function.last_result is not None
+    return Path(function.last_result.path)
+
+
+def model_of(function: CachedFunction) -> Any:
+    return function.module
+
+
+def outcome(function: CachedFunction) -> str:
+    assert function.last_result is not None
+    return function.last_result.outcome
+
+
+def reason(function: CachedFunction) -> str:
+    assert function.last_result is not None
+    return function.last_result.reason
+
+
+def files(cache: Path) -> list[str]:
+    return sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file())
+
+
+class Checked:
+    """Conditions on one function of a module, with the full check that a cached function makes."""
+
+    def __init__(self, guards: PortableGuards, function: Any, module: Any, **arguments: Any) -> None:
+        assert isinstance(function, FunctionType)
+        self._guards, self._function = guards, function
+        self._arguments = {"self": module, **arguments}
+        self.num_full_checks = 0
+        self.calls = CallGuards(guards, function, module, "always")
+        assert self.call()
+
+    def holds(self) -> bool:
+        return self.calls.hold(tuple(self._arguments.values())[1:], {})
+
+    def call(self) -> bool:
+        """Whether the conditions hold, in full where that cannot be told quickly."""
+        if self.holds():
+            return True
+        self.num_full_checks += 1
+        snapshot = self.calls.observe(self._arguments)
+        assert snapshot is not None
+        fits = not mismatches(self._guards, self._function, self._arguments, device_kind="cpu")
+        if fits:
+            self.calls.changed(())
+            self.calls.keep(snapshot, ())
+        return fits
+
+
+def since(release: str, reason: str) -> pytest.MarkDecorator:
+    """A mark for tests that run from a release on."""
+    return pytest.mark.skipif(torch.__version__ < release, reason=f"before torch {release}: {reason}")
+
+
+compiles_ahead = since("2.13", "mode max-autotune is refused by name, as Inductor has no cpp.march")
+tells_arguments = since("2.12", "Dynamo forgets arguments of exceptions")
+traces_more = since("2.12", "Dynamo breaks the graph there")
+adds_enums = pytest.mark.skipif(
+    "2.12" <= torch.__version__ < "2.13", reason="Dynamo 2.12 breaks the graph where an IntEnum is added"
+)

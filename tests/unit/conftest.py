@@ -106,8 +106,8 @@ def compiled_affine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache directory that holds `Plain.affine`, compiled once for all tests."""
     import torch
 
-    from tests.support.cached import warm
     from tests.support.small_models import Plain
+    from tests.support.tracing import warm
 
     root = tmp_path_factory.mktemp("compiled") / "cache"
     with torch.no_grad():

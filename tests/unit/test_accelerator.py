@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.npu_emulator.device import DEFAULT_STREAM
-from tests.support.fake_device import FakeDevice
+from tests.support.devices import FakeDevice
 from warmrank.worker.devices import backend_for
 from warmrank.worker.devices.accelerator import AcceleratorBackend, AcceleratorGraph
 from warmrank.worker.devices.accelerator_pool import AcceleratorPool

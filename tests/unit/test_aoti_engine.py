@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.tracing import traced
 from warmrank import CompilerConfig
 from warmrank.worker.cache_options import CacheOptions

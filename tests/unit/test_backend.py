@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import warmrank
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from warmrank.worker.backend import compile_graph
 from warmrank.worker.configs.compiler_config import CompilerConfig

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.launched import loaded_config, write_config
+from tests.support.launching import loaded_config, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher
 from tests.support.stored import open_store, tree
 from warmrank.cache_store.seed import Wanted, seed

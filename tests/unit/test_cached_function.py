@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import cache_compile
 from warmrank.worker import compiler, journal

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.small_models import Derived, Plain
+from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.worker import compiler, trace_limit
 from warmrank.worker.cache_options import LaunchDefaults
 from warmrank.worker.cached_function import CachedFunction

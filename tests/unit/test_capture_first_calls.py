@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import warmrank
-from tests.support.cached import cached
+from tests.support.devices import warm
 from tests.support.small_models import Cached, Plain
-from tests.support.warm import warm
+from tests.support.tracing import cached
 from warmrank.worker.capture import CaptureOptions, GraphRunner
 from warmrank.worker.capture.first_calls import FirstCalls
 from warmrank.worker.devices.cpu import CpuBackend

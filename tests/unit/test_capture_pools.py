@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import warmrank
-from tests.support.warm import warm
+from tests.support.devices import warm
 from warmrank.worker.capture import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import DeviceUnavailable

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cached import cached, cached_in_launch
+from tests.support.devices import warm
 from tests.support.small_models import Cached, Plain
-from tests.support.warm import warm
+from tests.support.tracing import cached, cached_in_launch
 from warmrank.worker.cache_options import LaunchDefaults
 from warmrank.worker.capture import CaptureOptions, CaptureStatistics, GraphRunner
 from warmrank.worker.capture.statistics import PoolStatistics, total

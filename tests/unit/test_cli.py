@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.launched import loaded_config, make_report, store_launch, write_config
+from tests.support.launching import loaded_config, make_report, store_launch, write_config
 from tests.support.stored import blob_path, make_partition, overwrite
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.launched import write_config
+from tests.support.launching import write_config
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,

@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FakeWorld
-from tests.support.key_pairs import save_key_pair
+from tests.support.stored import save_key_pair
 from warmrank.cache_store.errors import UnwritableDisk
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.orchestrator import leaving

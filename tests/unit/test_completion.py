@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import PYTHONPATH
 from warmrank.orchestrator.cli.completion import config_arguments, rejoined, settings_for, yaml_files
 
-ROOT = Path(__file__).parents[2]
 CONFIG = "workload: {entrypoint: a:b, arguments: {layers: 4, deep: {er: true}}}\nranks: 1\n"
 
 
@@ -41,7 +41,7 @@ def shell(line: str, *, kind: str = "fish") -> list[str]:
         "_WARMRANK_COMPLETE": f"complete_{kind}",
         "_TYPER_COMPLETE_ARGS": line,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PYTHONPATH,
     }
     command = [sys.executable, "-m", "warmrank"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
@@ -131,7 +131,7 @@ def test_completing_imports_neither_torch_nor_ray():
         **os.environ,
         "_WARMRANK_COMPLETE": "complete_zsh",
         "_TYPER_COMPLETE_ARGS": "warmrank launch one.yaml --set dev",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": PYTHONPATH,
     }
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
@@ -145,7 +145,7 @@ def command(place: Path) -> Path:
     """A command of that name, wherever the package is."""
     path = place / "bin" / "warmrank"
     path.parent.mkdir()
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m warmrank "$@"\n')
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={PYTHONPATH} exec {sys.executable} -m warmrank "$@"\n')
     path.chmod(0o755)
     return path
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.backends import WaywardBackend, unavailable
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import BlobBackend

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.cached import ROWS, outcome
+from tests.support.tracing import ROWS, outcome
 from warmrank.inference import cache_compile
 
 

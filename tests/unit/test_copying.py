@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory_backend import MemoryBackend
+from tests.support.backends import MemoryBackend
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.deadline import TICK_S, Answer, Deadline, Ticks, ping
 from warmrank.cache_store.backends.places import Circuit, Circuits, Tier, TieredBackend, TierMode
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from tests.support import small_models
-from tests.support.releases import traces_more
-from tests.support.tracing import compiled, misfits
+from tests.support.tracing import compiled, misfits, traces_more
 
 X = torch.ones(3)
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed import get_rank as position
 
 from tests.support import observed_operator
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.tracing import compiled, misfits
 from warmrank.worker import groups
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.releases import traces_more
-from tests.support.tracing import compiled, misfits
+from tests.support.tracing import compiled, misfits, traces_more
 from warmrank.worker.errors import NotPortable
 
 X = torch.ones(3)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.evicting import DAY_S, SHARED, Evicting, at_step, put
+from tests.support.sealed_launches import DAY_S, SHARED, Evicting, at_step, put
 from warmrank.cache_store.errors import EvictRefused
 from warmrank.cache_store.steps import Step
 

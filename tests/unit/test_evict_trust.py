@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.evicting import DAY_S, Evicting, put
+from tests.support.sealed_launches import DAY_S, Evicting, put
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused

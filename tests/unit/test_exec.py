@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import loaded_config
+from tests.support.launching import loaded_config
+from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 from warmrank.cache_store.errors import StoreUnavailable
@@ -27,7 +28,6 @@ from warmrank.orchestrator.exec.placement import HostGroup, parse_when
 from warmrank.orchestrator.launch.identity import identity, launch_key
 
 ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")
 WAIT_S = 90.0
 

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.launched import write_config
-from tests.support.processes import marked, still_there
+from tests.support.launching import write_config
+from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.stored import open_store
 from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
 
 ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 WAIT_S = 90.0
 
 Cli = Callable[..., "subprocess.Popen[str]"]

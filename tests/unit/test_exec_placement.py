@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.launched import loaded_config
+from tests.support.launching import loaded_config
 from warmrank.orchestrator.errors import BadArgument, CannotStart
 from warmrank.orchestrator.exec.placement import (
     HostGroup,

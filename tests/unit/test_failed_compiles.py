@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.node_launcher import NodeLauncher
-from tests.support.recorder import Recorder
+from tests.support.launching import NodeLauncher, Recorder
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cached import ROWS, cached, model_of, outcome, reason
 from tests.support.small_models import Plain
+from tests.support.tracing import ROWS, cached, model_of, outcome, reason
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

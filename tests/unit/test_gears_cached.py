@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import warmrank
-from tests.support.cached import cached, outcome
-from tests.support.releases import compiles_ahead
+from tests.support.tracing import cached, compiles_ahead, outcome
 from warmrank.inference import set_dim_gears
 from warmrank.worker.errors import GearError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.cached import cached
+from tests.support.tracing import cached
 from tests.unit.test_gears_cached import Model, geared, rows, same
 from warmrank.inference import set_dim_gears
 from warmrank.worker.configs.compiler_config import CompilerConfig

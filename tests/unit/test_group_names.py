@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import nn
 
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.tracing import compiled, misfits
 from warmrank.worker import groups
 

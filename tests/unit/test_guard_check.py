@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.made_guards import like, made_guards
 from warmrank.worker import groups
 from warmrank.worker.guards import asked

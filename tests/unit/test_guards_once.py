@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.releases import compiles_ahead
+from tests.support.tracing import compiles_ahead
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import NotPortable

@@ -16,7 +16,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.cached import cached, outcome, reason
+from tests.support.tracing import cached, outcome, reason
 from warmrank import CompilerConfig
 from warmrank.worker.errors import GraphBreak, NotPortable
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.artifacts import make_artifact
+from tests.support.stored import make_artifact
 from warmrank.worker import journal
 from warmrank.worker.results import FunctionResult, StageSeconds
 

@@ -4,7 +4,7 @@ from datetime import date
 
 import pytest
 
-from tests.support.memory_backend import MemoryBackend
+from tests.support.backends import MemoryBackend
 from tests.support.stored import OFF, open_store, publish_launch
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld, digest_of
-from tests.support.recorder import Recorder
+from tests.support.launching import Recorder
 from warmrank.cache_store.errors import Conflict, NewerFormat
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse

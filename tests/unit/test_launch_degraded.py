@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.backends import WaywardBackend, unavailable
 from tests.support.fake_rank import FakeWorld
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.deadline import TICK_S, Ticks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.memory_backend import MemoryBackend
+from tests.support.backends import MemoryBackend
 from warmrank.cache_store.backends.backend import FileInfo, NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.artifacts import GUARDS, make_artifact
-from tests.support.rank_spec import rank_spec
-from tests.support.stored import open_store
+from tests.support.launching import rank_spec
+from tests.support.stored import GUARDS, make_artifact, open_store
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import Digest, digest_file
 from warmrank.cache_store.keys import key_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.evicting import SHARED, Evicting
+from tests.support.sealed_launches import SHARED, Evicting
 from tests.support.stored import LAUNCH_KEY, OFF
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.cached import ROWS, outcome, reason
+from tests.support.tracing import ROWS, outcome, reason
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import BackwardNotSupported

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.fake_rank import FakeWorld
-from tests.support.launched import loaded_config
+from tests.support.launching import loaded_config
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition, make_record, open_store
 from warmrank.cache_store.cache_dir.marks import mark_unverified

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.evicting import Evicting
+from tests.support.sealed_launches import Evicting
 from warmrank.cache_store.errors import Conflict, NotInStore
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, TierState
 from warmrank.cache_store.digests import digest_bytes

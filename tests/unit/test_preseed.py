@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.launched import loaded_config, store_launch
+from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import blob_path, open_store, overwrite
 from warmrank.cache_store.cache_dir.private_files import check_private
 from warmrank.cache_store.cache_dir.single_flight import BEAT_NAME, LOCKS

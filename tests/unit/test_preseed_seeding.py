@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.seed_cluster import Clock, FakeSeedCluster, make_node, seeded
+from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node, seeded
 from warmrank.orchestrator.errors import UnknownNode
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed

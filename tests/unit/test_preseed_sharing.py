@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import loaded_config, store_launch
+from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite, tree
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable

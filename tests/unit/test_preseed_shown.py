@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tests.support.seed_cluster import Clock, make_node, seeded
+from tests.support.ray_cluster import Clock, make_node, seeded
 from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed, failed

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tests.support.seed_cluster import Clock, make_node, seeded
+from tests.support.ray_cluster import Clock, make_node, seeded
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed, failed
 from warmrank.orchestrator.seed.seeding import NodeState

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.fake_group import fake_world
-from tests.support.rank_spec import rank_spec
+from tests.support.devices import fake_world
+from tests.support.launching import rank_spec
 from tests.support.tracing import traced
 from warmrank.worker import process_groups
 from warmrank.worker.errors import PortInUse

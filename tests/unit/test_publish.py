@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store_child import KILLED
-from tests.support.store_processes import race, run_child
+from tests.support.store_processes import KILLED, race, run_child
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,

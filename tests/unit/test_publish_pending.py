@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.backends import WaywardBackend, unavailable
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, open_store
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.support.faulty import Faulty
-from tests.support.releases import tells_arguments
-from tests.support.tracing import compiled, traced
+from tests.support.tracing import compiled, tells_arguments, traced
 from warmrank.worker.errors import FunctionRaised, GraphBreak
 
 ROWS = torch.ones(2, 8)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import rank_workloads
-from tests.support.failing_backends import WaywardBackend
-from tests.support.rank_spec import rank_spec
+from tests.support import workloads
+from tests.support.backends import WaywardBackend
+from tests.support.launching import rank_spec
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 from warmrank.cache_store.backends.places import Tier, TieredBackend
@@ -123,13 +123,13 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    original: Callable[..., Any] = rank_workloads.plain
+    original: Callable[..., Any] = workloads.plain
 
     def spy(context: Any, **arguments: Any) -> Any:
         seen.extend((context, arguments))
         return original(context, **arguments)
 
-    monkeypatch.setattr(rank_workloads, "plain", spy)
+    monkeypatch.setattr(workloads, "plain", spy)
     RankWorker(rank_spec(cache, rank=1, world_size=2, local_rank=1, arguments={"factor": 3}), None).build()
     context, arguments = seen
     assert (context.rank, context.world_size, context.local_rank) == (1, 2, 1)
@@ -140,11 +140,11 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(
 @pytest.mark.parametrize(
     ("entrypoint", "said"),
     [
-        ("tests.support.rank_workloads", "is not 'module:function'"),
+        ("tests.support.workloads", "is not 'module:function'"),
         ("tests.support.no_such_module:f", "does not import"),
-        ("tests.support.rank_workloads:no_such_function", "has no function 'no_such_function'"),
+        ("tests.support.workloads:no_such_function", "has no function 'no_such_function'"),
         (
-            "tests.support.rank_workloads:wrong",
+            "tests.support.workloads:wrong",
             "returns int; expected a function that returns a warmrank.Workload",
         ),
     ],
@@ -166,7 +166,7 @@ def test_build_that_fails_leaves_no_defaults_behind(cache: Path) -> None:
     from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 
     with pytest.raises(WorkloadError):
-        RankWorker(rank_spec(cache, entrypoint="tests.support.rank_workloads:wrong"), None).build()
+        RankWorker(rank_spec(cache, entrypoint="tests.support.workloads:wrong"), None).build()
     assert (launch_scope.defaults, launch_scope.functions) == (LaunchDefaults(), None)
 
 
@@ -243,7 +243,7 @@ def test_compile_puts_the_artifact_into_the_store(cache: Path, store: Store, tmp
 
 
 def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> None:
-    rank = built(cache, entrypoint="tests.support.rank_workloads:half_unfit")
+    rank = built(cache, entrypoint="tests.support.workloads:half_unfit")
     bad, good = rank.compile(("Unfit.breaks", "Plain.affine"))
     assert (bad.ok, good.ok) == (False, True)
     assert bad.reason.startswith("GraphBreak: Unfit.breaks does not form one whole graph")
@@ -388,7 +388,7 @@ def test_capture_takes_the_largest_arguments_first(cache: Path, warmed: Warmed) 
 
 
 def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
-    rank = built(cache, entrypoint="tests.support.rank_workloads:unchecked")
+    rank = built(cache, entrypoint="tests.support.workloads:unchecked")
     rank.compile(("Cached.accumulate",))
     capture_all(rank)
     assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
@@ -476,7 +476,7 @@ def test_launch_of_a_warm_cache_traces_nothing(
 
 
 def test_stop_leaves_torch_distributed_of_others_alone(cache: Path, warmed: Warmed) -> None:
-    from tests.support.fake_group import fake_world
+    from tests.support.devices import fake_world
 
     rank = warmed(cache)
     with fake_world(rank=0, world_size=2):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_backends import UnreadableBackend, new_file, unavailable
+from tests.support.backends import UnreadableBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
 from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.marks import Permit

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import marked, still_there
+from tests.support.processes import PYTHONPATH, marked, still_there
 from warmrank.orchestrator.reaper import KILLED, Chunk, ReapedCommand
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +150,7 @@ def test_command_ends_with_whoever_started_it(mark: str) -> None:
         env={
             **os.environ,
             "WARMRANK_TEST": mark,
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": PYTHONPATH,
         },
         stdout=subprocess.PIPE,
     )

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from tests.support.cached import cached
+from tests.support.tracing import cached
 from warmrank.worker.errors import NotPortable, StateChanged, WorkerError
 
 pytestmark = pytest.mark.usefixtures("no_grad")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.rank_spec import rank_spec
+from tests.support.launching import rank_spec
 from warmrank.worker.errors import CompileForbidden, ScriptFailed, WorkloadError
 from warmrank.worker.rank_spec import RankSpec
 from warmrank.worker.script import journal_of, run_script

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from tests.support.key_pairs import save_key_pair
+from tests.support.stored import save_key_pair
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 from warmrank.cache_store.signing.signing_keys import (
     Signer,

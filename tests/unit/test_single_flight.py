@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from filelock import FileLock, Timeout
 
-from tests.support.seed_cluster import Clock
+from tests.support.ray_cluster import Clock
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store.cache_dir import single_flight as flight
 from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, acquire, one_compile, single_flight

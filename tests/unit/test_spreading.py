@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import OFF, publish_launch
 from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.fetch.blobs import FetchOptions

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.recorder import Recorder
+from tests.support.launching import Recorder
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.places import Circuits
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure

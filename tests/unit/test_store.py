@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.backends import WaywardBackend, unavailable
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, unavailable
+from tests.support.backends import WaywardBackend, unavailable
 from tests.support.stored import OFF, REPOSITORY, open_store, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable, UnusableCache
@@ -46,7 +46,7 @@ def cache(tmp_path: Path) -> Path:
 
 def test_pull_goes_on_without_a_place_that_falls_silent_and_the_process_ends(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.silent_pull", str(tmp_path)],
+        [sys.executable, "-m", "tests.support.backends", str(tmp_path)],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "20"), done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from tests.support.launched import loaded_config, store_launch
+from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import open_store
 from warmrank.cache_store.gc.verify import VerifyReport
 from warmrank.orchestrator.config.reading import Config

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.failing_backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.digests import digest_bytes

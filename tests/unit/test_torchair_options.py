@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.made_torchair import Flat, Held, Loose, Nested, Plain
-from tests.support.option_values import declared, samples, with_value
+from tests.support.options import Flat, Held, Loose, Nested, Plain, declared, samples, with_value
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.section import options
 from warmrank.worker.engines.torchair_options import (

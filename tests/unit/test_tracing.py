@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.support.fake_group import fake_world
+from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import compiled, misfits, operators_of, traced
 from warmrank.worker.errors import GraphBreak, NotPortable

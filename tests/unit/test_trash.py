@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.support.memory_backend import MemoryBackend
+from tests.support.backends import MemoryBackend
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.gc.trash import restore, restore_from, trashed

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.key_pairs import save_key_pair
-from tests.support.stored import make_partition
+from tests.support.stored import make_partition, save_key_pair
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from warmrank.cache_store.records.manifest import parse_manifest
 from warmrank.cache_store.signing.keyring import Revocation, generate, revoke

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launched import loaded_config
+from tests.support.launching import loaded_config
 from warmrank.orchestrator.launch.turns import turn
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.support.artifacts import make_artifact
-from tests.support.launched import loaded_config, store_launch
-from tests.support.stored import blob_path, overwrite
+from tests.support.launching import loaded_config, store_launch
+from tests.support.stored import blob_path, make_artifact, overwrite
 from warmrank.cache_store.cache_dir.local import add_companion, add_variant
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.orchestrator.errors import NothingThere

@@ -1,4 +1,4 @@
-"""Entrypoints whose calls change what the next ones' conditions hang on."""
+"""Entrypoints: calls that differ by rank, by what was measured, by what ran before."""
 
 from __future__ import annotations
 
@@ -8,9 +8,118 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.tiny_workload import Tiny
 from warmrank.inference import cache_compile
 from warmrank.worker.results import Verification
 from warmrank.worker.workload import Call, RankContext, Workload
+
+ROWS = torch.arange(8.0).reshape(2, 4).clone()
+
+
+def plain(
+    context: RankContext,
+    *,
+    factor: int = 2,
+    dynamic: bool = True,
+    cache_dir: str | None = None,
+    on_recompile: str = "add",
+) -> Workload:
+    """Two functions, one of them called with two sizes, and a check against eager."""
+    model = Plain().requires_grad_(requires_grad=False)
+    model.factor = factor
+    affine = cache_compile(model.affine, dynamic=dynamic, cache_dir=cache_dir, on_recompile=on_recompile)
+    scaled = cache_compile(model.scaled, dynamic=dynamic, cache_dir=cache_dir)
+    large = torch.ones(6, 4)
+
+    def check() -> Verification:
+        worst = float((affine(ROWS) - model.affine(ROWS)).abs().max())
+        return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="affine with eager")
+
+    calls = (
+        Call(function=affine, args=(ROWS,)),
+        Call(function=scaled, args=(ROWS,), kwargs={"negate": True}),
+        Call(function=affine, args=(large,)),
+    )
+    return Workload(model=model, calls=calls, check=check)
+
+
+def unchecked(context: RankContext) -> Workload:
+    """One function that writes to a buffer; no check."""
+    model = Cached().requires_grad_(requires_grad=False)
+    return Workload(model=model, calls=(Call(function=cache_compile(model.accumulate), args=(ROWS,)),))
+
+
+def sized(context: RankContext, *, writes: bool = False) -> Workload:
+    """One call of two rows; the check asks twice for five and for eight, and once for seven."""
+    model = Cached() if writes else Plain()
+    model.requires_grad_(requires_grad=False)
+    method = model.accumulate if isinstance(model, Cached) else model.affine
+    function = cache_compile(method)
+
+    def check() -> Verification:
+        for rows in (5, 8, 7, 5, 8):
+            function(torch.ones(rows, 4))
+        return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="nothing")
+
+    return Workload(model=model, calls=(Call(function=function, args=(ROWS,)),), check=check)
+
+
+def half_unfit(context: RankContext) -> Workload:
+    """A function that can be cached, and one that cannot."""
+    model = Unfit().requires_grad_(requires_grad=False)
+    plain_model = Plain().requires_grad_(requires_grad=False)
+    calls = (
+        Call(function=cache_compile(model.breaks), args=(ROWS,)),
+        Call(function=cache_compile(plain_model.affine), args=(ROWS,)),
+    )
+    return Workload(model=model, calls=calls)
+
+
+def wrong(context: RankContext) -> int:
+    return 3
+
+
+def by_rank(context: RankContext, *, num_kinds: int) -> Workload:
+    """Ranks burn in one of ``num_kinds`` factors, in turn."""
+    model = Plain().requires_grad_(requires_grad=False)
+    model.factor = 2 + context.rank % num_kinds
+    return Workload(model=model, calls=(Call(function=cache_compile(model.affine), args=(ROWS,)),))
+
+
+class Picky(torch.nn.Module):
+    """Has a graph break in one function where it is told so."""
+
+    def __init__(self, *, breaks: bool) -> None:
+        super().__init__()
+        self.breaks = breaks
+
+    def fragile(self, x: torch.Tensor) -> torch.Tensor:
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x * 2
+
+    def sound(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def picky(context: RankContext, *, broken: list[int]) -> Workload:
+    """One function that does not compile on the ranks named, and one that does everywhere."""
+    model = Picky(breaks=context.rank in broken)
+    functions = [cache_compile(model.fragile), cache_compile(model.sound)]
+    return Workload(model=model, calls=tuple(Call(function=each, args=(ROWS,)) for each in functions))
+
+
+MEASURED: dict[int, int] = {}
+"""What each rank measures: tests write it, as memory that is free would decide it."""
+
+
+def workload(context: RankContext) -> Workload:
+    model = Tiny(None).requires_grad_(requires_grad=False)
+    x = torch.ones(3, 4)
+    calls = (Call(function=model.cached_twice, args=(x,)), Call(function=model.cached_increment, args=(x,)))
+    return Workload(model=model, calls=calls, runtime_state={"kv_cache_blocks": MEASURED[context.rank]})
+
 
 TOKEN = torch.ones(1, 4)
 PROMPT = torch.ones(3, 4)

@@ -1,9 +1,4 @@
-"""What goes wrong in a process of `tests.support.fault_child`, and when.
-
-A `Plan` is installed after everything was prepared, right before the verb under test; it lasts until the
-process ends, because an audit hook cannot be taken away. Only calls that concern files below `Plan.below`
-count.
-"""
+"""Faults of calls to the operating system, and processes to meet them in."""
 
 from __future__ import annotations
 
@@ -11,8 +6,11 @@ import builtins
 import errno
 import fcntl
 import io
+import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.stored import REPOSITORY
 from warmrank.cache_store.backends import durability
 from warmrank.cache_store.steps import EVENT
 
@@ -179,3 +178,72 @@ def _open_counted(tape: Tape) -> None:
         return io.BufferedReader(raw) if mode == "rb" else io.BufferedWriter(raw)
 
     io.open = builtins.open = open_counted
+
+
+_TIME_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How the process of one trial ended.
+
+    Attributes:
+        exit: exit status, negative for a signal.
+        overran: it was killed because its time was over.
+        result: what the action returned.
+        error: the `StoreError` that it raised.
+        bug: any other exception.
+        steps: steps that it reached.
+        calls: calls that the plan counted.
+    """
+
+    exit: int
+    overran: bool
+    result: Any = None
+    error: str | None = None
+    bug: str | None = None
+    steps: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+
+class Forker:
+    """A `tests.support.fault_child` and the way to ask it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fault_child"],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, action: str, plan: dict[str, Any] | None = None, *, time_s: float = _TIME_S, **arguments: Any
+    ) -> Trial:
+        """Run an action in a fork; arguments that are paths may be given as such."""
+        trial = {"action": action, "arguments": arguments, "plan": plan or {}, "time_s": time_s}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(trial, default=str) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "tests.support.fault_child ended"
+        return Trial(**json.loads(answer))
+
+    def close(self) -> None:
+        """End the process; its children ended with their trials."""
+        self._process.communicate()
+
+
+class Rooms:
+    """Empty directories for one trial after another; each goes when the next one comes."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def fresh(self) -> Path:
+        """An empty directory; the one before is gone."""
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._root.mkdir()
+        return self._root

@@ -1,0 +1,321 @@
+"""Every option of a compiler config, its values, and the vendor package they are for."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.effects import MODES, TORCHAIR, Effect, Scope, Verdict, verdict
+from warmrank.worker.configs.npugraphex import NpuGraphEx
+from warmrank.worker.configs.options import (
+    Choice,
+    Directory,
+    ExistingDirectory,
+    ExistingFile,
+    Flag,
+    Function,
+    IntList,
+    IntRange,
+    Number,
+    PlainMapping,
+    PoolHandle,
+    Text,
+)
+from warmrank.worker.configs.section import Option, Part, Section, names, options
+from warmrank.worker.engines.torchair_options import FLAT, OURS_ALONE, REFUSED
+
+SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"
+_FLAT_NAMES = {"mode", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", *names(NpuGraphEx)}
+
+
+def a_pass(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    """A pass that changes nothing."""
+
+
+def samples(option: Option[Any], directory: Path) -> list[Any]:
+    """Values other than the default: every one of an option with few, one of another."""
+    if isinstance(option, Flag):
+        return [value for value in (True, False) if value is not option.default]
+    if isinstance(option, Choice):
+        return [value for value in option.choices if value != option.default]
+    file = directory / f"file{getattr(option, 'suffix', '')}"
+    file.touch()
+    others: dict[type[Option[Any]], Callable[[], list[Any]]] = {
+        IntRange: lambda: [7],
+        IntList: lambda: [[1, 2], (3,)],
+        Text: lambda: [getattr(option, "example", "") or "word"],
+        Number: lambda: [4, "8"],
+        PlainMapping: lambda: [{"a": 1}],
+        PoolHandle: lambda: [(0, 7)],
+        Function: lambda: [a_pass],
+        Directory: lambda: [str(directory / "new")],
+        ExistingDirectory: lambda: [str(directory)],
+        ExistingFile: lambda: [str(file)],
+    }
+    return others[type(option)]()
+
+
+def with_value(dotted: str, value: Any, mode: str) -> CompilerConfig:
+    """A configuration in a mode, with one option set."""
+    config = CompilerConfig()
+    config.mode = mode
+    assign(config, dotted, value)
+    return config
+
+
+def assign(config: CompilerConfig, dotted: str, value: Any) -> None:
+    """Set one option by its dotted name."""
+    *parts, last = dotted.split(".")
+    section: Any = config
+    for part in parts:
+        section = getattr(section, part)
+    setattr(section, last, value)
+
+
+def declared(name: str) -> Option[Any]:
+    """The declaration of an option."""
+    return {found: option for found, option, _ in options(CompilerConfig())}[name]
+
+
+def outcome(name: str, value: Any, mode: str) -> str:
+    """What engine torchair makes of a value, by the declarations; tests/npu compares it with the real one."""
+    answer, _ = verdict(declared(name).effect_of(value), mode=mode, engine=TORCHAIR)
+    if answer is Verdict.NO_EFFECT:
+        return WARNS
+    if mode in OURS_ALONE.get(name, ()):
+        return HERE
+    flat = FLAT.get(name, name.removeprefix("npugraphex_config."))
+    theirs = flat if mode == "npugraph_ex" else name
+    if theirs == "npugraphex_config.force_eager":
+        theirs = "debug.run_eagerly"
+    if theirs.startswith("npugraphex_config.") or (mode == "npugraph_ex" and theirs not in _FLAT_NAMES):
+        return ERROR
+    held = {found: option.default for found, option, _ in options(CompilerConfig())} | {theirs: value}
+    refused = any(
+        refusal.mode == mode
+        and theirs in refusal.values
+        and all(name in held and held[name] == wanted for name, wanted in refusal.values.items())
+        for refusal in REFUSED
+    )
+    return ERROR if refused else SET
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "compiler-config.md"
+BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
+
+
+def table() -> str:
+    """One table per section: name, default, allowed values, modes, effects, meaning."""
+    return "\n".join(_sections(CompilerConfig))
+
+
+def written() -> str:
+    """The table as it stands in the page."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def write() -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
+
+
+def _sections(kind: type[Section]) -> Iterator[str]:
+    meanings = _meanings(kind)
+    rows = [
+        _row(kind, value, meanings[name]) for name, value in vars(kind).items() if isinstance(value, Option)
+    ]
+    if rows:
+        yield f"### `config{'.' if kind._at else ''}{kind._at}`\n"
+        yield "| option | default | allowed | modes | engines graph, aoti | engine torchair | meaning |"
+        yield "|---|---|---|---|---|---|---|"
+        yield from rows
+        yield ""
+    for value in vars(kind).values():
+        if isinstance(value, Part):
+            yield from _sections(value.kind)
+
+
+def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
+    effect = option.effect
+    modes = "all" if effect.modes == MODES else ", ".join(effect.modes)
+    words = option.of_ascend if isinstance(option, Choice) else ()
+    exception = f" ({', '.join(map(repr, words))}: engine torchair only)" if words else ""
+    cells = (
+        f"`{option.name}`",
+        f"`{option.default!r}`",
+        option.allowed(),
+        modes,
+        f"{_here(effect)}{exception}",
+        _torchair(f"{kind._at}.{option.name}" if kind._at else option.name, option),
+        meaning,
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _here(effect: Effect) -> str:
+    return "yes" if effect.scope is Scope.HERE else f"no effect: {effect.why}"
+
+
+def _torchair(name: str, option: Option[Any]) -> str:
+    """What becomes of the values, mode by mode where that differs; a mode that is not named warns."""
+    if name == "mode":
+        return SET
+    with TemporaryDirectory() as directory:
+        values = samples(option, Path(directory)) or [option.default]
+    words = {mode: _in_mode([(value, outcome(name, value, mode)) for value in values]) for mode in MODES}
+    named = {mode: word for mode, word in words.items() if word != WARNS}
+    if not named:
+        return WARNS
+    if len(set(named.values())) == 1 and set(named) == set(option.effect.modes):
+        return next(iter(named.values()))
+    return "; ".join(
+        f"{word}: {', '.join(mode for mode in named if named[mode] == word)}"
+        for word in dict.fromkeys(named.values())
+    )
+
+
+def _in_mode(outcomes: list[tuple[Any, str]]) -> str:
+    """The outcome of all values, or of each kind of values."""
+    found = dict.fromkeys(word for _, word in outcomes)
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(
+        f"{word} {' '.join(repr(value) for value, other in outcomes if other == word)}" for word in found
+    )
+
+
+def _meanings(kind: type[Section]) -> dict[str, str]:
+    """The text under each option in its class."""
+    module = ast.parse(inspect.getsource(inspect.getmodule(kind) or sys))
+    body = next(
+        node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    )
+    found = {}
+    for node, following in itertools.pairwise(body):
+        if isinstance(node, ast.Assign) and isinstance(following, ast.Expr):
+            assert isinstance(node.targets[0], ast.Name)
+            assert isinstance(following.value, ast.Constant)
+            found[node.targets[0].id] = " ".join(str(following.value.value).split())
+    return found
+
+
+class Held:
+    """An option; reads flags as "0" and "1", numbers as text."""
+
+    def __init__(self, default: Any, allowed: tuple[Any, ...] = (), *, deaf: bool = False) -> None:
+        self._value = default
+        self._allowed = allowed
+        self._deaf = deaf
+
+    @property
+    def value(self) -> Any:
+        if self._value is None or isinstance(self._value, list | dict) or callable(self._value):
+            return self._value
+        return str(int(self._value)) if isinstance(self._value, bool) else str(self._value)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if self._allowed and value not in self._allowed:
+            msg = f"{value!r} is not among {self._allowed!r}\nwith a long story after it"
+            raise ValueError(msg)
+        if not self._deaf:
+            self._value = value
+
+
+class Plain(Held):
+    """An option that keeps flags as they are."""
+
+    @property
+    def value(self) -> Any:
+        return self._value if isinstance(self._value, bool) else super().value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        Held.value.fset(self, value)  # type: ignore[attr-defined]
+
+
+class Strict:
+    """A section that knows its options."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, **options: Any) -> None:
+        self.__dict__.update(options)
+        self.__dict__["_fixed_attrs"] = list(options)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._fixed_attrs:
+            msg = f"has no option {name}"
+            raise ValueError(msg)
+        held = getattr(self, name)
+        if isinstance(held, Held):
+            held.value = value
+        else:
+            self.__dict__[name] = value
+
+    def as_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {}
+
+
+class Loose:
+    """A section that takes any name."""
+
+    def __init__(self, **options: Any) -> None:
+        self.__dict__.update(options)
+
+
+class Flat(Strict):
+    """As ``npugraph_ex.CompilerConfig``."""
+
+    def __init__(self, **more: Any) -> None:
+        known = {
+            "mode": Plain("npugraph_ex", ("npugraph_ex",)),
+            "force_eager": Plain(False, (True, False)),
+            "use_graph_pool": None,
+            "reuse_graph_pool_in_same_fx": Plain(True, (True, False)),
+            "capture_limit": Plain(64),
+            "clone_input": Plain(True, (True, False)),
+            "inplace_pass": Plain(True, (True, False)),
+            "post_grad_custom_pre_pass": Plain(None),
+        }
+        super().__init__(**{**known, **more})
+
+
+class Nested(Strict):
+    """As ``torchair.CompilerConfig``; keyword arguments replace options of ``debug.aclgraph``."""
+
+    def __init__(self, **of_aclgraph: Any) -> None:
+        aclgraph = {
+            "clone_input": Held(True, (True, False)),
+            "static_capture_size_limit": Held(64),
+        }
+        super().__init__(
+            mode=Held("max-autotune", ("max-autotune", "reduce-overhead", "npugraph_ex")),
+            debug=Strict(
+                run_eagerly=Held(False, (True, False)),
+                graph_dump=Strict(type=Held(None, ("txt", "pbtxt", "py"))),
+                aclgraph=Strict(**{**aclgraph, **of_aclgraph}),
+            ),
+            dump_config=Strict(enable_dump=Held(False, (True, False)), dump_path=Held("./")),
+            aclgraph_config=Loose(use_custom_pool=None),
+        )
+
+    def as_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        dumps = self.dump_config
+        path = {"aclgraph.dumpPath": f"{dumps.dump_path.value}/rank0"}
+        return {"clone_input": json.dumps(1)}, path if dumps.enable_dump.value == "1" else {}
+
+
+if __name__ == "__main__":
+    write()
