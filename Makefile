@@ -16,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 .PHONY: run test test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu faults chaos fuzz lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
-	$(BIN)/warmrank demo
+	$(BIN)/warmrank launch --demo warmrank-out/demo
 
 RAY_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
 

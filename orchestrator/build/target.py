@@ -1,7 +1,7 @@
 """The machines that an offline build is for, and whether this one can build for them.
 
-What `warmrank environment` prints on one of them is what artifacts are keyed by. Python and torch must be the
-same here, because they take part in every trace; drivers, devices and instructions need not be.
+What `warmrank doctor --environment` prints on one of them is what artifacts are keyed by. Python and torch
+must be the same here, because they take part in every trace; drivers, devices and instructions need not be.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def target_here() -> BuildTarget:
 
 
 def read_target(path: Path) -> BuildTarget:
-    """What `warmrank environment` wrote on a machine that is built for.
+    """What `warmrank doctor --environment` wrote on a machine that is built for.
 
     Raises:
         BadArgument: the file is no such thing, or names other components than this release knows.
@@ -49,11 +49,14 @@ def read_target(path: Path) -> BuildTarget:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        msg = f"--environment {path}: {error}; expected what warmrank environment prints on a target machine"
+        msg = f"--environment {path}: {error}; expected what warmrank doctor --environment prints there"
         raise BadArgument(msg) from error
     known = set(environment())
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        msg = f"--environment {path}: expected a JSON object of strings, as warmrank environment prints"
+        msg = (
+            f"--environment {path}: expected a JSON object of strings, as warmrank doctor "
+            "--environment prints on a target machine"
+        )
         raise BadArgument(msg)
     if odd := sorted(known ^ found.keys()):
         msg = (
@@ -84,8 +87,8 @@ def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> 
         raise BadArgument(msg)
     if config.device != "cpu" and target.environment["accelerator"] == _NONE:
         msg = (
-            f"device kind {config.device}: {target.source} have no accelerator; run warmrank environment on "
-            "a machine that has one, and name its output as --environment"
+            f"device kind {config.device}: {target.source} have no accelerator; run warmrank doctor "
+            "--environment on a machine that has one, and name its output as --environment"
         )
         raise BadArgument(msg)
     if real_tensors and config.device != "cpu":

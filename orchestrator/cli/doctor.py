@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, session
+from warmrank.orchestrator.cli.console import ExitCode, answer, print_json, session
 from warmrank.orchestrator.cli.options import (
     AsJson,
     Debug,
@@ -28,7 +28,7 @@ _STYLES = {"ok": "green", "note": "cyan", "warning": "bold yellow", "error": "bo
 _MAX_TOLD = 8
 
 
-def doctor(
+def doctor(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: OptionalConfig = None,
     device: Annotated[
         Literal["cpu", "cuda", "npu"] | None,
@@ -38,6 +38,13 @@ def doctor(
     ] = None,
     all_nodes: Annotated[
         bool, typer.Option("--all-nodes", help="Every node of the config's Ray cluster, not this one alone.")
+    ] = False,
+    environment: Annotated[
+        bool,
+        typer.Option(
+            "--environment",
+            help="Only print this machine's environment as JSON, for warmrank build --environment elsewhere.",
+        ),
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -50,6 +57,11 @@ def doctor(
     if all_nodes and config is None:
         raise typer.BadParameter("it needs a CONFIG, which names the cluster", param_hint="--all-nodes")
     with session(debug=debug):
+        if environment:
+            from warmrank.worker.environment import environment as here
+
+            print_json(here())
+            return
         from warmrank.orchestrator.doctor.nodes import diagnose_here, diagnose_nodes
 
         loaded = None if config is None else load_config(config, overrides)

@@ -1,4 +1,4 @@
-"""The commands that look into a store, a cache or an artifact; each also with ``--json``."""
+"""The commands that look into a store or an artifact; each also with ``--json``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, defused, output, print_json, session
+from warmrank.orchestrator.cli.console import answer, defused, output, print_json, session
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -45,27 +45,52 @@ def list_(
             console.print(render_listing(listing, long=long, width=console.width))
 
 
-def show(
-    partition: Annotated[
+def show(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+    wanted: Annotated[
         str,
-        typer.Argument(metavar="PARTITION", help="Its name, or the first characters of its manifest's key."),
+        typer.Argument(
+            metavar="PARTITION|FILE",
+            help="A partition's name, or the first characters of its manifest's key; or a compiled_module.",
+        ),
     ],
     config: OptionalConfig = None,
     store: StorePath = None,
     overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Of a compiled_module: write Python source there."),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show one partition of a store: artifacts, requests, environment, capture plan."""
+    """Show a partition of a store, or an artifact's file: request, guards, and the graph as Python."""
     with session(debug=debug):
         from warmrank.orchestrator.look import store_contents as look
         from warmrank.orchestrator.ui.table import render_partition
 
-        if config is None and store is None and look.is_config_name(partition):
-            look.refuse_lone_config(partition, load_config(Path(partition), overrides))
+        is_config = look.is_config_name(wanted)
+        if config is None and store is None and not is_config and (out or Path(wanted).is_file()):
+            _show_artifact(Path(wanted), out, as_json=as_json)
+            return
+        if out is not None:
+            raise typer.BadParameter("it goes with the file of an artifact", param_hint="--out")
+        if config is None and store is None and is_config:
+            look.refuse_lone_config(wanted, load_config(Path(wanted), overrides))
         loaded = load_optional(config, overrides)
-        view = look.show_partition(look.open_to_look(loaded, store), partition, loaded)
+        view = look.show_partition(look.open_to_look(loaded, store), wanted, loaded)
         answer(view, render_partition, as_json=as_json)
+
+
+def _show_artifact(file: Path, out: Path | None, *, as_json: bool) -> None:
+    from warmrank.worker.inference import readable_cache
+
+    text = readable_cache(file, print_output=False, file=out)
+    if as_json:
+        print_json({"file": file, "out": out, "text": text})
+    elif out is None:
+        typer.echo(defused(text))
+    else:
+        output().print(f"written to {out}", soft_wrap=True, markup=False)
 
 
 def explain(
@@ -78,67 +103,3 @@ def explain(
 
         found = explain_if_away(load_config(config, overrides))
         answer(found, render_explanation, as_json=as_json)
-
-
-def readable(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A compiled_module.", show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write Python source there.")
-    ] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Print an artifact as text: request, guards, and the graph as Python."""
-    with session(debug=debug):
-        from warmrank.worker.inference import readable_cache
-
-        text = readable_cache(file, print_output=False, file=out)
-        if as_json:
-            print_json({"file": file, "out": out, "text": text})
-        elif out is None:
-            typer.echo(defused(text))
-        else:
-            output().print(f"written to {out}", soft_wrap=True, markup=False)
-
-
-def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
-    config: OptionalConfig = None,
-    store: StorePath = None,
-    cache: Annotated[
-        Path | None, typer.Option("--cache", metavar="DIR", help="A cache directory; else the config's.")
-    ] = None,
-    repair: Annotated[
-        bool,
-        typer.Option(
-            "--repair",
-            help="Move what is damaged in the store away; bring back what is whole in its trash, in another "
-            "place of it or in the cache.",
-        ),
-    ] = False,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Read store and cache again, byte for byte, and say what is wrong."""
-    with session(debug=debug):
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.look.verify import verify as run
-        from warmrank.orchestrator.ui.progress import fetch_progress
-        from warmrank.orchestrator.ui.table import render_verified
-
-        loaded = load_optional(config, overrides)
-        only_cache = cache is not None and loaded is None and store is None
-        opened = None if only_cache else look.open_to_look(loaded, store)
-        if cache is None and loaded is not None and loaded.cache_dir.is_dir():
-            cache = loaded.cache_dir
-        with fetch_progress(output(stderr=True), "verify") as on_progress:
-            found = run(
-                opened,
-                cache,
-                signatures_checked=loaded is not None,
-                repair=repair,
-                on_progress=on_progress,
-            )
-        answer(found, render_verified, as_json=as_json)
-    if found.faults:
-        raise typer.Exit(ExitCode.FAULT)

@@ -1,4 +1,4 @@
-"""The command line: thin commands over `launch`, `preseed`, `submit`, `look`, `explain`, `verify` and `demo`.
+"""The command line: every command by its name and panel, and what became of names that are gone.
 
 Importing this module imports neither torch nor Ray; a command imports what it needs when it runs.
 """
@@ -6,35 +6,50 @@ Importing this module imports neither torch nor Ray; a command imports what it n
 from __future__ import annotations
 
 import importlib.metadata
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from warmrank.orchestrator.cli import build as cli_build
 from warmrank.orchestrator.cli import config as cli_config
 from warmrank.orchestrator.cli import doctor as cli_doctor
-from warmrank.orchestrator.cli import evict as cli_evict
 from warmrank.orchestrator.cli import exec as cli_exec
 from warmrank.orchestrator.cli import keys as cli_keys
 from warmrank.orchestrator.cli import launch as cli_launch
 from warmrank.orchestrator.cli import look as cli_look
 from warmrank.orchestrator.cli import preseed as cli_preseed
-from warmrank.orchestrator.cli import publish as cli_publish
+from warmrank.orchestrator.cli import store as cli_store
 from warmrank.orchestrator.cli import submit as cli_submit
-from warmrank.orchestrator.cli import sync as cli_sync
-from warmrank.orchestrator.cli.completion import for_bash
-from warmrank.orchestrator.cli.config_option import ConfigGroup
-from warmrank.orchestrator.cli.console import output, session
-from warmrank.orchestrator.cli.options import Debug
+from warmrank.orchestrator.cli.console import ExitCode
+from warmrank.orchestrator.cli.options import ConfigGroup
 from warmrank.orchestrator.leaving import leave_at_once_if_needed
 
+_NOW = {
+    **{name: f"store {name}" for name in ("init", "publish", "verify", "evict", "pin", "sync")},
+    "demo": "launch --demo DIR",
+    "environment": "doctor --environment",
+    "readable": "show FILE",
+}
+"""Commands that went elsewhere, and where they are now."""
+
 # The panels of --help; a command that belongs to none of them is hard to find.
-LAUNCH, LOOK, STORE, KEYS = "Launch", "Look", "Store", "Keys"
+LAUNCH, LOOK, STORE = "Launch", "Look", "Store, keys and config"
+
+
+class Commands(ConfigGroup):
+    """The commands; for one that has another name now an error that says which."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """See `click.Group.resolve_command`."""
+        if args and args[0] in _NOW and not ctx.resilient_parsing:
+            typer.echo(f"error: warmrank {args[0]} is now: warmrank {_NOW[args[0]]}", err=True)
+            raise typer.Exit(ExitCode.BAD_INPUT)
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="warmrank",
-    cls=ConfigGroup,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -48,8 +63,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line."""
     try:
-        with for_bash():
-            app(prog_name="warmrank")
+        app(prog_name="warmrank")
     except SystemExit as end:
         leave_at_once_if_needed(end.code)
         raise
@@ -77,40 +91,31 @@ def root(
     """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
 
 
-app.command(rich_help_panel=LAUNCH)(cli_launch.launch)
-
-
-@app.command(rich_help_panel=LAUNCH)
-def demo(
-    out: Annotated[Path, typer.Option(help="Directory for cache, store and reports.")] = Path(
-        "warmrank-out/demo"
+for _panel, _commands in (
+    (
+        LAUNCH,
+        {
+            "launch": cli_launch.launch,
+            "submit": cli_submit.submit,
+            "preseed": cli_preseed.preseed,
+            "exec": cli_exec.exec_,
+            "build": cli_build.build,
+            "audit": cli_build.audit,
+        },
     ),
-    debug: Debug = False,
-) -> None:
-    """Launch the embedded default twice, cold and then warm, and compare."""
-    with session(debug=debug):
-        from warmrank.orchestrator.cli.demo import demo as run
-
-        run(out, output())
-
-
-app.command(rich_help_panel=LAUNCH)(cli_submit.submit)
-app.command(rich_help_panel=LAUNCH)(cli_preseed.preseed)
-app.command("exec", rich_help_panel=LAUNCH)(cli_exec.exec_)
-app.command(rich_help_panel=LAUNCH)(cli_build.build)
-app.add_typer(cli_config.app, rich_help_panel=LOOK)
-app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
-app.command(rich_help_panel=LOOK)(cli_launch.report)
-app.command(rich_help_panel=LOOK)(cli_build.environment)
-app.command(rich_help_panel=LOOK)(cli_look.show)
-app.command(rich_help_panel=LOOK)(cli_look.explain)
-app.command(rich_help_panel=LOOK)(cli_look.readable)
-app.command(rich_help_panel=LOOK)(cli_doctor.doctor)
-app.command(rich_help_panel=STORE)(cli_publish.init)
-app.command(rich_help_panel=STORE)(cli_publish.publish)
-app.command(rich_help_panel=STORE)(cli_look.verify)
-app.command(rich_help_panel=STORE)(cli_build.audit)
-app.command(rich_help_panel=STORE)(cli_evict.evict)
-app.command(rich_help_panel=STORE)(cli_evict.pin)
-app.add_typer(cli_sync.app, name="sync", rich_help_panel=STORE)
-app.add_typer(cli_keys.app, rich_help_panel=KEYS)
+    (
+        LOOK,
+        {
+            "explain": cli_look.explain,
+            "report": cli_launch.report,
+            "ls": cli_look.list_,
+            "show": cli_look.show,
+            "doctor": cli_doctor.doctor,
+        },
+    ),
+):
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(cli_store.app, name="store", rich_help_panel=STORE)
+app.add_typer(cli_keys.app, name="keys", rich_help_panel=STORE)
+app.add_typer(cli_config.app, name="config", rich_help_panel=STORE)

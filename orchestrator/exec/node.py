@@ -3,7 +3,7 @@
 An `ExecNode` knows neither Ray nor torch: on a cluster it is an actor, with ``--here`` the driver has it. Its
 methods may be called from several threads, so that a command goes on while its artifacts are published.
 Partitions go to the store by way of the queue on the node's disk, so what the store does not take waits there
-for ``warmrank publish``.
+for ``warmrank store publish``.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_process_that_does_not_come_up_is_an_error(monkeypatch, capfd):
 def test_command_prints_the_environment_that_a_build_elsewhere_takes():
     code = "import sys; from warmrank.orchestrator.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "environment"],
+        [sys.executable, "-c", code, "doctor", "--environment"],
         capture_output=True,
         text=True,
         check=True,

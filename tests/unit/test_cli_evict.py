@@ -59,7 +59,7 @@ def old_record(store: Store) -> str:
 
 
 def test_evict_takes_what_is_old_and_says_so(store, root):
-    text = done("evict", "--store", root, "--older-than", "30d")
+    text = done("store", "evict", "--store", root, "--older-than", "30d")
     assert f"evict  launch {LAUNCH_KEY[:12]} {old_record_digest(root)}: unused for 40.0 d" in text
     assert "1 records, 1 manifests, 1 blobs went into the trash" in text
     assert [record.created for record in store.launches()] == [LATER]
@@ -81,30 +81,30 @@ def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, 
     publish_launch(open_store(root), tmp_path / "other", functions={0: {"Llama.decode": b"unsigned"}})
     root.chmod(mode)
     monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
-    done("evict", "--store", root, "--max-size", "1B")
+    done("store", "evict", "--store", root, "--max-size", "1B")
     assert open_store(root).launches() == (signed,)
 
 
 def test_evict_without_limits_keeps_every_launch(store, root):
-    done("evict", "--store", root)
+    done("store", "evict", "--store", root)
     assert len(store.launches()) == 2
 
 
 def test_evict_within_the_grace_keeps_everything(store, root):
-    text = done("evict", "--store", root, "--older-than", "1d", "--grace", "50d")
+    text = done("store", "evict", "--store", root, "--older-than", "1d", "--grace", "50d")
     assert "within the grace" in text
     assert len(store.launches()) == 2
 
 
 def test_evict_keeps_as_many_as_it_is_told(store, root):
-    done("evict", "--store", root, "--older-than", "1d", "--keep", "2")
+    done("store", "evict", "--store", root, "--older-than", "1d", "--keep", "2")
     assert len(store.launches()) == 2
-    done("evict", "--store", root, "--older-than", "1d", "--keep", "0")
+    done("store", "evict", "--store", root, "--older-than", "1d", "--keep", "0")
     assert store.launches() == ()
 
 
 def test_evict_until_it_fits(store, root):
-    text = done("evict", "--store", root, "--max-size", "1B")
+    text = done("store", "evict", "--store", root, "--max-size", "1B")
     assert "over --max-size" in text
     assert [record.created for record in store.launches()] == [LATER]
 
@@ -112,7 +112,7 @@ def test_evict_until_it_fits(store, root):
 def test_dry_run_changes_nothing(store, root):
     before = stored(root, "launch"), stored(root, "cas"), stored(root, "trash")
     limits = ("--older-than", "0s", "--grace", "0s")
-    assert "1 records, 1 manifests" in done("evict", "--store", root, *limits, "--dry-run")
+    assert "1 records, 1 manifests" in done("store", "evict", "--store", root, *limits, "--dry-run")
     assert (stored(root, "launch"), stored(root, "cas"), stored(root, "trash")) == before
 
 
@@ -120,13 +120,13 @@ def test_evict_removes_what_a_dead_publisher_left(store, root):
     left = root / "tmp" / "host-1-x" / "0"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"bytes")
-    assert "1 old file deleted for good, 5 B" in done("evict", "--store", root)
+    assert "1 old file deleted for good, 5 B" in done("store", "evict", "--store", root)
     assert list((root / "tmp").iterdir()) == []
 
 
 def test_evict_as_json(store, root):
     name = old_record(store)
-    found = as_json("evict", "--store", root, "--older-than", "30d")
+    found = as_json("store", "evict", "--store", root, "--older-than", "30d")
     (place,) = found["places"]
     assert (found["dry_run"], found["faults"], place["location"]) == (False, [], str(root))
     assert [choice["name"] for choice in place["taken"] if choice["kind"] == "record"] == [name]
@@ -138,24 +138,24 @@ def test_evict_as_json(store, root):
 def test_evict_refuses_a_store_without_a_launch_unless_told(store, root):
     for path in stored(root, "launch"):
         path.unlink()
-    result = run("evict", "--store", root)
+    result = run("store", "evict", "--store", root)
     assert (result.exit_code, "--no-records" in result.stderr) == (4, True)
     assert stored(root, "cas")
-    done("evict", "--store", root, "--no-records")
+    done("store", "evict", "--store", root, "--no-records")
     assert stored(root, "cas") == []
 
 
 def test_evict_refuses_a_damaged_document_and_names_the_repair(store, root):
     overwrite(stored(root, "ac")[0], b"damaged")
-    result = run("evict", "--store", root, "--older-than", "30d")
+    result = run("store", "evict", "--store", root, "--older-than", "30d")
     assert (result.exit_code, "verify --repair" in result.stderr) == (4, True)
-    assert run("verify", "--store", root, "--repair").exit_code == 4
-    done("evict", "--store", root, "--older-than", "30d", "--keep", "0")
+    assert run("store", "verify", "--store", root, "--repair").exit_code == 4
+    done("store", "evict", "--store", root, "--older-than", "30d", "--keep", "0")
     assert store.launches() == ()
 
 
 def test_evict_of_an_unknown_place_names_the_known(store, root):
-    result = run("evict", "--store", root, "--tier", "elsewhere")
+    result = run("store", "evict", "--store", root, "--tier", "elsewhere")
     assert (result.exit_code, f"writable are: {root}" in result.stderr) == (2, True)
 
 
@@ -165,7 +165,7 @@ def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp
     tiers = [{"path": str(root)}, {"path": str(second)}]
     write_config(tmp_path, store={"tiers": tiers, "trust": {"policy": "off"}})
     overwrite(stored(second, "ac")[0], b"damaged")
-    result = run("evict", tmp_path / "tiny.yaml", "--older-than", "30d", "--json")
+    result = run("store", "evict", tmp_path / "tiny.yaml", "--older-than", "30d", "--json")
     found = json.loads(result.stdout)
     assert result.exit_code == 4
     assert [place["location"] for place in found["places"]] == [str(root)]
@@ -183,56 +183,56 @@ def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp
     ],
 )
 def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
-    assert run("evict", "--store", root, *arguments).exit_code == 2
+    assert run("store", "evict", "--store", root, *arguments).exit_code == 2
 
 
 def test_evict_needs_one_store():
-    assert run("evict").exit_code == 2
+    assert run("store", "evict").exit_code == 2
 
 
 def test_evict_makes_no_store(root):
-    assert run("evict", "--store", root).exit_code == 4
+    assert run("store", "evict", "--store", root).exit_code == 4
     assert not root.exists()
 
 
 def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     digest = old_record(store).rpartition("/")[2]
-    assert "baseline" in done("pin", digest[:12], "--store", root, "--reason", "baseline")
-    done("evict", "--store", root, "--older-than", "30d")
+    assert "baseline" in done("store", "pin", digest[:12], "--store", root, "--reason", "baseline")
+    done("store", "evict", "--store", root, "--older-than", "30d")
     assert len(store.launches()) == 2
-    assert "nothing is pinned" in done("pin", digest[:12], "--store", root, "--remove")
-    done("evict", "--store", root, "--older-than", "30d")
+    assert "nothing is pinned" in done("store", "pin", digest[:12], "--store", root, "--remove")
+    done("store", "evict", "--store", root, "--older-than", "30d")
     assert len(store.launches()) == 1
 
 
 def test_pins_as_json(store, root):
     name = old_record(store)
     digest = name.rpartition("/")[2]
-    found = as_json("pin", digest, "--store", root, "--reason", "baseline")
+    found = as_json("store", "pin", digest, "--store", root, "--reason", "baseline")
     assert [(pin["record"], pin["reason"]) for pin in found["pins"]] == [(name, "baseline")]
-    assert as_json("pin", "--list", "--store", root)["pins"] == found["pins"]
-    removed = as_json("pin", digest, "--remove", "--store", root)
+    assert as_json("store", "pin", "--list", "--store", root)["pins"] == found["pins"]
+    removed = as_json("store", "pin", digest, "--remove", "--store", root)
     assert (removed["removed"], removed["pins"]) == ([name], [])
 
 
 def test_launch_key_pins_all_its_records_by_the_store_of_a_config(store, root, tmp_path):
     loaded_config(tmp_path)
-    found = as_json("pin", LAUNCH_KEY[:8], "--config", tmp_path / "tiny.yaml")
+    found = as_json("store", "pin", LAUNCH_KEY[:8], "--config", tmp_path / "tiny.yaml")
     assert len(found["pins"]) == 2
 
 
 @pytest.mark.parametrize("arguments", [(), ("abcdef12", "--list"), ("--list", "--remove"), ("--remove",)])
 def test_pin_takes_a_launch_or_lists(store, root, arguments):
-    assert run("pin", *arguments, "--store", root).exit_code == 2
+    assert run("store", "pin", *arguments, "--store", root).exit_code == 2
 
 
 def test_pin_of_what_is_not_there_says_how_to_find_it(store, root):
-    result = run("pin", "f" * 12, "--store", root)
+    result = run("store", "pin", "f" * 12, "--store", root)
     assert (result.exit_code, "warmrank ls" in result.stderr) == (4, True)
 
 
 def test_second_reason_is_not_taken_and_said_not_to_be(store, root):
-    pinning = ("pin", old_record(store).rpartition("/")[2], "--store", root, "--reason")
+    pinning = ("store", "pin", old_record(store).rpartition("/")[2], "--store", root, "--reason")
     assert "pinned before" not in run(*pinning, "baseline").stderr
     assert "pinned before" not in run(*pinning, "baseline").stderr
     second = run(*pinning, "release 5")
@@ -247,12 +247,12 @@ def test_second_reason_is_not_taken_and_said_not_to_be(store, root):
     "arguments", [("0d91",), ("f" * 12, "--reason", "a\nb"), ("f" * 12, "--reason", "x" * 501)]
 )
 def test_pin_that_is_no_prefix_or_gives_no_reason_in_one_line_is_bad_input(store, root, arguments):
-    assert run("pin", *arguments, "--store", root).exit_code == 2
+    assert run("store", "pin", *arguments, "--store", root).exit_code == 2
 
 
 def test_ls_shows_pins(store, root):
     digest = old_record(store).rpartition("/")[2]
-    done("pin", digest, "--store", root)
+    done("store", "pin", digest, "--store", root)
     pinned = {line["record"]: line["pinned"] for line in as_json("ls", "--store", root)["launches"]}
     assert (pinned[digest], sum(pinned.values())) == (True, 1)
 
@@ -260,9 +260,9 @@ def test_ls_shows_pins(store, root):
 def test_verify_repair_moves_damage_away_and_says_so(store, root):
     path = blob_path(root, FUNCTIONS["Llama.decode"])
     overwrite(path, b"damaged")
-    plain = run("verify", "--store", root)
+    plain = run("store", "verify", "--store", root)
     assert (plain.exit_code, path.exists(), "repair:" in plain.stdout) == (4, True, False)
-    repaired = run("verify", "--store", root, "--repair")
+    repaired = run("store", "verify", "--store", root, "--repair")
     assert (repaired.exit_code, path.exists()) == (4, False)
     assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
     assert path.name in stored(root, "quarantine")[0].name
@@ -271,9 +271,9 @@ def test_verify_repair_moves_damage_away_and_says_so(store, root):
 def test_verify_repair_takes_what_is_good_in_the_cache(store, root, tmp_path):
     path = blob_path(root, FUNCTIONS["Llama.decode"])
     overwrite(path, b"X" * len(FUNCTIONS["Llama.decode"]))
-    repaired = run("verify", "--store", root, "--cache", tmp_path / "new", "--repair")
+    repaired = run("store", "verify", "--store", root, "--cache", tmp_path / "new", "--repair")
     assert f"put again from {tmp_path / 'new'}" in repaired.stdout
-    assert "no faults" in done("verify", "--store", root)
+    assert "no faults" in done("store", "verify", "--store", root)
     assert path.read_bytes() == FUNCTIONS["Llama.decode"]
 
 
@@ -282,14 +282,14 @@ def test_verify_repair_brings_back_what_lies_in_the_trash(store, root):
     trashed = root / "trash" / "20260131T120000Z" / path.relative_to(root)
     trashed.parent.mkdir(parents=True)
     path.rename(trashed)
-    assert "restored from the trash" in run("verify", "--store", root, "--repair").stdout
-    assert "no faults" in done("verify", "--store", root)
+    assert "restored from the trash" in run("store", "verify", "--store", root, "--repair").stdout
+    assert "no faults" in done("store", "verify", "--store", root)
     assert path.read_bytes() == FUNCTIONS["Llama.decode"]
 
 
 def test_verify_repair_as_json(store, root):
     overwrite(blob_path(root, b"old"), b"damaged")
-    result = run("verify", "--store", root, "--repair", "--json")
+    result = run("store", "verify", "--store", root, "--repair", "--json")
     found = json.loads(result.stdout)
     assert result.exit_code == 4
     assert len(found["store"]["repairs"]) == 1

@@ -194,7 +194,7 @@ def test_what_cannot_be_signed_waits_where_only_the_place_of_a_store_that_is_awa
     (told,) = [problem for problem in report.problems if "trust.policy" in problem]
     assert told.startswith(
         "the config sets no trust.policy, and require was chosen for /store: others can write it. "
-        "warmrank publish looks at the place again"
+        "warmrank store publish looks at the place again"
     )
 
 
