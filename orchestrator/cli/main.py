@@ -12,7 +12,6 @@ import typer
 
 from warmrank.orchestrator.cli import build as cli_build
 from warmrank.orchestrator.cli import config as cli_config
-from warmrank.orchestrator.cli import doctor as cli_doctor
 from warmrank.orchestrator.cli import exec as cli_exec
 from warmrank.orchestrator.cli import keys as cli_keys
 from warmrank.orchestrator.cli import launch as cli_launch
@@ -110,7 +109,7 @@ for _panel, _commands in (
             "report": cli_launch.report,
             "ls": cli_look.list_,
             "show": cli_look.show,
-            "doctor": cli_doctor.doctor,
+            "doctor": cli_look.doctor,
         },
     ),
 ):

@@ -70,8 +70,7 @@ def doubts_here(
         starts_ray: a Ray of its own may be started here, for its workload.
         is_elsewhere: it runs as a job of a cluster, whose nodes have what is missing on this machine.
     """
-    from warmrank.orchestrator.config.doubts import doubts
-    from warmrank.orchestrator.config.machine import look
+    from warmrank.orchestrator.config.doubts import doubts, look
     from warmrank.orchestrator.gang.ray_session import way_in_now
 
     way = way_in_now(config.ray)
@@ -143,7 +142,7 @@ def _refuse_unusable(cache_dir: Path) -> None:
     from warmrank.cache_store.errors import UnusableCache
     from warmrank.cache_store.node.private_files import ensure_cache_dir
     from warmrank.orchestrator.bounded import all_within
-    from warmrank.orchestrator.config.trust import LOOK_S
+    from warmrank.orchestrator.config.store import LOOK_S
 
     def fault() -> UnusableCache | None:
         try:

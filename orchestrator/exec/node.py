@@ -28,8 +28,7 @@ from warmrank.cache_store.node.private_files import (
 from warmrank.cache_store.publish_pending import QueueReport, publish_pending
 from warmrank.cache_store.publishing.publish_queue import add_partition
 from warmrank.cache_store.seed import Wanted, seed
-from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.serving import variable_of
+from warmrank.orchestrator.config.models import Config, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.exec.placement import Placement, When
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from warmrank.orchestrator.config.doubts import doubts
+from warmrank.orchestrator.config.doubts import Machine, doubts
 from warmrank.orchestrator.config.entrypoint import EntrypointFault
-from warmrank.orchestrator.config.machine import Machine
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import parse
 from warmrank.worker.workload import not_imported

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.support.launched import loaded_config, store_launch, write_config
-from warmrank.orchestrator.cli.doctor import render
+from warmrank.orchestrator.cli.look import render
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.doctor import (
     LEVELS,
