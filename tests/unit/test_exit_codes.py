@@ -1,4 +1,4 @@
-"""docs/exit-codes.md says of every code and every command what is so."""
+"""docs/launch.md says of every code and every command what is so."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typer.main import get_command
 from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.cli.main import app
 
-TEXT = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
-CODES, BY_COMMAND = TEXT.split("## By command")
+TEXT = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+CODES, BY_COMMAND = TEXT.partition("## Exit codes\n")[2].split("### By command")
 
 
 def rows(text: str) -> list[tuple[str, ...]]:
