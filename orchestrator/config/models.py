@@ -21,10 +21,9 @@ from pydantic_core import PydanticCustomError
 
 from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict
 from warmrank.worker import node_caches
+from warmrank.worker.cache_options import EngineChoice, GuardMode
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
-GuardMode = Literal["always", "once", "skip"]
-EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
