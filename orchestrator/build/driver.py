@@ -15,7 +15,14 @@ from warmrank.cache_store.fetching.replicas import lay_out
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.build.plan import built_ranks, differences, model_rank, replica
+from warmrank.orchestrator.build.plan import (
+    BuildTarget,
+    built_ranks,
+    check_target,
+    differences,
+    model_rank,
+    replica,
+)
 from warmrank.orchestrator.build.ranks import OfflineLauncher, OfflineOpening
 from warmrank.orchestrator.build.report import (
     ALWAYS_LATER,
@@ -26,7 +33,6 @@ from warmrank.orchestrator.build.report import (
     NotBuilt,
     classes_of,
 )
-from warmrank.orchestrator.build.target import BuildTarget, check_target
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher

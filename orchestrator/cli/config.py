@@ -99,7 +99,7 @@ def schema_of(of: SchemaOf) -> dict[str, Any]:
         from warmrank.orchestrator.launch.report import report_schema
 
         return report_schema()
-    from warmrank.orchestrator.config.schema import config_schema
+    from warmrank.orchestrator.config.models import config_schema
 
     return config_schema()
 

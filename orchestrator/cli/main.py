@@ -6,6 +6,7 @@ Importing this module imports neither torch nor Ray; a command imports what it n
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -90,29 +91,24 @@ def root(
     """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
 
 
-for _panel, _commands in (
-    (
-        LAUNCH,
-        {
-            "launch": cli_launch.launch,
-            "submit": cli_submit.submit,
-            "preseed": cli_preseed.preseed,
-            "exec": cli_exec.exec_,
-            "build": cli_build.build,
-            "audit": cli_build.audit,
-        },
-    ),
-    (
-        LOOK,
-        {
-            "explain": cli_look.explain,
-            "report": cli_launch.report,
-            "ls": cli_look.list_,
-            "show": cli_look.show,
-            "doctor": cli_look.doctor,
-        },
-    ),
-):
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    LAUNCH: {
+        "launch": cli_launch.launch,
+        "submit": cli_submit.submit,
+        "preseed": cli_preseed.preseed,
+        "exec": cli_exec.exec_,
+        "build": cli_build.build,
+        "audit": cli_build.audit,
+    },
+    LOOK: {
+        "explain": cli_look.explain,
+        "report": cli_launch.report,
+        "ls": cli_look.list_,
+        "show": cli_look.show,
+        "doctor": cli_look.doctor,
+    },
+}
+for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_panel)(_command)
 app.add_typer(cli_store.app, name="store", rich_help_panel=STORE)
