@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.launch.report import Report
 
 OptionalLaunch = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file.", show_default=False)
+    Path | None, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)
 ]
 HtmlFile = Annotated[
     Path | None,
@@ -136,7 +136,7 @@ def report(
     json_file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[REPORT.json]",
+            metavar="REPORT.json",
             help="What launch --json wrote; else the last launch of this user on this machine.",
             show_default=False,
         ),

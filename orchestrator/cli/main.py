@@ -1,4 +1,4 @@
-"""The command line: every command by its name and panel, and what became of names that are gone.
+"""The command line: every command by its name and panel.
 
 Importing this module imports neither torch nor Ray; a command imports what it needs when it runs.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,36 +20,16 @@ from warmrank.orchestrator.cli import look as cli_look
 from warmrank.orchestrator.cli import preseed as cli_preseed
 from warmrank.orchestrator.cli import store as cli_store
 from warmrank.orchestrator.cli import submit as cli_submit
-from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.cli.options import ConfigGroup
 from warmrank.orchestrator.leaving import leave_at_once_if_needed
-
-_NOW = {
-    **{name: f"store {name}" for name in ("init", "publish", "verify", "evict", "pin", "sync")},
-    "demo": "launch --demo DIR",
-    "environment": "doctor --environment",
-    "readable": "show FILE",
-}
-"""Commands that went elsewhere, and where they are now."""
 
 # The panels of --help; a command that belongs to none of them is hard to find.
 LAUNCH, LOOK, STORE = "Launch", "Look", "Store, keys and config"
 
 
-class Commands(ConfigGroup):
-    """The commands; for one that has another name now an error that says which."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """See `click.Group.resolve_command`."""
-        if args and args[0] in _NOW and not ctx.resilient_parsing:
-            typer.echo(f"error: warmrank {args[0]} is now: warmrank {_NOW[args[0]]}", err=True)
-            raise typer.Exit(ExitCode.BAD_INPUT)
-        return super().resolve_command(ctx, args)
-
-
 app = typer.Typer(
     name="warmrank",
-    cls=Commands,
+    cls=ConfigGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

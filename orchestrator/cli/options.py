@@ -25,7 +25,7 @@ ConfigFile = Annotated[
 OptionalConfig = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CONFIG]",
+        metavar="CONFIG",
         help="Config that names the store and whom to trust.",
         show_default=False,
     ),
@@ -192,8 +192,21 @@ def load_optional(config: Path | None, overrides: list[str] | None) -> Config | 
 _OPTION = "--config"
 
 
+_NOW = {
+    **{name: f"store {name}" for name in ("init", "publish", "verify", "evict", "pin", "sync")},
+    "demo": "launch --demo DIR",
+    "environment": "doctor --environment",
+    "readable": "show FILE",
+    "config reference": "config schema",
+}
+"""Commands that went elsewhere, and where they are now."""
+
+
 class ConfigGroup(TyperGroup):
-    """A group of commands, of which those with an argument CONFIG also take it as an option."""
+    """A group of commands, of which those with an argument CONFIG also take it as an option.
+
+    A command that has another name now is an error that says which.
+    """
 
     def get_params(self, ctx: Any) -> Any:
         """See `click.Command.get_params`."""
@@ -211,6 +224,10 @@ class ConfigGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """See `click.Group.resolve_command`."""
+        old = " ".join([*ctx.command_path.split()[1:], *args[:1]])
+        if old in _NOW and not ctx.resilient_parsing:
+            typer.echo(f"error: warmrank {old} is now: warmrank {_NOW[old]}", err=True)
+            raise typer.Exit(2)
         name, command, rest = super().resolve_command(ctx, args)
         arguments = (
             [each.name for each in command.params if each.param_type_name == "argument"] if command else []

@@ -193,7 +193,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 def pin(  # noqa: PLR0913, PLR0917 - as evict
     launch: Annotated[
         str | None,
-        typer.Argument(metavar="[LAUNCH]", help="First characters of a launch key or record digest."),
+        typer.Argument(metavar="LAUNCH", help="First characters of a launch key or record digest."),
     ] = None,
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="Config that names the store.")

@@ -377,10 +377,15 @@ def test_every_command_has_its_panel_in_the_help():
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("verify", "store verify"), ("readable", "show"), ("environment", "doctor --environment")],
+    [
+        ("verify", "store verify"),
+        ("readable", "show"),
+        ("environment", "doctor --environment"),
+        ("config reference", "config schema"),
+    ],
 )
 def test_old_name_is_one_line_with_the_new_one(old: str, new: str):
-    result = run(old, "x")
+    result = run(*old.split(), "x")
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert f"is now: warmrank {new}" in line
