@@ -24,8 +24,14 @@ from warmrank.cache_store.errors import Corrupt, UnusableCache
 from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.parsing import faults_of, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault
-from warmrank.cache_store.records.fields import MAX_DOCUMENT_BYTES, BlobEntry, Components, Document, Utc
-from warmrank.cache_store.records.manifest import utc_now
+from warmrank.cache_store.records.manifest import (
+    MAX_DOCUMENT_BYTES,
+    BlobEntry,
+    Components,
+    Document,
+    Utc,
+    utc_now,
+)
 
 LISTING_FORMAT: Final = 1
 MAX_FILES = 100_000

@@ -12,6 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from warmrank.cache_store.gc.inventory import (
+    SIGNED,
+    TRUSTED,
+    UNSIGNED,
+    Document,
+    is_record,
+    made_for,
+    references,
+)
+from warmrank.cache_store.gc.trash import last_uses, list_debris, trashed
+
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
 from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore, StoreError
 from warmrank.cache_store.layout import (
@@ -27,18 +38,6 @@ from warmrank.cache_store.layout import (
 )
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import read_stored_form
-from warmrank.cache_store.retention.debris import list_debris
-from warmrank.cache_store.retention.last_use import last_uses
-from warmrank.cache_store.retention.marks import (
-    SIGNED,
-    TRUSTED,
-    UNSIGNED,
-    Document,
-    is_record,
-    made_for,
-    references,
-)
-from warmrank.cache_store.retention.trash import trashed
 from warmrank.cache_store.signing.trust import Trust
 
 READERS = 8

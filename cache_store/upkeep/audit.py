@@ -20,6 +20,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from warmrank.cache_store.cache_dir.private_files import create_private
+from warmrank.cache_store.gc.trash import DEBRIS_S, list_debris, restore
+from warmrank.cache_store.gc.verify import VerifyReport
+from warmrank.cache_store.progress import Meter, OnProgress
+from warmrank.cache_store.records.launches import read_launch
+
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
 from warmrank.cache_store.digests import Digest, digest_stream
 from warmrank.cache_store.errors import (
@@ -31,7 +37,6 @@ from warmrank.cache_store.errors import (
     is_damage,
     os_errors_are_unavailable,
 )
-from warmrank.cache_store.fetching.progress import Meter, OnProgress
 from warmrank.cache_store.layout import (
     BLOBS,
     DIRECTORIES,
@@ -42,15 +47,10 @@ from warmrank.cache_store.layout import (
     split_directory_name,
     split_fanned_name,
 )
-from warmrank.cache_store.node.private_files import create_private
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.publishing.stored_launches import read_launch
+from warmrank.cache_store.records.directory_listing import read_listing
 from warmrank.cache_store.records.documents import Documents, StandingManifest, quarantine
 from warmrank.cache_store.records.manifest import LaunchRecord
-from warmrank.cache_store.retention.debris import DEBRIS_S, list_debris
-from warmrank.cache_store.retention.trash import restore
-from warmrank.cache_store.sync.newest import read_listing
-from warmrank.cache_store.upkeep.reports import VerifyReport
 
 READERS = 8
 _ELSEWHERE = "this place is only read here: run `warmrank store verify --repair` where it may be written"

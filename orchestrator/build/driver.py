@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warmrank.cache_store.fetching.replicas import lay_out
+from warmrank.cache_store.fetch.staging import replicate as lay_out
+
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.cache_store.store import Store

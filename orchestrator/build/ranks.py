@@ -31,7 +31,8 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, NoReturn
 
-from warmrank.cache_store.node.private_files import ensure_cache_dir
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warmrank.cache_store.node.companions import is_companion_name
+from warmrank.cache_store.cache_dir.local import is_companion_name
+
 from warmrank.cache_store.records.manifest import PartitionManifest, utc_now
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store

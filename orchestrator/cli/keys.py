@@ -124,8 +124,8 @@ def revoke(
 ) -> None:
     """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
     with session(debug=debug):
+        from warmrank.cache_store.signing.keyring import revocation_of
         from warmrank.cache_store.signing.keyring import revoke as run
-        from warmrank.cache_store.signing.revocations import revocation_of
         from warmrank.orchestrator.look.key_list import list_keys
 
         check_line(reason, "--reason")

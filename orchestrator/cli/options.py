@@ -139,8 +139,9 @@ def _refuse_unusable(cache_dir: Path) -> None:
     Raises:
         UnusableCache: it is.
     """
+    from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+
     from warmrank.cache_store.errors import UnusableCache
-    from warmrank.cache_store.node.private_files import ensure_cache_dir
     from warmrank.orchestrator.bounded import all_within
     from warmrank.orchestrator.config.store import LOOK_S
 

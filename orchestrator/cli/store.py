@@ -168,7 +168,8 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Take away what no launch needs any more; the trash keeps it for the grace."""
     with session(debug=debug, bad_input=(NotInStore,)):
-        from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
+        from warmrank.cache_store.gc.evict_plan import EvictPolicy
+
         from warmrank.orchestrator.look import store_contents as look
         from warmrank.orchestrator.ui.table import render_evicted
 
@@ -338,7 +339,8 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     from warmrank.cache_store.errors import NoStoreYet
 
     with session(debug=debug):
-        from warmrank.cache_store.node.admission import check_marks
+        from warmrank.cache_store.cache_dir.marks import check_marks
+
         from warmrank.orchestrator.store.stores import load, open_to_fetch
         from warmrank.orchestrator.ui.table import render_pulls
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
-from warmrank.cache_store.publishing.publish_queue import AwaitedPartition, WaitingLaunch, add_launch
+from warmrank.cache_store.publish_pending import AwaitedPartition, WaitingLaunch, add_launch
 from warmrank.cache_store.records.manifest import LaunchRecord, environments_of, utc_now
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import ranks_text

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
+from warmrank.cache_store.backends.places import TierState
 
-from warmrank.cache_store.backends.tier import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem, NothingThere

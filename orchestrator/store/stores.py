@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from warmrank.cache_store.backends.places import TierState
+
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.tier import TierState
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
 from warmrank.cache_store.store import Store

@@ -18,11 +18,12 @@ from warmrank.orchestrator.text import brief_ranks, count_text, runs_text, secon
 from warmrank.worker.runtime_state import in_words
 
 if TYPE_CHECKING:
+    from warmrank.cache_store.gc.evict import EvictOutcome, EvictReport
+    from warmrank.cache_store.gc.pins import Pin
+
     from warmrank.cache_store.errors import NotInStore
     from warmrank.cache_store.sync.pull import PullReport
     from warmrank.cache_store.sync.push import PushReport
-    from warmrank.cache_store.upkeep.pins import Pin
-    from warmrank.cache_store.upkeep.reports import EvictOutcome, EvictReport
     from warmrank.orchestrator.build.report import BuildReport
     from warmrank.orchestrator.build.retrace import CacheAudit
     from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
@@ -404,7 +405,7 @@ def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:
 
 
 def _evicted(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:
-    from warmrank.cache_store.upkeep.pins import short_name
+    from warmrank.cache_store.gc.pins import short_name
 
     went, deleted, came = (
         ("would go", "would be deleted", "would come") if dry_run else ("went", "deleted", "came")
@@ -431,7 +432,7 @@ def _evicted(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:
 
 def render_pins(pins: Sequence[Pin]) -> RenderableType:
     """All pins, a line for each."""
-    from warmrank.cache_store.upkeep.pins import short_name
+    from warmrank.cache_store.gc.pins import short_name
 
     lines = [
         short_name(pin.record)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.made_reports import faults_of
 from tests.support.stored import store_config
-from tests.support.trace_rules import faults_of
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher

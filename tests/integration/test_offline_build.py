@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from tests.support.devices import fake_world
 
-from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from tests.support.processes import marked, still_there
 from tests.support.stored import REPOSITORY, open_store, store_config

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
 
 from tests import npu_emulator
-from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import target_here

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from warmrank.cache_store.backends.places import TierState
 
 from tests.support.made_reports import course_of, failing, made_report
-from warmrank.cache_store.backends.tier import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause
 from warmrank.orchestrator.errors import CompileForbidden

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.launching import loaded_config, write_config
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.launched import loaded_config, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher
 from tests.support.stored import open_store, tree
 from warmrank.cache_store.seed import Wanted, seed

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.launching import loaded_config
 
-from tests.support.launched import loaded_config
 from warmrank.orchestrator.build.plan import BuildTarget, check_target, read_target, target_here
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument

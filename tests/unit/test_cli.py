@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import loaded_config, make_report, store_launch, write_config
 from typer.testing import CliRunner, Result
 
-from tests.support.launched import loaded_config, make_report, store_launch, write_config
 from tests.support.stored import blob_path, make_partition, overwrite
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.publishing.publish_queue import add_partition
+from warmrank.cache_store.publish_pending import add_partition
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.options import as_argument

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import loaded_config, write_config
 from typer.testing import CliRunner, Result
+from warmrank.cache_store.gc import evict as evicting
 
-from tests.support.launched import loaded_config, write_config
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
@@ -23,7 +24,6 @@ from tests.support.stored import (
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep import evict as evicting
 from warmrank.orchestrator.cli.main import app
 
 DAY_S = 86400.0

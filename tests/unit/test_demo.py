@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.support.launching import make_report
 
-from tests.support.launch_process import await_true
-from tests.support.launched import make_report
+from tests.support.processes import await_true
 from warmrank.orchestrator.cli.demo import MARKER, demo, prepare, run_process
 from warmrank.orchestrator.errors import DemoFailed, NotOurs
 from warmrank.orchestrator.launch.report import Report, to_json

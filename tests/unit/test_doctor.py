@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.support.launching import loaded_config, store_launch, write_config
 from typer.testing import CliRunner, Result
 
-from tests.support.launched import loaded_config, store_launch, write_config
 from warmrank.orchestrator.cli.look import render
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.doctor import (

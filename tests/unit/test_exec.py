@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.support.launching import loaded_config
 
-from tests.support.launched import loaded_config
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 from warmrank.cache_store.errors import StoreUnavailable

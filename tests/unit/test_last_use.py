@@ -3,14 +3,14 @@ from __future__ import annotations
 from datetime import date
 
 import pytest
+from tests.support.backends import MemoryBackend
+from warmrank.cache_store.gc.trash import last_uses, mark_used
 
-from tests.support.memory_backend import MemoryBackend
 from tests.support.stored import OFF, open_store, publish_launch
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import launch_name, used_name
-from warmrank.cache_store.retention.last_use import last_uses, mark_used
 
 RECORD = launch_name("1" * 64, "2" * 64)
 MONDAY, TUESDAY = date(2026, 2, 2), date(2026, 2, 3)

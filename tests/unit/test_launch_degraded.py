@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.backends import WaywardBackend, unavailable
+from warmrank.cache_store.backends.deadline import TICK_S, Ticks
+from warmrank.cache_store.backends.places import Circuits
 
-from tests.support.failing_backends import WaywardBackend, unavailable
 from tests.support.fake_rank import FakeWorld
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.circuit import TICK_S, Circuits, Ticks
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
-from warmrank.cache_store.publishing.publish_queue import pending
+from warmrank.cache_store.publish_pending import pending
 from warmrank.cache_store.signing.trust_policy import PolicyChoice
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import Config, parse

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.support.launching import loaded_config, store_launch
 
-from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.records.manifest import ArtifactEntry

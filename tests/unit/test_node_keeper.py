@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.launching import loaded_config
+from warmrank.cache_store.cache_dir.marks import mark_unverified
+from warmrank.cache_store.cache_dir.node_files import NodeFile, kept_path
 
 from tests.support.fake_rank import FakeWorld
-from tests.support.launched import loaded_config
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition, make_record, open_store
-from warmrank.cache_store.node.node_files import NodeFile, kept_path
-from warmrank.cache_store.node.unverified import mark_unverified
-from warmrank.cache_store.publishing.publish_queue import add_partition
+from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.cache_store.seed import NodeSeedReport
 from warmrank.orchestrator.config.reading import Config, load, node_caches_of, parse

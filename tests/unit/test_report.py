@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from warmrank.cache_store.backends.places import TierState
 
 from tests.support.made_reports import made_report
-from warmrank.cache_store.backends.tier import TierState
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
     Committed,

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from tests.support.stored import publish_launch
 from warmrank.cache_store.errors import Corrupt, Untrusted
 from warmrank.cache_store.signing import trust_policy
-from warmrank.cache_store.signing.keyring import generate, revoke
-from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
 from warmrank.cache_store.signing.signing_keys import key_id
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import load
