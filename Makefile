@@ -16,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 .PHONY: run test test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu faults chaos fuzz lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
-	$(BIN)/warmrank demo
+	$(BIN)/warmrank launch --demo warmrank-out/demo
 
 RAY_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
 
@@ -68,7 +68,7 @@ test-npu: $(NPU_STAMP) ## the real torch_npu package on an emulated NPU; then, w
 	if ls /dev/davinci[0-9]* > /dev/null 2>&1; then \
 		$(NPU_VENV)/bin/python -m pytest -m npu tests/device tests/contract/test_device_backend.py; fi
 
-# 200 rounds are the full counts of docs/faults.md, and take hours. Power cuts need root. The second command is
+# 200 rounds are the full counts of docs/testing.md, and take hours. Power cuts need root. The second command is
 # the store's own suite on a file system whose flock lets everybody in, but for two tests of the lock itself.
 FAULT_ROUNDS ?= 200
 

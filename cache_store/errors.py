@@ -63,7 +63,7 @@ class NoStoreYet(StoreUnavailable):
 
     reason: str = "there is no store here yet (no FORMAT)"
     remedy: str = (
-        "the first launch with mode: rw makes it, or warmrank init; if one should be there, check the path, "
+        "the first launch with mode: rw makes it, or warmrank store init; if one should be there, check the path, "
         "and that its disk is mounted"
     )
 

@@ -1,1 +1,1 @@
-"""Configs that come with warmrank; a package, so that an installed `warmrank demo` finds them."""
+"""Configs that come with warmrank; a package, so that an installed `warmrank launch --demo` finds them."""

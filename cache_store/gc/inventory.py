@@ -119,7 +119,7 @@ _UPGRADE = (
     "upgrade warmrank here, and evict with that release; "
     "where nobody uses a later one, remove that file by hand"
 )
-_REPAIR = "run `warmrank verify --repair`, which moves it into quarantine, then evict again"
+_REPAIR = "run `warmrank store verify --repair`, which moves it into quarantine, then evict again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def mark_used(backend: BlobBackend, record_name: str, *, today: date | None = No
         logger.debug("The use of %s was not noted: %s", record_name, error)
         return (
             f"use not noted, so an evict may take {record_name} for unused: {error}; "
-            "`warmrank pin` keeps it, from where the store is writable"
+            "`warmrank store pin` keeps it, from where the store is writable"
         )
     return ""
 

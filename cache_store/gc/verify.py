@@ -49,7 +49,7 @@ from warmrank.cache_store.records.launches import read_launch
 from warmrank.cache_store.records.manifest import LaunchRecord
 
 READERS = 8
-_ELSEWHERE = "this place is only read here: run `warmrank verify --repair` where it may be written"
+_ELSEWHERE = "this place is only read here: run `warmrank store verify --repair` where it may be written"
 _T = TypeVar("_T")
 
 
@@ -346,7 +346,7 @@ class _Audit:
                 where = "" if self.is_writable else " where this place may be written"
                 self.faults.append(
                     f"{info.name}: {info.stored_bytes} bytes on their way in for {age_s / 3600.0:.0f} h, "
-                    f"by a process that must have died; `warmrank evict` removes them{where}"
+                    f"by a process that must have died; `warmrank store evict` removes them{where}"
                 )
 
     def _said(self, error: StoreError) -> str:

@@ -1,4 +1,4 @@
-"""A listing: the document behind ``warmrank sync``, one directory of another tool at one time.
+"""A listing: the document behind ``warmrank store sync``, one directory of another tool at one time.
 
 Layout: canonical JSON of `DirectoryListing`, sealed by `cache_store.signing.trust`, under
 `cache_store.layout.directory_name`::

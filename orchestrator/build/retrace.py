@@ -16,8 +16,7 @@ from warmrank.cache_store.records.manifest import PartitionManifest, utc_now
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
-from warmrank.orchestrator.build.plan import built_ranks
-from warmrank.orchestrator.build.target import check_target
+from warmrank.orchestrator.build.plan import built_ranks, check_target
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch.identity import launch_key

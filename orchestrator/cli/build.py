@@ -1,4 +1,4 @@
-"""The commands that trace offline: `build`, `audit`, and `environment` for the machines that they are for."""
+"""The commands that trace offline: `build` and `audit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, answer, output, session
 from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Device = Annotated[
 EnvironmentFile = Annotated[
     Path | None,
     typer.Option(
-        "--environment", metavar="FILE", help="What warmrank environment printed on a target machine."
+        "--environment", metavar="FILE", help="What warmrank doctor --environment printed on a target."
     ),
 ]
 RealTensors = Annotated[
@@ -112,7 +112,7 @@ def _options(
     environment_file: Path | None, *, real_tensors: bool, every_rank: bool, jobs: int | None
 ) -> BuildOptions:
     from warmrank.orchestrator.build.driver import BuildOptions
-    from warmrank.orchestrator.build.target import read_target, target_here
+    from warmrank.orchestrator.build.plan import read_target, target_here
 
     return BuildOptions(
         target=read_target(environment_file) if environment_file else target_here(),
@@ -120,11 +120,3 @@ def _options(
         every_rank=every_rank,
         num_jobs=jobs or len(os.sched_getaffinity(0)),
     )
-
-
-def environment(debug: Debug = False) -> None:
-    """Print this machine's environment as JSON, for warmrank build --environment elsewhere."""
-    with session(debug=debug):
-        from warmrank.worker.environment import environment as here
-
-        print_json(here())

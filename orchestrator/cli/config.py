@@ -1,19 +1,26 @@
-"""The commands on configs: check one, show what it comes to, and describe all keys to editors and people."""
+"""`warmrank config`: check a config, show what it comes to, and print the JSON Schema of its keys."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import yaml
 
-from warmrank.orchestrator.cli.config_option import ConfigGroup
-from warmrank.orchestrator.cli.console import ExitCode, answer, output, plain, print_json, session
-from warmrank.orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema_text
-from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, doubts_here, load_config
+from warmrank.orchestrator.cli.console import ExitCode, output, plain, print_json, session
+from warmrank.orchestrator.cli.options import (
+    AsJson,
+    ConfigFile,
+    ConfigGroup,
+    Debug,
+    Overrides,
+    doubts_here,
+    load_config,
+)
 from warmrank.orchestrator.text import count_text
 
 if TYPE_CHECKING:
@@ -22,19 +29,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from warmrank.orchestrator.config.doubts import Doubt
-    from warmrank.orchestrator.config.origins import Origin
     from warmrank.orchestrator.config.reading import Config
 
 app = typer.Typer(
     name="config",
     cls=ConfigGroup,
     no_args_is_help=True,
-    help="Check a config, show what it comes to, and describe its keys.",
+    help="Check a config, show what it comes to, and print the schema of its keys.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+SchemaOf = Literal["config", "report"]
 DocumentKind = Annotated[
-    SchemaOf, typer.Option("--of", metavar="KIND", help=f"Of which kind of document: {', '.join(NAMES)}.")
+    SchemaOf, typer.Option("--of", metavar="KIND", help="Of which kind of document: config or report.")
 ]
 
 
@@ -64,51 +71,37 @@ def check(
 
 @app.command()
 def show(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    origin: Annotated[
-        bool, typer.Option("--origin", help="Where each value is from: line, --set or default.")
-    ] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
+    config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False
 ) -> None:
     """Show a config as a launch would use it, with all defaults and absolute paths."""
     with session(debug=debug):
-        from warmrank.orchestrator.config.origins import as_plain, origins
-
-        loaded = load_config(config, overrides)
-        if origin:
-            found = origins(loaded, config, tuple(overrides or ()))
-            answer(found, _origins_table, as_json=as_json)
-        elif as_json:
-            print_json(as_plain(loaded))
+        values = load_config(config, overrides).model_dump(mode="json")
+        if as_json:
+            print_json(values)
         else:
-            typer.echo(yaml.safe_dump(as_plain(loaded), sort_keys=False, width=100), nl=False)
+            typer.echo(yaml.safe_dump(values, sort_keys=False, width=100), nl=False)
 
 
 @app.command()
 def schema(of: DocumentKind = "config") -> None:
-    """Print the JSON Schema of a kind of document, for editors."""
+    """Print the JSON Schema of a config, with every key's type, default and meaning; or that of a report."""
     typer.echo(schema_text(of), nl=False)
 
 
-@app.command()
-def reference(
-    of: DocumentKind = "config",
-    into: Annotated[
-        Path | None, typer.Option("--into", metavar="FILE", help="Make it anew in this document.")
-    ] = None,
-    debug: Debug = False,
-) -> None:
-    """Print all keys with type, default and meaning, as Markdown."""
-    with session(debug=debug):
-        from warmrank.orchestrator.config.reference import update
+def schema_text(of: SchemaOf) -> str:
+    """A schema as the text that is kept in docs/schemas/."""
+    return json.dumps(schema_of(of), indent=2, ensure_ascii=True) + "\n"
 
-        made = reference_of(of)
-        if into is None:
-            typer.echo(made)
-        else:
-            update(into, made)
+
+def schema_of(of: SchemaOf) -> dict[str, Any]:
+    """The JSON Schema of a kind of document."""
+    if of == "report":
+        from warmrank.orchestrator.launch.report import report_schema
+
+        return report_schema()
+    from warmrank.orchestrator.config.models import config_schema
+
+    return config_schema()
 
 
 @contextmanager
@@ -154,16 +147,3 @@ def _rendered(found: Sequence[Doubt]) -> RenderableType:
         blocks.append(Text.assemble((f"{doubt.level}: ", style), ", ".join(doubt.keys)))
         blocks.append(pairs([("found", doubt.found), ("remedy", doubt.remedy)], style="bold"))
     return Group(*blocks)
-
-
-def _origins_table(found: Sequence[Origin]) -> RenderableType:
-    from rich.text import Text
-
-    from warmrank.orchestrator.ui.table import table_of
-
-    table = table_of("key", "value", "from")
-    for item in found:
-        value = yaml.safe_dump(item.value, default_flow_style=True, width=1000).partition("\n")[0]
-        style = "dim" if item.source == "default" else ""
-        table.add_row(Text(item.key), Text(value), Text(item.source), style=style)
-    return table

@@ -1,4 +1,4 @@
-"""`warmrank demo`: the embedded default launched twice, in fresh processes, first cold and then warm.
+"""`warmrank launch --demo`: the embedded default launched twice, in fresh processes, cold and then warm.
 
 Invariants: only a directory that an earlier demo made is emptied; the numbers at the end come from the two
 launches' reports and from this process's clock, and each says what it spans.
@@ -88,7 +88,7 @@ def prepare(out: Path) -> None:
     if out.exists() and not (out.is_dir() and ((out / MARKER).is_file() or not any(out.iterdir()))):
         msg = (
             f"{out} exists, and no demo made it (it has no {MARKER}), so it is left alone; "
-            "move it away, or name another directory with --out"
+            "move it away, or name another directory"
         )
         raise NotOurs(msg)
     for name in _STATE:
@@ -98,7 +98,7 @@ def prepare(out: Path) -> None:
         else:
             path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
-    (out / MARKER).write_text("`warmrank demo` empties this directory when it runs again.\n")
+    (out / MARKER).write_text("`warmrank launch --demo` empties this directory when it runs again.\n")
 
 
 def launch_command(config: Path, out: Path, report: Path) -> tuple[str, ...]:

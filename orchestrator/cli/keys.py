@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from warmrank.cache_store.errors import Conflict
-from warmrank.orchestrator.cli.config_option import ConfigGroup
 from warmrank.orchestrator.cli.console import answer, output, print_json, session
-from warmrank.orchestrator.cli.options import AsJson, Debug, check_line
+from warmrank.orchestrator.cli.options import AsJson, ConfigGroup, Debug, check_line
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:

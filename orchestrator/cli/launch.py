@@ -11,7 +11,6 @@ import typer
 
 from warmrank.orchestrator.cli.console import exit_code_of, output, session
 from warmrank.orchestrator.cli.options import (
-    ConfigFile,
     Debug,
     Overrides,
     load_config,
@@ -25,6 +24,9 @@ from warmrank.worker.settings import settings
 if TYPE_CHECKING:
     from warmrank.orchestrator.launch.report import Report
 
+OptionalLaunch = Annotated[
+    Path | None, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)
+]
 HtmlFile = Annotated[
     Path | None,
     typer.Option("--report", metavar="FILE.html", help="Write the report there as one page for a browser."),
@@ -39,7 +41,7 @@ MetricsFile = Annotated[
 
 
 def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
-    config: ConfigFile,
+    config: OptionalLaunch = None,
     overrides: Overrides = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
@@ -58,10 +60,26 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     no_compile: Annotated[
         bool, typer.Option("--no-compile", help="Never compile: a miss is an error that explains itself.")
     ] = False,
+    demo: Annotated[
+        Path | None,
+        typer.Option(
+            "--demo",
+            metavar="DIR",
+            help="In place of CONFIG: launch the embedded default twice, cold and then warm, with cache, "
+            "store and reports in DIR, and compare.",
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Bring every rank to a warm state; compile only what is nowhere stored."""
+    if (config is None) == (demo is None):
+        raise typer.BadParameter("expected either a CONFIG or --demo DIR", param_hint="CONFIG")
     with session(debug=debug):
+        if config is None:
+            from warmrank.orchestrator.cli.demo import demo as run_demo
+
+            run_demo(demo or Path(), output())
+            return
         from warmrank.orchestrator.config.reading import require_workload
         from warmrank.orchestrator.launch.driver import Launch
         from warmrank.orchestrator.launch.report import keep_last, to_json
@@ -118,7 +136,7 @@ def report(
     json_file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[REPORT.json]",
+            metavar="REPORT.json",
             help="What launch --json wrote; else the last launch of this user on this machine.",
             show_default=False,
         ),

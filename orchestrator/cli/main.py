@@ -1,4 +1,4 @@
-"""The command line: thin commands over `launch`, `preseed`, `submit`, `look`, `explain`, `verify` and `demo`.
+"""The command line: every command by its name and panel.
 
 Importing this module imports neither torch nor Ray; a command imports what it needs when it runs.
 """
@@ -6,31 +6,26 @@ Importing this module imports neither torch nor Ray; a command imports what it n
 from __future__ import annotations
 
 import importlib.metadata
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from warmrank.orchestrator.cli import build as cli_build
 from warmrank.orchestrator.cli import config as cli_config
-from warmrank.orchestrator.cli import doctor as cli_doctor
-from warmrank.orchestrator.cli import evict as cli_evict
 from warmrank.orchestrator.cli import exec as cli_exec
 from warmrank.orchestrator.cli import keys as cli_keys
 from warmrank.orchestrator.cli import launch as cli_launch
 from warmrank.orchestrator.cli import look as cli_look
 from warmrank.orchestrator.cli import preseed as cli_preseed
-from warmrank.orchestrator.cli import publish as cli_publish
+from warmrank.orchestrator.cli import store as cli_store
 from warmrank.orchestrator.cli import submit as cli_submit
-from warmrank.orchestrator.cli import sync as cli_sync
-from warmrank.orchestrator.cli.completion import for_bash
-from warmrank.orchestrator.cli.config_option import ConfigGroup
-from warmrank.orchestrator.cli.console import output, session
-from warmrank.orchestrator.cli.options import Debug
+from warmrank.orchestrator.cli.options import ConfigGroup
 from warmrank.orchestrator.leaving import leave_at_once_if_needed
 
 # The panels of --help; a command that belongs to none of them is hard to find.
-LAUNCH, LOOK, STORE, KEYS = "Launch", "Look", "Store", "Keys"
+LAUNCH, LOOK, STORE = "Launch", "Look", "Store, keys and config"
+
 
 app = typer.Typer(
     name="warmrank",
@@ -48,8 +43,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line."""
     try:
-        with for_bash():
-            app(prog_name="warmrank")
+        app(prog_name="warmrank")
     except SystemExit as end:
         leave_at_once_if_needed(end.code)
         raise
@@ -77,40 +71,26 @@ def root(
     """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
 
 
-app.command(rich_help_panel=LAUNCH)(cli_launch.launch)
-
-
-@app.command(rich_help_panel=LAUNCH)
-def demo(
-    out: Annotated[Path, typer.Option(help="Directory for cache, store and reports.")] = Path(
-        "warmrank-out/demo"
-    ),
-    debug: Debug = False,
-) -> None:
-    """Launch the embedded default twice, cold and then warm, and compare."""
-    with session(debug=debug):
-        from warmrank.orchestrator.cli.demo import demo as run
-
-        run(out, output())
-
-
-app.command(rich_help_panel=LAUNCH)(cli_submit.submit)
-app.command(rich_help_panel=LAUNCH)(cli_preseed.preseed)
-app.command("exec", rich_help_panel=LAUNCH)(cli_exec.exec_)
-app.command(rich_help_panel=LAUNCH)(cli_build.build)
-app.add_typer(cli_config.app, rich_help_panel=LOOK)
-app.command("ls", rich_help_panel=LOOK)(cli_look.list_)
-app.command(rich_help_panel=LOOK)(cli_launch.report)
-app.command(rich_help_panel=LOOK)(cli_build.environment)
-app.command(rich_help_panel=LOOK)(cli_look.show)
-app.command(rich_help_panel=LOOK)(cli_look.explain)
-app.command(rich_help_panel=LOOK)(cli_look.readable)
-app.command(rich_help_panel=LOOK)(cli_doctor.doctor)
-app.command(rich_help_panel=STORE)(cli_publish.init)
-app.command(rich_help_panel=STORE)(cli_publish.publish)
-app.command(rich_help_panel=STORE)(cli_look.verify)
-app.command(rich_help_panel=STORE)(cli_build.audit)
-app.command(rich_help_panel=STORE)(cli_evict.evict)
-app.command(rich_help_panel=STORE)(cli_evict.pin)
-app.add_typer(cli_sync.app, name="sync", rich_help_panel=STORE)
-app.add_typer(cli_keys.app, rich_help_panel=KEYS)
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    LAUNCH: {
+        "launch": cli_launch.launch,
+        "submit": cli_submit.submit,
+        "preseed": cli_preseed.preseed,
+        "exec": cli_exec.exec_,
+        "build": cli_build.build,
+        "audit": cli_build.audit,
+    },
+    LOOK: {
+        "explain": cli_look.explain,
+        "report": cli_launch.report,
+        "ls": cli_look.list_,
+        "show": cli_look.show,
+        "doctor": cli_look.doctor,
+    },
+}
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(cli_store.app, name="store", rich_help_panel=STORE)
+app.add_typer(cli_keys.app, name="keys", rich_help_panel=STORE)
+app.add_typer(cli_config.app, name="config", rich_help_panel=STORE)

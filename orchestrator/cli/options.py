@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from warmrank.orchestrator.cli import completion
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.doubts import Doubt
@@ -21,16 +20,14 @@ ConfigFile = Annotated[
         metavar="CONFIG",
         help="YAML file.",
         show_default=False,
-        autocompletion=completion.config_arguments,
     ),
 ]
 OptionalConfig = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CONFIG]",
+        metavar="CONFIG",
         help="Config that names the store and whom to trust.",
         show_default=False,
-        autocompletion=completion.config_arguments,
     ),
 ]
 Overrides = Annotated[
@@ -39,7 +36,6 @@ Overrides = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Override a key of the config, e.g. ranks=4. Repeatable.",
-        autocompletion=completion.overrides,
     ),
 ]
 StorePath = Annotated[
@@ -74,8 +70,7 @@ def doubts_here(
         starts_ray: a Ray of its own may be started here, for its workload.
         is_elsewhere: it runs as a job of a cluster, whose nodes have what is missing on this machine.
     """
-    from warmrank.orchestrator.config.doubts import doubts
-    from warmrank.orchestrator.config.machine import look
+    from warmrank.orchestrator.config.doubts import doubts, look
     from warmrank.orchestrator.gang.ray_session import way_in_now
 
     way = way_in_now(config.ray)
@@ -147,7 +142,7 @@ def _refuse_unusable(cache_dir: Path) -> None:
     from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
     from warmrank.cache_store.errors import UnusableCache
     from warmrank.orchestrator.bounded import all_within
-    from warmrank.orchestrator.config.trust import LOOK_S
+    from warmrank.orchestrator.config.store import LOOK_S
 
     def fault() -> UnusableCache | None:
         try:
@@ -192,3 +187,95 @@ def load_optional(config: Path | None, overrides: list[str] | None) -> Config | 
         msg = f"{config}: expected a config, found a directory; a store's is named with --store {config}"
         raise BadArgument(msg)
     return None if config is None else load_config(config, overrides)
+
+
+_OPTION = "--config"
+
+
+_NOW = {
+    **{name: f"store {name}" for name in ("init", "publish", "verify", "evict", "pin", "sync")},
+    "demo": "launch --demo DIR",
+    "environment": "doctor --environment",
+    "readable": "show FILE",
+    "config reference": "config schema",
+}
+"""Commands that went elsewhere, and where they are now."""
+
+
+class ConfigGroup(TyperGroup):
+    """A group of commands, of which those with an argument CONFIG also take it as an option.
+
+    A command that has another name now is an error that says which.
+    """
+
+    def get_params(self, ctx: Any) -> Any:
+        """See `click.Command.get_params`."""
+        return _with_plain_flags(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """See `click.Group.get_command`."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            names = [each.name for each in command.params]
+            if "config" in names and not any(_OPTION in each.opts for each in command.params):
+                command.params.insert(names.index("config") + 1, _option_for_help())
+            _with_plain_flags(command.get_params(ctx))
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """See `click.Group.resolve_command`."""
+        old = " ".join([*ctx.command_path.split()[1:], *args[:1]])
+        if old in _NOW and not ctx.resilient_parsing:
+            typer.echo(f"error: warmrank {old} is now: warmrank {_NOW[old]}", err=True)
+            raise typer.Exit(2)
+        name, command, rest = super().resolve_command(ctx, args)
+        arguments = (
+            [each.name for each in command.params if each.param_type_name == "argument"] if command else []
+        )
+        return name, command, as_argument(rest, arguments)
+
+
+def _with_plain_flags(params: Sequence[Any]) -> Sequence[Any]:
+    for each in params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return params
+
+
+def _option_for_help() -> Any:
+    """What ``--help`` lists and TAB completes; `as_argument` has taken it out before options are read."""
+    made = typer.Typer(add_completion=False)
+
+    @made.command()
+    def command(
+        config_option: Annotated[
+            str | None, typer.Option(_OPTION, metavar="FILE", help="In place of CONFIG.")
+        ] = None,
+    ) -> None:
+        """Take the option."""
+
+    (option,) = typer.main.get_command(made).params
+    option.expose_value = False
+    return option
+
+
+def as_argument(words: Sequence[str], arguments: Sequence[str | None]) -> list[str]:
+    """The words of a command with ``--config FILE`` put where its argument CONFIG is looked for.
+
+    Args:
+        words: after the command's name; what follows ``--`` is somebody else's.
+        arguments: names of the command's arguments, in order.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    own, rest = list(words[:end]), list(words[end:])
+    if "config" not in arguments:
+        return [*own, *rest]
+    for index, word in enumerate(own):
+        if word == _OPTION and index + 1 < len(own):
+            value, others = own[index + 1], own[:index] + own[index + 2 :]
+        elif word.startswith(f"{_OPTION}="):
+            value, others = word.partition("=")[2], own[:index] + own[index + 1 :]
+        else:
+            continue
+        return [value, *others, *rest] if arguments[0] == "config" else [*others, value, *rest]
+    return [*own, *rest]

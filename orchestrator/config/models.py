@@ -5,11 +5,13 @@ Those of the store stand in `orchestrator.config.store`.
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BaseModel,
     Discriminator,
     Field,
     JsonValue,
@@ -19,16 +21,76 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from warmrank.orchestrator.config.serving import VARIABLE_PATTERN, ExecConfig
-from warmrank.orchestrator.config.store import StoreConfig
-from warmrank.orchestrator.config.strict import Seconds, Strict
+from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict
 from warmrank.worker import node_caches
+from warmrank.worker.cache_options import EngineChoice, GuardMode
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
-GuardMode = Literal["always", "once", "skip"]
-EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+
+TOOL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+VARIABLE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
+PATH_PATTERN = r"^([/~$].*)?$"
+
+KNOWN_VARIABLES = {
+    "inductor": "TORCHINDUCTOR_CACHE_DIR",
+    "triton": "TRITON_CACHE_DIR",
+    "vllm": "VLLM_CACHE_ROOT",
+}
+"""Where each tool looks for its directory. Sources: torch/_inductor/runtime/cache_dir_utils.py,
+triton/knobs.py, vllm/envs.py."""
+
+
+class SyncedCache(Strict):
+    """A cache directory of a tool, brought to each node before the command and back when it is ready."""
+
+    tool: str = Field(pattern=TOOL_PATTERN, description="inductor, triton, vllm, or the name of another tool")
+    path: str = Field(
+        default="",
+        pattern=PATH_PATTERN,
+        description="directory on each node, absolute, ~ or $NAME first; none: below cache_dir",
+    )
+    variable: str = Field(
+        default="",
+        pattern=VARIABLE_PATTERN,
+        description="environment variable that tells the tool its directory; known for the three",
+    )
+
+    @model_validator(mode="after")
+    def _is_found_by_its_tool(self) -> SyncedCache:
+        if self.tool not in KNOWN_VARIABLES and not (self.path or self.variable):
+            why = "of {tool} a path, or the variable that tells it its directory"
+            raise PydanticCustomError("synced_cache", why, {"tool": self.tool})
+        return self
+
+
+class ExecConfig(Strict):
+    """What `warmrank exec` does for the user's command besides the ranks' own caches."""
+
+    sync: tuple[SyncedCache, ...] = Field(
+        default=(), description="list of mappings with tool, and path or variable if need be"
+    )
+    keys: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(),
+        description="list of NAME or NAME=VALUE that must be equal for a directory to come back; none: "
+        "the environment and the launch",
+    )
+
+    @model_validator(mode="after")
+    def _has_each_tool_once(self) -> ExecConfig:
+        tools = [cache.tool for cache in self.sync]
+        if twice := sorted({tool for tool in tools if tools.count(tool) > 1}):
+            raise PydanticCustomError(
+                "synced_cache", "each tool once, found {tool} twice", {"tool": twice[0]}
+            )
+        return self
+
+
+def variable_of(cache: SyncedCache) -> str:
+    """The variable that tells a tool its directory; empty where the config's path is its usual one."""
+    return cache.variable or KNOWN_VARIABLES.get(cache.tool, "")
+
 
 ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 NODE_CACHE_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
@@ -356,3 +418,37 @@ def _strides(config: Config) -> dict[str, tuple[int, int]]:
         found[name] = stride, size
         stride *= size
     return found
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def config_schema() -> dict[str, Any]:
+    """The schema of a launch's config."""
+    made = schema_of(Config, title="Config of a launch with warmrank")
+    definitions = made["$defs"]
+    full, tier = definitions["StoreConfig"], definitions["TierConfig"]
+    short = copy.deepcopy(tier)
+    short["title"], short["description"] = "StoreInShort", "A store of one place."
+    short["properties"]["trust"] = copy.deepcopy(full["properties"]["trust"])
+    definitions["StoreInShort"] = short
+    # Told apart by their keys, so that an editor names the mistake and not that neither fits.
+    made["properties"]["store"]["anyOf"] = [
+        {
+            "if": {"required": ["tiers"]},
+            "then": _ref("StoreConfig"),
+            "else": _ref("StoreInShort"),
+            "type": "object",
+        },
+        {"type": "null"},
+    ]
+    return made
+
+
+def schema_of(model: type[BaseModel], *, title: str) -> dict[str, Any]:
+    """The schema of a model, as it is."""
+    return {"$schema": _DIALECT, **model.model_json_schema(), "title": title}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/$defs/{name}"}

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from warmrank.cache_store.backends.objects.connection import KNOWN_OPTIONS
-from warmrank.orchestrator.config import models, serving
+from warmrank.orchestrator.config import models
 from warmrank.orchestrator.config import store as store_config
 from warmrank.orchestrator.errors import ConfigProblem
 
@@ -28,8 +28,8 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("retries",): models.Retries,
     ("watch",): models.WatchConfig,
     ("node_caches",): models.NodeCacheConfig,
-    ("exec",): serving.ExecConfig,
-    ("exec", "sync"): serving.SyncedCache,
+    ("exec",): models.ExecConfig,
+    ("exec", "sync"): models.SyncedCache,
 }
 """The model at each place of a config; a workload's ends with the tag of its kind, a tier's has no index, and
 a node cache's no name."""
@@ -42,9 +42,9 @@ _PATTERNS = {
     models.ENTRYPOINT_PATTERN: "",
     models.NAME_PATTERN: "",
     models.NODE_CACHE_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
-    serving.TOOL_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
-    serving.VARIABLE_PATTERN: "a name of letters, digits and '_'",
-    serving.PATH_PATTERN: "",
+    models.TOOL_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
+    models.VARIABLE_PATTERN: "a name of letters, digits and '_'",
+    models.PATH_PATTERN: "",
     store_config.KEY_ID_PATTERN: "32 digits, each 0-9 or a-f",
 }
 """The patterns of a config in words; none where the key's description says the same."""

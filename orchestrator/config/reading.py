@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
-from warmrank.orchestrator.config.node_caches import place_faults
 from warmrank.orchestrator.config.problems import is_short, shown, translate
-from warmrank.orchestrator.config.store import StoreConfig, is_url
-from warmrank.orchestrator.config.trust import absolute, locate_trust, warn_of_off
-from warmrank.orchestrator.config.yaml_files import problem, read_mapping, read_yaml, refuse_odd_values
-from warmrank.orchestrator.errors import ConfigError
+from warmrank.orchestrator.config.store import StoreConfig, absolute, is_url, locate_trust, warn_of_off
+from warmrank.orchestrator.errors import ConfigError, ConfigProblem
+from warmrank.worker import node_caches
+from warmrank.worker.node_caches import NodeCache
+from warmrank.worker.settings import expanded, settings
 
 __all__ = ["Config", "groups", "load", "parse"]
 
@@ -190,3 +191,169 @@ def _resolved_store(store: StoreConfig, base: Path) -> StoreConfig:
     trust = locate_trust(store.trust, base=base)
     warn_of_off(trust, [tier.path for tier in tiers])
     return store.model_copy(update={"tiers": tiers, "trust": trust})
+
+
+def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
+    """The mapping at the top level of a YAML file.
+
+    Args:
+        path: the file.
+        expected: what the mapping should hold, for the error, e.g. ``keys such as workload and ranks``.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = f"no readable file ({error})"
+        raise ConfigError([problem(str(path), "", found, "a YAML file")]) from error
+    data = read_yaml(text, str(path))
+    if not isinstance(data, dict):
+        found = f"{shown(data)} at the top level"
+        raise ConfigError([problem(str(path), "", found, f"a mapping of {expected}")])
+    return data
+
+
+def read_yaml(text: str, place: str) -> Any:
+    """What a text holds, be it a file's or an override's.
+
+    Raises:
+        ConfigError: it is no YAML, or has a key twice.
+    """
+    loader = _Loader(text)
+    loader.name = place
+    try:
+        data = loader.get_single_data()
+        _extent(data, {}, ())
+    except (RecursionError, _TooMuch) as error:
+        found = str(error) if isinstance(error, _TooMuch) else f"more than {_MOST_LEVELS} levels"
+        raise ConfigError([problem(place, "", found, "a document of a person's size")]) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        cause = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError([problem(place + line, "", f"broken YAML ({cause})", "valid YAML")]) from error
+    finally:
+        loader.dispose()
+    return data
+
+
+def refuse_odd_values(data: Mapping[str, Any], place: str) -> None:
+    """Refuse what YAML can hold and JSON cannot: dates, not-a-number, keys that are no strings.
+
+    Raises:
+        ConfigError: there is such a value.
+    """
+    if odd := tuple(_not_plain(data, ())):
+        raise ConfigError([problem(place, ".".join(key), shown(value), _PLAIN) for key, value in odd])
+
+
+def problem(place: str, key: str, found: str, expected: str) -> ConfigProblem:
+    """A `ConfigProblem` without a nearest key."""
+    return ConfigProblem(place=place, key=key, found=found, expected=expected)
+
+
+_PLAIN = "strings, finite numbers, true, false, null, lists, and mappings with string keys"
+
+
+def _not_plain(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if isinstance(name, str):
+                yield from _not_plain(item, (*key, name))
+            else:
+                yield (*key, repr(name)), name
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _not_plain(item, (*key, str(index)))
+    elif not isinstance(value, str | bool | int | None) and not (
+        isinstance(value, float) and math.isfinite(value)
+    ):
+        yield key, value
+
+
+_MOST_LEVELS = 64
+_MOST_VALUES = 100_000
+
+
+class _TooMuch(Exception):
+    """Aliases make more of a document than anybody wrote."""
+
+
+def _extent(value: object, known: dict[int, int], above: tuple[int, ...]) -> int:
+    """How many values there are, those of an alias counted at each place; raises `_TooMuch`."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) in above:
+        raise _TooMuch("an alias of what it stands in")
+    if len(above) >= _MOST_LEVELS:
+        raise _TooMuch(f"more than {_MOST_LEVELS} levels")
+    if id(value) not in known:
+        items = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_extent(item, known, (*above, id(value))) for item in items)
+    if known[id(value)] > _MOST_VALUES:
+        raise _TooMuch(f"more than {_MOST_VALUES} values, with those of aliases")
+    return known[id(value)]
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, where YAML would drop the first in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                self._refuse(
+                    key_node, f"the key {key!r} ({type(key).__name__})", "a string; put it in quotes"
+                )
+            if key in seen:
+                self._refuse(key_node, f"the key {key!r} twice in one mapping", "each key once")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    @staticmethod
+    def _refuse(node: yaml.Node, found: str, expected: str) -> None:
+        place = f"{node.start_mark.name}:{node.start_mark.line + 1}"
+        raise ConfigError([problem(place, "", found, expected)])
+
+
+def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
+    """The node caches of this node: engine torchair's own on npu, and those that the config declares."""
+    faults = place_faults(config)
+    return tuple(cache for cache in declared_caches(config) if cache.name not in faults)
+
+
+def place_faults(config: Config) -> dict[str, str]:
+    """Why node caches cannot lie where the config says, as this process understands its paths, by name."""
+    own = {name: node_caches.engine_directory(config.cache_dir, name) for name in node_caches.OWN}
+    named = [cache for cache in declared_caches(config) if cache.name not in own]
+    return node_caches.place_faults(named, config.cache_dir, own)
+
+
+def declared_caches(config: Config) -> tuple[NodeCache, ...]:
+    """All that the config names, and engine torchair's own, whether or not they can be used here."""
+    names = dict.fromkeys((*(node_caches.OWN if config.device == "npu" else ()), *config.node_caches))
+    found = (_cache(config, name) for name in names)
+    return tuple(cache for cache in found if cache is not None)
+
+
+def _cache(config: Config, name: str) -> NodeCache | None:
+    """A node cache; None for one that the config leaves out."""
+    given = config.node_caches.get(name)
+    if name in config.node_caches and given is None:
+        return None
+    if name in node_caches.OWN:
+        return node_caches.own(name, config.cache_dir, collect=given.collect if given else "all")
+    assert given is not None  # noqa: S101 - only an engine's own are there without being declared
+    known = node_caches.operators(settings())
+    is_known = name == node_caches.OPERATORS
+    return NodeCache(
+        name=name,
+        directory=known.directory if is_known and not given.path else expanded(given.path),
+        patterns=known.patterns if is_known and "patterns" not in given.model_fields_set else given.patterns,
+        collect=given.collect,
+    )

@@ -3,7 +3,7 @@
 An `ExecNode` knows neither Ray nor torch: on a cluster it is an actor, with ``--here`` the driver has it. Its
 methods may be called from several threads, so that a command goes on while its artifacts are published.
 Partitions go to the store by way of the queue on the node's disk, so what the store does not take waits there
-for ``warmrank publish``.
+for ``warmrank store publish``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from warmrank.cache_store.cache_dir.private_files import (
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
 from warmrank.cache_store.publish_pending import QueueReport, add_partition, publish_pending
 from warmrank.cache_store.seed import Wanted, seed
-from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.serving import variable_of
+from warmrank.orchestrator.config.models import Config, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.exec.placement import Placement, When
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of

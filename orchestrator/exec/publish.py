@@ -217,7 +217,7 @@ class Publisher:
             published, num = found, count_text(config.ranks, "rank")
         self.record, reason = commit_launch(config, published)
         if reason:
-            self._problem(f"not published yet, waits for warmrank publish: {reason}")
+            self._problem(f"not published yet, waits for warmrank store publish: {reason}")
         else:  # by the key, as ls and preseed call it; the record's own name is in the JSON
             self._say(f"published {num}, launch {launch_key(config)[:12]}")
 

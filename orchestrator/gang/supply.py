@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from warmrank.orchestrator.config.machine import RAY_OVERRIDE
+from warmrank.orchestrator.config.doubts import RAY_OVERRIDE
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import LacksDevice
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode

@@ -17,8 +17,7 @@ from typing import Any
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.config.store import StoreConfig, is_url
-from warmrank.orchestrator.config.trust import LOOK_S
+from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, is_url
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.orchestrator.text import size_text
 

@@ -1,7 +1,7 @@
 """The last stage: every rank's manifest, then, by the driver alone, the launch record.
 
-What the store does not take because it is away stays on the nodes' disks, and `warmrank publish` puts it
-there later: partitions on the node of each rank, what the launch is on the driver's.
+What the store does not take because it is away stays on the nodes' disks, and `warmrank store publish` puts
+it there later: partitions on the node of each rank, what the launch is on the driver's.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _no_key(access: Access) -> str:
     if access.store is not None:
         return f"not committed: {chosen}; {unset}. {remedy}"
     return (
-        f"{chosen}. warmrank publish looks at the place again, and if that asks for signatures still, it "
-        f"publishes nothing while {unset}. {remedy}"
+        f"{chosen}. warmrank store publish looks at the place again, and if that asks for signatures still, "
+        f"it publishes nothing while {unset}. {remedy}"
     )
 
 

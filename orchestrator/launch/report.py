@@ -267,7 +267,7 @@ class Report:
         node_artifacts: every node that has node caches, in order.
         publishes: every node that published something or wanted to, in order.
         nondeterministic: functions whose compile gave other bytes than the store holds.
-        queued_on: hosts on which `warmrank publish` has to be run when the store answers again, in order.
+        queued_on: hosts on which `warmrank store publish` has to be run when the store answers, in order.
         stages: every stage, in order.
         totals: sums.
         problems: what did not stop the launch, but should be looked at.

@@ -269,7 +269,7 @@ def _is_here(config: Config, entry: ArtifactEntry) -> bool:
             return find_companion(path.parent, path.name, entry.digest) is not None
         return find_variant(path.parent, entry.digest) is not None
     except StoreError as error:
-        # A launch refuses such a file too; `warmrank verify` lists them.
+        # A launch refuses such a file too; `warmrank store verify` lists them.
         logger.warning("%s", error)
         return False
 

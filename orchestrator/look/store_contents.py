@@ -6,20 +6,26 @@ then not looked at.
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from warmrank.cache_store.cache_dir.local import is_companion_name
-from warmrank.cache_store.errors import StoreUnavailable, os_errors_are_unavailable
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
+from warmrank.cache_store.records.launches import StoredLaunch
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
     PartitionManifest,
+    PartitionRef,
     RequestEntry,
 )
 from warmrank.cache_store.store import Store
@@ -27,6 +33,7 @@ from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import is_url
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.launch.outlook import OtherRanks, other_ranks, record_changes
 from warmrank.orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
 from warmrank.worker.environment import environment
 
@@ -222,3 +229,212 @@ def _absent(store: Store, wanted: str, names: list[str]) -> str:
 
 def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLine:
+    """One partition of a launch, in short."""
+
+    partition: str
+    rank: int
+    key: str
+    num_artifacts: int
+    num_files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLine:
+    """One launch record of the store.
+
+    Attributes:
+        launch_key: its key; several records may have the same.
+        record: the sha256 that names the record among those of its key.
+        pinned: no evict takes it.
+        last_used: ISO 8601, UTC, to about a day; empty where no use was noted.
+        of_config: it is the launch of the config that was named.
+        created: ISO 8601, UTC.
+        what: entrypoint or script.
+        identity: named components of what was launched.
+        world_size: number of ranks.
+        functions: names of the cached functions.
+        num_artifacts: distinct artifacts.
+        num_files: these, the distinct files beside them, and node artifacts.
+        size_bytes: size of the files.
+        num_node_files: how many of them are node artifacts.
+        changes: components that differ here from the nearest environment, such as ``torch 2.13.0 -> 2.13.1``.
+        others: ranks of other environments.
+        partitions: every rank's partition.
+    """
+
+    launch_key: str
+    record: str
+    pinned: bool
+    last_used: str
+    of_config: bool
+    created: str
+    what: str
+    identity: dict[str, str]
+    world_size: int
+    functions: tuple[str, ...]
+    num_artifacts: int
+    num_files: int
+    size_bytes: int
+    changes: tuple[str, ...]
+    others: tuple[OtherRanks, ...]
+    partitions: tuple[PartitionLine, ...]
+    num_node_files: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What is in a store.
+
+    Attributes:
+        store: its location.
+        launches: every launch, newest first.
+        problems: what could not be read, one line each.
+    """
+
+    store: str
+    launches: tuple[LaunchLine, ...]
+    problems: tuple[str, ...]
+
+
+def list_store(store: Store, config: Config | None = None) -> Listing:
+    """Every launch in the store; with a config, its own launches are marked.
+
+    Raises:
+        StoreError: the store cannot be listed.
+    """
+    wanted = launch_key(config) if config else ""
+    problems: list[str] = []
+    pinned = {pin.record for pin in store.pins()}
+    uses = store.last_uses()
+    lines = tuple(
+        _launch_line(
+            store,
+            stored,
+            problems,
+            of_config=stored.record.launch_key == wanted,
+            pinned=stored.name in pinned,
+            last_used=uses.get(stored.name),
+        )
+        for stored in store.stored_launches()
+    )
+    return Listing(store=store.location, launches=lines, problems=(*store.problems, *problems))
+
+
+def _launch_line(
+    store: Store,
+    stored: StoredLaunch,
+    problems: list[str],
+    *,
+    of_config: bool,
+    pinned: bool,
+    last_used: datetime | None,
+) -> LaunchLine:
+    record = stored.record
+    found: list[tuple[PartitionRef, PartitionManifest]] = []
+    for ref in sorted(record.partitions, key=lambda ref: ref.rank):
+        try:
+            found.append((ref, store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)))
+        except StoreError as error:
+            problems.append(str(error))
+    distinct = {entry.sha256: entry for _, manifest in found for entry in manifest.artifacts}
+    return LaunchLine(
+        launch_key=record.launch_key,
+        record=stored.name.rpartition("/")[2],
+        pinned=pinned,
+        last_used=last_used.isoformat(timespec="seconds") if last_used else "",
+        of_config=of_config,
+        created=record.created,
+        what=what_is_launched(record.identity),
+        identity=record.identity,
+        world_size=record.world_size,
+        functions=tuple(sorted({entry.function for entry in distinct.values() if entry.scope == "rank"})),
+        num_artifacts=num_artifacts(distinct.values()),
+        num_files=len(distinct),
+        num_node_files=sum(entry.scope == "node" for entry in distinct.values()),
+        size_bytes=sum(entry.size_bytes for entry in distinct.values()),
+        changes=record_changes(record, environment()),
+        others=other_ranks(record, environment()),
+        partitions=tuple(
+            PartitionLine(
+                partition=ref.partition,
+                rank=ref.rank,
+                key=ref.manifest_key,
+                num_artifacts=num_artifacts(manifest.artifacts),
+                num_files=len(manifest.artifacts),
+                size_bytes=sum(entry.size_bytes for entry in manifest.artifacts),
+            )
+            for ref, manifest in found
+        ),
+    )
+
+
+def what_is_launched(identity: dict[str, str]) -> str:
+    """The entrypoint or script of a launch."""
+    return identity.get("entrypoint") or identity.get("script") or "(unnamed)"
+
+
+_FORMAT = 1
+"""Of what `worker.capture.plan` writes. That module needs torch, so the layout is read here again."""
+
+_DIGEST_CHARS = 12
+
+
+def short_signature(signature: str) -> str:
+    """Shapes as lists, and runs of equal ones once, with their number.
+
+    A capture plan is told in words; a text that only looks like one is given as it is.
+    """
+    if signature.startswith("{"):
+        try:
+            return _plan(json.loads(signature))
+        except (ValueError, TypeError, KeyError):  # of a later version, say: nothing of it may be lost
+            return signature
+    parts = re.findall(r"[^\s,()\[\]]*\[[^\]]*\]|[^\s,()\[\]]+", signature.replace("torch.Size(", ""))
+    return " ".join(_runs(parts))
+
+
+def _plan(plan: dict[str, Any]) -> str:
+    """``inputs 3-4: [2, 64] x2, [8, 8] strides [1, 8]; numbers 5: 32; artifact 80eb...``."""
+    if plan["format"] != _FORMAT:
+        raise ValueError(plan["format"])
+    inputs = [(position, _tensor(*rest)) for position, *rest in plan["inputs"]]
+    numbers = [(position, json.dumps(value)) for position, value in plan["numbers"]]
+    parts = [
+        _listed("input", inputs),
+        _listed("number", numbers),
+        f"artifact {plan['artifact'][:_DIGEST_CHARS]}",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _tensor(sizes: list[int], strides: list[int] | None = None) -> str:
+    return str(sizes) if strides is None else f"{sizes} strides {strides}"
+
+
+def _listed(what: str, items: list[tuple[int, str]]) -> str:
+    """Each value with its position; neighbours that are equal once."""
+    found = []
+    for text, run in itertools.groupby(items, key=lambda item: item[1]):
+        positions = [position for position, _ in run]
+        found.append(f"{_positions(positions)}: {text}")
+    return f"{what if len(items) == 1 else what + 's'} {', '.join(found)}" if found else ""
+
+
+def _positions(positions: list[int]) -> str:
+    """``3``, ``3-5``, ``3-5 7``."""
+    parts = []
+    # Positions that follow each other are as far from the count as the first.
+    for _, run in itertools.groupby(enumerate(positions), key=lambda pair: pair[1] - pair[0]):
+        members = [position for _, position in run]
+        parts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return " ".join(parts)
+
+
+def _runs(parts: Iterable[str]) -> list[str]:
+    runs = [(part, len(list(run))) for part, run in itertools.groupby(parts)]
+    return [f"{part} x{count}" if count > 1 else part for part, count in runs]

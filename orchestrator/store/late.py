@@ -1,4 +1,4 @@
-"""`warmrank publish`: brings to the store what launches left on this node while it was away.
+"""`warmrank store publish`: brings to the store what launches left on this node while it was away.
 
 Knows neither torch nor Ray. A launch that stretched over several nodes needs this on each of them, on the
 driver's last, because only there its record waits.

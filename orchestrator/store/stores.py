@@ -17,8 +17,14 @@ from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.config.store import StoreConfig, TierConfig, TrustConfig, tier_at
-from warmrank.orchestrator.config.trust import choice_of, locate_trust
+from warmrank.orchestrator.config.store import (
+    StoreConfig,
+    TierConfig,
+    TrustConfig,
+    choice_of,
+    locate_trust,
+    tier_at,
+)
 from warmrank.orchestrator.errors import BadArgument
 
 logger = logging.getLogger(__name__)
@@ -175,7 +181,7 @@ def decided(config: StoreConfig) -> StoreConfig:
 
 
 def _decided(config: StoreConfig) -> tuple[StoreConfig, str]:
-    """Likewise, and why signatures are required; see `orchestrator.config.trust.choice_of`."""
+    """Likewise, and why signatures are required; see `orchestrator.config.store.choice_of`."""
     policy, reason = choice_of(config.trust, [tier.path for tier in config.tiers])
     return config.model_copy(update={"trust": config.trust.model_copy(update={"policy": policy})}), reason
 

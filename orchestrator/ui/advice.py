@@ -59,7 +59,7 @@ def publish_command(report: Report) -> tuple[str, str]:
     """On which hosts what waits is to be published, in which order, and by which command."""
     *others, last = report.queued_on
     where = f"on {brief_names(others)}, and then on {last}" if others else f"on {last}"
-    return where, f"warmrank publish {config_words(report)} --set " + shlex.quote(
+    return where, f"warmrank store publish {config_words(report)} --set " + shlex.quote(
         f"cache_dir={report.cache_dir}"
     )
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.launch.outlook import OtherRanks
     from warmrank.orchestrator.look.explain import CachedView, Explanation, FunctionView
     from warmrank.orchestrator.look.key_list import KeyList
-    from warmrank.orchestrator.look.listing import LaunchLine, Listing
-    from warmrank.orchestrator.look.store_contents import PartitionView
+    from warmrank.orchestrator.look.store_contents import LaunchLine, Listing, PartitionView
     from warmrank.orchestrator.look.verify import Verified
 
 KEY_CHARS = 12
@@ -194,7 +193,7 @@ def _launch_details(line: LaunchLine) -> list[RenderableType]:
 
 def render_partition(view: PartitionView) -> RenderableType:
     """One partition: where it belongs, its artifacts, what was asked for, and what is captured."""
-    from warmrank.orchestrator.look.captures import short_signature
+    from warmrank.orchestrator.look.store_contents import short_signature
 
     facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(view.created))]
     if view.others:

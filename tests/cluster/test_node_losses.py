@@ -82,7 +82,7 @@ class Trial:
         for node in self.nodes.net.nodes.values():
             names = [path.name for path in (node.disk / "tmp").iterdir()]
             assert [name for name in names if not name.startswith(NOT_OURS)] == []
-        ended = self.nodes.warmrank("verify", str(self.config))
+        ended = self.nodes.warmrank("store", "verify", str(self.config))
         assert ended.exit_code == 0, ended.said
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.support.hidden_ranks import SHIFT, DyingLauncher, HidingLauncher
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.target import target_here
+from warmrank.orchestrator.build.plan import target_here
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config, load, parse
 from warmrank.orchestrator.launch.driver import launch

@@ -19,7 +19,7 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.store.late import publish_late
 from warmrank.orchestrator.store.stores import open_store
-from warmrank.orchestrator.ui.trace import trace_json
+from warmrank.orchestrator.ui.outputs import trace_json
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"
 

@@ -22,11 +22,11 @@ from tests.support.offline_ranks import small
 from tests.support.processes import marked, still_there
 from tests.support.stored import REPOSITORY, open_store, store_config
 from warmrank.cache_store.seed import Wanted, seed
-from warmrank.orchestrator.build import launcher as build_launcher
+from warmrank.orchestrator.build import ranks as build_launcher
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.launcher import OfflineLauncher
+from warmrank.orchestrator.build.plan import target_here
+from warmrank.orchestrator.build.ranks import OfflineLauncher
 from warmrank.orchestrator.build.report import BuildReport, from_json
-from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
@@ -129,7 +129,7 @@ def test_process_that_does_not_come_up_is_an_error(monkeypatch, capfd):
 def test_command_prints_the_environment_that_a_build_elsewhere_takes():
     code = "import sys; from warmrank.orchestrator.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "environment"],
+        [sys.executable, "-c", code, "doctor", "--environment"],
         capture_output=True,
         text=True,
         check=True,

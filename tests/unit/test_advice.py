@@ -74,7 +74,7 @@ def test_what_waits_is_to_be_published_in_order() -> None:
     step = step_of(calm(queued_on=("b", "a"), cache_dir="/my cache"), "3 partitions wait")
     assert step.level == "do"
     assert step.text.endswith("run this on b, and then on a.")
-    assert step.command == "warmrank publish CONFIG --set 'cache_dir=/my cache'"
+    assert step.command == "warmrank store publish CONFIG --set 'cache_dir=/my cache'"
 
 
 def test_commands_name_the_config_as_the_launch_did() -> None:

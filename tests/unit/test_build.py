@@ -16,9 +16,8 @@ from tests.support.offline_ranks import FakeOfflineLauncher
 from tests.support.stored import open_store, tree
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import built_ranks
+from warmrank.orchestrator.build.plan import built_ranks, target_here
 from warmrank.orchestrator.build.report import BuildReport, from_json, to_json
-from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, LaunchFailed

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from warmrank.orchestrator.look.captures import short_signature
+from warmrank.orchestrator.look.store_contents import short_signature
 from warmrank.worker.capture.plan import PlannedInput, Shapes
 
 DIGEST = "80ebff0a1b2c" + "0" * 52

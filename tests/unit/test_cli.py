@@ -18,30 +18,16 @@ from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.cli.options import as_argument
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Failure, Report, from_json
 
 COMMANDS = (
-    "launch",
-    "build",
-    "environment",
-    "demo",
-    "submit",
-    "preseed",
-    "ls",
-    "show",
-    "explain",
-    "readable",
-    "doctor",
-    "publish",
-    "verify",
-    "evict",
-    "pin",
-    "config",
-    "sync",
-    "keys",
+    *("launch", "submit", "preseed", "exec", "build", "audit"),
+    *("explain", "report", "ls", "show", "doctor"),
+    *("store", "keys", "config"),
 )
 
 
@@ -76,7 +62,7 @@ def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -
     fake = FakeLaunch(answer)
     monkeypatch.setattr("warmrank.orchestrator.launch.driver.Launch", fake)
     # What such a launch has no ranks to run is not looked for.
-    monkeypatch.setattr("warmrank.orchestrator.config.machine.fault_of", lambda _config: None)
+    monkeypatch.setattr("warmrank.orchestrator.config.doubts.fault_of", lambda _config: None)
     return fake
 
 
@@ -257,7 +243,7 @@ def test_verify_with_a_fault_ends_with_four(tmp_path: Path):
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
     overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
-    result = run("verify", tmp_path / "tiny.yaml", "--json")
+    result = run("store", "verify", tmp_path / "tiny.yaml", "--json")
     assert result.exit_code == 4
     assert len(json.loads(result.stdout)["faults"]) >= 1
 
@@ -265,7 +251,7 @@ def test_verify_with_a_fault_ends_with_four(tmp_path: Path):
 def test_verify_of_a_whole_store_ends_with_zero(tmp_path: Path):
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work")
-    result = run("verify", "--store", tmp_path / "store")
+    result = run("store", "verify", "--store", tmp_path / "store")
     assert result.exit_code == 0
     assert "no faults" in result.stdout
     assert "signatures not checked" in result.stdout
@@ -338,13 +324,13 @@ def test_readable_of_what_is_no_artifact_is_an_error(tmp_path: Path):
     path = tmp_path / "compiled_module"
     path.write_bytes(b"nothing of ours")
     path.chmod(0o600)
-    result = run("readable", path)
+    result = run("show", path)
     assert result.exit_code == 1
     assert "no usable artifact" in result.stderr
 
 
 def test_publish_with_nothing_waiting_says_so(tmp_path: Path):
-    result = run("publish", write_config(tmp_path))
+    result = run("store", "publish", write_config(tmp_path))
     assert (result.exit_code, result.stdout) == (0, f"nothing waits on this node in {tmp_path / 'cache'}\n")
 
 
@@ -352,7 +338,7 @@ def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
     config = loaded_config(tmp_path)
     manifest = make_partition(config.cache_dir, rank=0, world_size=1)
     add_partition(config.cache_dir, launch_key(config), manifest)
-    result = run("publish", tmp_path / "tiny.yaml", "--json")
+    result = run("store", "publish", tmp_path / "tiny.yaml", "--json")
     assert result.exit_code == 0
     assert [len(json.loads(result.stdout)[name]) for name in ("published", "committed", "kept")] == [1, 0, 0]
 
@@ -361,13 +347,13 @@ def test_publish_ends_with_four_while_something_waits_still(tmp_path: Path):
     config = loaded_config(tmp_path)
     manifest = make_partition(config.cache_dir, rank=0, world_size=1)
     add_partition(config.cache_dir, launch_key(config), manifest)
-    result = run("publish", tmp_path / "tiny.yaml", "--set", "store.trust.policy=require")
+    result = run("store", "publish", tmp_path / "tiny.yaml", "--set", "store.trust.policy=require")
     assert result.exit_code == 4
     assert "waits: world1global_rank0" in result.stdout
 
 
 def test_publish_without_a_store_is_bad_input(tmp_path: Path):
-    assert run("publish", write_config(tmp_path, store=None)).exit_code == 2
+    assert run("store", "publish", write_config(tmp_path, store=None)).exit_code == 2
 
 
 def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
@@ -383,6 +369,64 @@ def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
 
 def test_every_command_has_its_panel_in_the_help():
     text = run("--help").stdout
-    positions = [text.index(f"\u2500 {panel} \u2500") for panel in ("Launch", "Look", "Store", "Keys")]
+    panels = ("Launch", "Look", "Store, keys and config")
+    positions = [text.index(f"\u2500 {panel} \u2500") for panel in panels]
     assert positions == sorted(positions)
     assert "\u2500 Commands \u2500" not in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("verify", "store verify"),
+        ("readable", "show"),
+        ("environment", "doctor --environment"),
+        ("config reference", "config schema"),
+    ],
+)
+def test_old_name_is_one_line_with_the_new_one(old: str, new: str):
+    result = run(*old.split(), "x")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert f"is now: warmrank {new}" in line
+
+
+def test_launch_wants_a_config_or_a_demo(tmp_path: Path):
+    assert run("launch").exit_code == 2
+    assert run("launch", write_config(tmp_path), "--demo", tmp_path / "out").exit_code == 2
+
+
+def test_show_writes_source_of_artifacts_only(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    result = run("show", "world2global_rank0", "--store", tmp_path / "store", "--out", tmp_path / "x.py")
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "command", [("config", "check"), ("explain",), ("launch",), ("ls",), ("preseed",), ("doctor",)]
+)
+def test_commands_take_their_config_as_an_option(tmp_path: Path, command: tuple[str, ...]):
+    absent = tmp_path / "absent.yaml"
+    result = run(*command, "--config", absent)
+    assert result.exit_code == 2
+    assert f"where     {absent}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments", "expected"),
+    [
+        (["--set", "a=b", "--config", "c.yaml"], ["config"], ["c.yaml", "--set", "a=b"]),
+        (
+            ["--config=c.yaml", "--here", "--", "x", "--config", "y"],
+            ["config", "words"],
+            ["c.yaml", "--here", "--", "x", "--config", "y"],
+        ),
+        (["--config", "c.yaml", "part"], ["partition", "config"], ["part", "c.yaml"]),
+        (["name", "--config", "c.yaml"], ["name"], ["name", "--config", "c.yaml"]),
+        (["c.yaml", "--config"], ["config"], ["c.yaml", "--config"]),
+    ],
+)
+def test_config_option_is_put_where_the_argument_is_looked_for(
+    words: list[str], arguments: list[str], expected: list[str]
+):
+    assert as_argument(words, arguments) == expected

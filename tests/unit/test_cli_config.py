@@ -128,37 +128,8 @@ def test_show_as_json_is_the_same_as_yaml(file: Path):
     assert as_json == yaml.safe_load(run("config", "show", file).stdout)
 
 
-def test_show_says_where_values_are_from(file: Path):
-    lines = run("config", "show", file, "--origin", "--set", "max_rounds=2").stdout.splitlines()
-    found = {line.split()[0]: line.split(maxsplit=2)[2].strip() for line in lines[2:]}
-    assert found["ranks"] == f"{file}:2"
-    assert found["max_rounds"] == "--set max_rounds=2"
-    assert found["device"] == "default"
-    origins = json.loads(run("config", "show", file, "--origin", "--json").stdout)
-    assert {"key": "ranks", "value": 2, "source": f"{file}:2"} in origins
-
-
 @pytest.mark.parametrize("kind", ["config", "report"])
 def test_schema_is_json_alone(kind: str):
     result = run("config", "schema", "--of", kind)
     assert result.exit_code == 0
     assert json.loads(result.stdout)["$schema"].startswith("https://json-schema.org/")
-
-
-def test_reference_of_what_nobody_writes_is_refused():
-    result = run("config", "reference", "--of", "report")
-    assert result.exit_code == 2
-    assert "expected config" in result.stderr
-
-
-def test_reference_into_a_document_leaves_the_rest(tmp_path: Path):
-    path = tmp_path / "doc.md"
-    document = (ROOT / "docs" / "config.md").read_text()
-    begin, end = (line for line in document.splitlines() if line.startswith("<!--"))
-    path.write_text(f"# Mine\n\n{begin}\nold\n{end}\n\nThe end.\n")
-    assert run("config", "reference", "--into", path).exit_code == 0
-    text = path.read_text()
-    assert text.startswith("# Mine\n\n")
-    assert text.endswith("\n\nThe end.\n")
-    assert "| `ranks` |" in text
-    assert "old" not in text

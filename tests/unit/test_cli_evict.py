@@ -59,7 +59,7 @@ def old_record(store: Store) -> str:
 
 
 def test_evict_takes_what_is_old_and_says_so(store, root):
-    text = done("evict", "--store", root, "--older-than", "30d")
+    text = done("store", "evict", "--store", root, "--older-than", "30d")
     assert f"evict  launch {LAUNCH_KEY[:12]} {old_record_digest(root)}: unused for 40.0 d" in text
     assert "1 records, 1 manifests, 1 blobs went into the trash" in text
     assert [record.created for record in store.launches()] == [LATER]
@@ -81,20 +81,20 @@ def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, 
     publish_launch(open_store(root), tmp_path / "other", functions={0: {"Llama.decode": b"unsigned"}})
     root.chmod(mode)
     monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
-    done("evict", "--store", root, "--max-size", "1B")
+    done("store", "evict", "--store", root, "--max-size", "1B")
     assert open_store(root).launches() == (signed,)
 
 
 def test_dry_run_changes_nothing(store, root):
     before = stored(root, "launch"), stored(root, "cas"), stored(root, "trash")
     limits = ("--older-than", "0s", "--grace", "0s")
-    assert "1 records, 1 manifests" in done("evict", "--store", root, *limits, "--dry-run")
+    assert "1 records, 1 manifests" in done("store", "evict", "--store", root, *limits, "--dry-run")
     assert (stored(root, "launch"), stored(root, "cas"), stored(root, "trash")) == before
 
 
 def test_evict_as_json(store, root):
     name = old_record(store)
-    found = as_json("evict", "--store", root, "--older-than", "30d")
+    found = as_json("store", "evict", "--store", root, "--older-than", "30d")
     (place,) = found["places"]
     assert (found["dry_run"], found["faults"], place["location"]) == (False, [], str(root))
     assert [choice["name"] for choice in place["taken"] if choice["kind"] == "record"] == [name]
@@ -106,24 +106,24 @@ def test_evict_as_json(store, root):
 def test_evict_refuses_a_store_without_a_launch_unless_told(store, root):
     for path in stored(root, "launch"):
         path.unlink()
-    result = run("evict", "--store", root)
+    result = run("store", "evict", "--store", root)
     assert (result.exit_code, "--no-records" in result.stderr) == (4, True)
     assert stored(root, "cas")
-    done("evict", "--store", root, "--no-records")
+    done("store", "evict", "--store", root, "--no-records")
     assert stored(root, "cas") == []
 
 
 def test_evict_refuses_a_damaged_document_and_names_the_repair(store, root):
     overwrite(stored(root, "ac")[0], b"damaged")
-    result = run("evict", "--store", root, "--older-than", "30d")
+    result = run("store", "evict", "--store", root, "--older-than", "30d")
     assert (result.exit_code, "verify --repair" in result.stderr) == (4, True)
-    assert run("verify", "--store", root, "--repair").exit_code == 4
-    done("evict", "--store", root, "--older-than", "30d", "--keep", "0")
+    assert run("store", "verify", "--store", root, "--repair").exit_code == 4
+    done("store", "evict", "--store", root, "--older-than", "30d", "--keep", "0")
     assert store.launches() == ()
 
 
 def test_evict_of_an_unknown_place_names_the_known(store, root):
-    result = run("evict", "--store", root, "--tier", "elsewhere")
+    result = run("store", "evict", "--store", root, "--tier", "elsewhere")
     assert (result.exit_code, f"writable are: {root}" in result.stderr) == (2, True)
 
 
@@ -133,7 +133,7 @@ def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp
     tiers = [{"path": str(root)}, {"path": str(second)}]
     write_config(tmp_path, store={"tiers": tiers, "trust": {"policy": "off"}})
     overwrite(stored(second, "ac")[0], b"damaged")
-    result = run("evict", tmp_path / "tiny.yaml", "--older-than", "30d", "--json")
+    result = run("store", "evict", tmp_path / "tiny.yaml", "--older-than", "30d", "--json")
     found = json.loads(result.stdout)
     assert result.exit_code == 4
     assert [place["location"] for place in found["places"]] == [str(root)]
@@ -151,40 +151,40 @@ def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp
     ],
 )
 def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
-    assert run("evict", "--store", root, *arguments).exit_code == 2
+    assert run("store", "evict", "--store", root, *arguments).exit_code == 2
 
 
 def test_evict_needs_one_store():
-    assert run("evict").exit_code == 2
+    assert run("store", "evict").exit_code == 2
 
 
 def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     digest = old_record(store).rpartition("/")[2]
-    assert "baseline" in done("pin", digest[:12], "--store", root, "--reason", "baseline")
-    done("evict", "--store", root, "--older-than", "30d")
+    assert "baseline" in done("store", "pin", digest[:12], "--store", root, "--reason", "baseline")
+    done("store", "evict", "--store", root, "--older-than", "30d")
     assert len(store.launches()) == 2
-    assert "nothing is pinned" in done("pin", digest[:12], "--store", root, "--remove")
-    done("evict", "--store", root, "--older-than", "30d")
+    assert "nothing is pinned" in done("store", "pin", digest[:12], "--store", root, "--remove")
+    done("store", "evict", "--store", root, "--older-than", "30d")
     assert len(store.launches()) == 1
 
 
 def test_pins_as_json(store, root):
     name = old_record(store)
     digest = name.rpartition("/")[2]
-    found = as_json("pin", digest, "--store", root, "--reason", "baseline")
+    found = as_json("store", "pin", digest, "--store", root, "--reason", "baseline")
     assert [(pin["record"], pin["reason"]) for pin in found["pins"]] == [(name, "baseline")]
-    assert as_json("pin", "--list", "--store", root)["pins"] == found["pins"]
-    removed = as_json("pin", digest, "--remove", "--store", root)
+    assert as_json("store", "pin", "--list", "--store", root)["pins"] == found["pins"]
+    removed = as_json("store", "pin", digest, "--remove", "--store", root)
     assert (removed["removed"], removed["pins"]) == ([name], [])
 
 
 @pytest.mark.parametrize("arguments", [(), ("abcdef12", "--list"), ("--list", "--remove"), ("--remove",)])
 def test_pin_takes_a_launch_or_lists(store, root, arguments):
-    assert run("pin", *arguments, "--store", root).exit_code == 2
+    assert run("store", "pin", *arguments, "--store", root).exit_code == 2
 
 
 def test_pin_of_what_is_not_there_says_how_to_find_it(store, root):
-    result = run("pin", "f" * 12, "--store", root)
+    result = run("store", "pin", "f" * 12, "--store", root)
     assert (result.exit_code, "warmrank ls" in result.stderr) == (4, True)
 
 
@@ -192,12 +192,12 @@ def test_pin_of_what_is_not_there_says_how_to_find_it(store, root):
     "arguments", [("0d91",), ("f" * 12, "--reason", "a\nb"), ("f" * 12, "--reason", "x" * 501)]
 )
 def test_pin_that_is_no_prefix_or_gives_no_reason_in_one_line_is_bad_input(store, root, arguments):
-    assert run("pin", *arguments, "--store", root).exit_code == 2
+    assert run("store", "pin", *arguments, "--store", root).exit_code == 2
 
 
 def test_ls_shows_pins(store, root):
     digest = old_record(store).rpartition("/")[2]
-    done("pin", digest, "--store", root)
+    done("store", "pin", digest, "--store", root)
     pinned = {line["record"]: line["pinned"] for line in as_json("ls", "--store", root)["launches"]}
     assert (pinned[digest], sum(pinned.values())) == (True, 1)
 
@@ -205,9 +205,9 @@ def test_ls_shows_pins(store, root):
 def test_verify_repair_moves_damage_away_and_says_so(store, root):
     path = blob_path(root, FUNCTIONS["Llama.decode"])
     overwrite(path, b"damaged")
-    plain = run("verify", "--store", root)
+    plain = run("store", "verify", "--store", root)
     assert (plain.exit_code, path.exists(), "repair:" in plain.stdout) == (4, True, False)
-    repaired = run("verify", "--store", root, "--repair")
+    repaired = run("store", "verify", "--store", root, "--repair")
     assert (repaired.exit_code, path.exists()) == (4, False)
     assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
     assert path.name in stored(root, "quarantine")[0].name
@@ -216,15 +216,15 @@ def test_verify_repair_moves_damage_away_and_says_so(store, root):
 def test_verify_repair_takes_what_is_good_in_the_cache(store, root, tmp_path):
     path = blob_path(root, FUNCTIONS["Llama.decode"])
     overwrite(path, b"X" * len(FUNCTIONS["Llama.decode"]))
-    repaired = run("verify", "--store", root, "--cache", tmp_path / "new", "--repair")
+    repaired = run("store", "verify", "--store", root, "--cache", tmp_path / "new", "--repair")
     assert f"put again from {tmp_path / 'new'}" in repaired.stdout
-    assert "no faults" in done("verify", "--store", root)
+    assert "no faults" in done("store", "verify", "--store", root)
     assert path.read_bytes() == FUNCTIONS["Llama.decode"]
 
 
 def test_verify_repair_as_json(store, root):
     overwrite(blob_path(root, b"old"), b"damaged")
-    result = run("verify", "--store", root, "--repair", "--json")
+    result = run("store", "verify", "--store", root, "--repair", "--json")
     found = json.loads(result.stdout)
     assert result.exit_code == 4
     assert len(found["store"]["repairs"]) == 1

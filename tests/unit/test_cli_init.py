@@ -17,7 +17,7 @@ def init(tmp_path: Path, mode: str) -> tuple[int, str]:
         "workload: {entrypoint: 'warmrank.examples.llama:workload'}\nranks: 1\n"
         f"store: {{path: {tmp_path / 'store'}, mode: {mode}}}\n"
     )
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["init", str(config)])
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["store", "init", str(config)])
     return result.exit_code, result.output
 
 
@@ -33,7 +33,7 @@ def test_init_makes_no_place_that_is_only_read(tmp_path):
 
 def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
     spec = TierSpec(location=str(tmp_path / "mnt" / "store"), mode="required")
-    with pytest.raises(StoreUnavailable, match="warmrank init") as caught:
+    with pytest.raises(StoreUnavailable, match="warmrank store init") as caught:
         open_store([spec], trust=Trust(policy="off"))
     assert caught.value.required
     assert not (tmp_path / "mnt").exists()

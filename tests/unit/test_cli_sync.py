@@ -26,7 +26,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["sync", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["store", "sync", *map(str, arguments)])
     return result.exit_code, result.output
 
 
@@ -93,7 +93,9 @@ def test_each_rank_has_a_directory_of_its_own(cache, tmp_path):
 @pytest.mark.parametrize(
     "location", ["", "ftp://host/s", "http://127.0.0.1:5999/bkt", "s3:/bkt/x", "s3://me:hunter2@bkt"]
 )
-@pytest.mark.parametrize("command", [("sync", "push", "mine", "."), ("ls",)], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [("store", "sync", "push", "mine", "."), ("ls",)], ids=lambda command: command[0]
+)
 def test_location_that_can_be_no_store_is_bad_input_and_makes_none(tmp_path, monkeypatch, location, command):
     (tmp_path / "here").mkdir(mode=0o700)
     monkeypatch.chdir(tmp_path / "here")

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from warmrank.orchestrator.config.doubts import doubts
+from warmrank.orchestrator.config.doubts import Machine, doubts
 from warmrank.orchestrator.config.entrypoint import EntrypointFault
-from warmrank.orchestrator.config.machine import Machine
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.origins import as_plain, key_lines, origins
-from warmrank.orchestrator.config.reading import load, parse
+from warmrank.orchestrator.config.reading import parse
 from warmrank.worker.workload import not_imported
 
 MACHINE = Machine(num_cpus=8, usable_cpus=8)
@@ -161,70 +158,6 @@ store:
   trust:
     policy: require
 """
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.yaml"
-    path.write_text(FILE)
-    return path
-
-
-def sources(path: Path, *overrides: str) -> dict[str, str]:
-    return {
-        origin.key: origin.source.removeprefix(f"{path}:")
-        for origin in origins(load(path, overrides), path, overrides)
-    }
-
-
-def test_value_is_from_its_line_an_override_or_the_default(file: Path):
-    found = sources(file, "timeouts.compile_s=60", "parallel={dp: 1, tp: 2}")
-    assert {
-        key: found[key]
-        for key in (
-            "name",
-            "workload.arguments.layers",
-            "ranks",
-            "parallel.tp",
-            "timeouts.compile_s",
-            "device",
-        )
-    } == {
-        "name": "file name",
-        "workload.arguments.layers": "1",
-        "ranks": "2",
-        "parallel.tp": "--set parallel={dp: 1, tp: 2}",
-        "timeouts.compile_s": "--set timeouts.compile_s=60",
-        "device": "default",
-    }
-
-
-def test_value_of_a_store_in_short_is_from_where_it_stands(file: Path):
-    found = sources(file, "store.mode=ro")
-    assert (found["store.tiers.0.path"], found["store.trust.policy"]) == ("6", "8")
-    assert found["store.tiers.0.mode"] == "--set store.mode=ro"
-
-
-def test_value_of_a_tier_is_from_its_line(file: Path):
-    file.write_text(
-        FILE.partition("store:")[0] + "store:\n  tiers:\n  - path: /a\n  - {path: /b, mode: ro}\n"
-    )
-    found = sources(file)
-    assert (found["store.tiers.0.path"], found["store.tiers.1.mode"]) == ("7", "8")
-
-
-def test_last_override_of_a_key_wins(file: Path):
-    assert sources(file, "max_rounds=1", "max_rounds=2")["max_rounds"] == "--set max_rounds=2"
-
-
-def test_empty_text_has_no_keys():
-    assert key_lines("") == {}
-
-
-def test_what_is_shown_loads_to_the_same(file: Path, tmp_path: Path):
-    shown = tmp_path / "shown.yaml"
-    shown.write_text(yaml.safe_dump(as_plain(load(file))))
-    assert load(shown) == load(file)
 
 
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():

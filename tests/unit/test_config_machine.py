@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from warmrank.orchestrator.config.doubts import Machine, look, obstacle_to
 from warmrank.orchestrator.config.entrypoint import missing_module
-from warmrank.orchestrator.config.machine import Machine, look, obstacle_to
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import parse
 

@@ -1,25 +1,22 @@
-"""JSON Schemas and the reference: those that are kept are up to date, and accept what is shipped."""
+"""JSON Schemas: those that are kept are up to date, and accept what is shipped."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 import yaml
 
-from warmrank.orchestrator.cli.documents import NAMES, SchemaOf, reference_of, schema, schema_text
-from warmrank.orchestrator.config.keys import sections
-from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.reference import in_document
+from warmrank.orchestrator.cli.config import SchemaOf, schema_of, schema_text
 from warmrank.orchestrator.launch.report import described, report_schema
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
-DOCUMENTS: tuple[tuple[SchemaOf, Path], ...] = (("config", ROOT / "docs" / "config.md"),)
+NAMES: tuple[SchemaOf, ...] = get_args(SchemaOf)
 LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
 
 
@@ -28,7 +25,7 @@ def kept(name: str) -> Path:
 
 
 def complaints(name: SchemaOf, data: object) -> list[str]:
-    return [error.message for error in jsonschema.Draft202012Validator(schema(name)).iter_errors(data)]
+    return [error.message for error in jsonschema.Draft202012Validator(schema_of(name)).iter_errors(data)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -39,11 +36,11 @@ def test_schema_that_is_kept_is_up_to_date(name: SchemaOf):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_schema_is_itself_valid(name: SchemaOf):
-    jsonschema.Draft202012Validator.check_schema(schema(name))
+    jsonschema.Draft202012Validator.check_schema(schema_of(name))
 
 
 def test_descriptions_are_sentences_and_no_docstrings():
-    report = schema("report")
+    report = schema_of("report")
     assert "Attributes:" not in json.dumps(report)
     rank = report["$defs"]["RankReport"]
     assert rank["description"] == "One rank: where it ran, and what became of each function."
@@ -59,14 +56,7 @@ def test_description_of_an_attribute_goes_on_over_lines():
 
 
 def test_schema_of_a_report_is_that_of_the_report():
-    assert schema("report") == report_schema()
-
-
-@pytest.mark.parametrize(("name", "path"), DOCUMENTS)
-def test_reference_in_a_document_is_up_to_date(name: SchemaOf, path: Path):
-    text = path.read_text()
-    remedy = f"warmrank config reference --of {name} --into docs/{path.name}"
-    assert text == in_document(text, reference_of(name)), remedy
+    assert schema_of("report") == report_schema()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -113,20 +103,12 @@ def test_mistake_in_a_config_is_one_to_an_editor_too(change: dict[str, Any]):
 
 
 def test_every_key_is_described():
-    keys = [key for section in sections(Config) for key in section.keys]
-    assert [key.dotted for key in keys if not key.description] == []
+    made = schema_of("config")
+    models = {"": made, **made["$defs"]}
+    keys = [(name, key) for name, model in models.items() for key in model.get("properties", {}).items()]
+    assert [(model, name) for model, (name, key) in keys if not key.get("description")] == []
     assert len(keys) > 60
 
 
-def test_keys_below_lists_and_names_are_found():
-    paths = {key.dotted for section in sections(Config) for key in section.keys}
-    assert {"store.tiers.0.mode", "store.trust.policy", "node_caches.NAME.path", "timeouts.load_s"} <= paths
-
-
-def test_document_without_marks_is_not_written():
-    with pytest.raises(ValueError, match="expected the lines"):
-        in_document("# Configs\n", "made")
-
-
 def test_schemas_hold_nothing_of_this_machine():
-    assert all(str(Path.home()) not in json.dumps(schema(name)) for name in NAMES)
+    assert all(str(Path.home()) not in json.dumps(schema_of(name)) for name in NAMES)

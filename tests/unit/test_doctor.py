@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch, write_config
-from warmrank.orchestrator.cli.doctor import render
+from warmrank.orchestrator.cli.look import render
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.doctor import (
     LEVELS,
@@ -204,7 +204,8 @@ def test_document_names_every_check():
     checks = {name for path in sources for name in named.findall(path.read_text())}
     checks |= {f"versions.{name}" for name in ("python", "torch", "ray", "torch_npu")}
     checks |= {"network.gloo_interface", "network.hccl_interface"}  # made from the variables' names
-    rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs" / "doctor.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "clusters.md").read_text().partition("## `warmrank doctor`\n")[2]
+    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
     documented: set[str] = set()
     for row in rows:
         topic = ""

@@ -193,7 +193,7 @@ def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, r
     config = loaded_config(tmp_path)
     outcome = run(config, RANKS)
     assert outcome.exit_code == 0
-    assert "waits for warmrank publish" in " ".join(outcome.problems)
+    assert "waits for warmrank store publish" in " ".join(outcome.problems)
     (tmp_path / "store").unlink()
     late = publish_pending(open_store(tmp_path / "store"), config.cache_dir)
     assert (len(late.published), len(late.committed), late.kept) == (2, 1, {})

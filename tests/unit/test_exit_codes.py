@@ -1,17 +1,19 @@
-"""docs/exit-codes.md says of every code and every command what is so."""
+"""docs/launch.md says of every code and every command what is so."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from typer.main import get_command
 
 from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.cli.main import app
 
-TEXT = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
-CODES, BY_COMMAND = TEXT.split("## By command")
+TEXT = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+CODES, BY_COMMAND = TEXT.partition("## Exit codes\n")[2].split("### By command")
 
 
 def rows(text: str) -> list[tuple[str, ...]]:
@@ -21,12 +23,15 @@ def rows(text: str) -> list[tuple[str, ...]]:
 
 
 def commands() -> set[str]:
-    root = get_command(app)
-    found = set()
-    for name, command in root.commands.items():  # type: ignore[attr-defined]
-        below = getattr(command, "commands", None)
-        found |= {f"{name} {each}" for each in below} if below else {name}
-    return found
+    return set(names(get_command(app)))
+
+
+def names(command: Any, above: str = "") -> Iterator[str]:
+    for name, each in command.commands.items():
+        if hasattr(each, "commands"):
+            yield from names(each, f"{above}{name} ")
+        else:
+            yield f"{above}{name}"
 
 
 def test_table_of_codes_is_the_enumeration():

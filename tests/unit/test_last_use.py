@@ -41,7 +41,7 @@ def test_store_that_fails_is_no_error(backend, monkeypatch, call):
     monkeypatch.undo()
     assert marks(backend) == []
     assert "Read-only file system" in reason
-    assert "`warmrank pin`" in reason
+    assert "`warmrank store pin`" in reason
 
 
 def test_newest_mark_counts_whatever_day_it_names(backend):

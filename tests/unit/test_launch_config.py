@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmrank.orchestrator.config import models as config_models
+from warmrank.orchestrator.config import models as serving_config
 from warmrank.orchestrator.config import problems as config_problems
-from warmrank.orchestrator.config import serving as serving_config
 from warmrank.orchestrator.config import store as store_config
 from warmrank.orchestrator.config.models import Config, Parallel
 from warmrank.orchestrator.config.reading import groups, load, parse
-from warmrank.orchestrator.config.strict import Strict
+from warmrank.orchestrator.config.store import Strict
 from warmrank.orchestrator.errors import ConfigError
 
 MINIMAL = """

@@ -171,7 +171,7 @@ OPEN = {"path": "/store", "answer_s": ANSWER_S}
 
 def asks_for_signatures(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     choice = PolicyChoice(policy=policy, reason="others can write it")  # type: ignore[arg-type]
-    monkeypatch.setattr("warmrank.orchestrator.config.trust.choose_policy", lambda _location: choice)
+    monkeypatch.setattr("warmrank.orchestrator.config.store.choose_policy", lambda _location: choice)
 
 
 def test_what_cannot_be_signed_waits_where_only_the_place_of_a_store_that_is_away_asks_for_it(
@@ -185,7 +185,7 @@ def test_what_cannot_be_signed_waits_where_only_the_place_of_a_store_that_is_awa
     (told,) = [problem for problem in report.problems if "trust.policy" in problem]
     assert told.startswith(
         "the config sets no trust.policy, and require was chosen for /store: others can write it. "
-        "warmrank publish looks at the place again"
+        "warmrank store publish looks at the place again"
     )
 
 

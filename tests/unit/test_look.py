@@ -17,8 +17,8 @@ from warmrank.orchestrator.cli.console import describe
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.explain import explain_if_away
-from warmrank.orchestrator.look.listing import list_store
 from warmrank.orchestrator.look.store_contents import (
+    list_store,
     num_artifacts,
     open_if_there,
     open_to_look,

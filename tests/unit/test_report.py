@@ -199,9 +199,12 @@ HOSTS = tuple(f"h{number}" for number in range(100))
         ),
         (
             report(queued_on=("b", "c", "a"), cache_dir="/my cache"),
-            "run on b, c, and then on a: warmrank publish CONFIG --set 'cache_dir=/my cache'",
+            "run on b, c, and then on a: warmrank store publish CONFIG --set 'cache_dir=/my cache'",
         ),
-        (report(queued_on=HOSTS), "run on h0, h1, h2, h3 and 95 more, and then on h99: warmrank publish"),
+        (
+            report(queued_on=HOSTS),
+            "run on h0, h1, h2, h3 and 95 more, and then on h99: warmrank store publish",
+        ),
     ],
 )
 def test_lines_below_the_table_say(shown: Report, line: str) -> None:

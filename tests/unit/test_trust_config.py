@@ -14,8 +14,7 @@ from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
 from warmrank.cache_store.signing.signing_keys import key_id
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.config.store import TrustConfig
-from warmrank.orchestrator.config.trust import choice_of, locate_trust, warn_of_off
+from warmrank.orchestrator.config.store import TrustConfig, choice_of, locate_trust, warn_of_off
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.store.stores import open_store
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from warmrank.orchestrator.config.yaml_files import read_yaml
+from warmrank.orchestrator.config.reading import read_yaml
 from warmrank.orchestrator.errors import ConfigError
 
 TENFOLD = "\n".join(

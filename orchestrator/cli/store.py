@@ -1,0 +1,416 @@
+"""`warmrank store`: make, fill, check and clean a store; sync other tools' directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from warmrank.cache_store.errors import Conflict, NotInStore
+from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
+from warmrank.orchestrator.cli.options import (
+    AsJson,
+    ConfigFile,
+    ConfigGroup,
+    Debug,
+    OptionalConfig,
+    Overrides,
+    StorePath,
+    check_line,
+    load_config,
+    load_optional,
+)
+from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
+
+if TYPE_CHECKING:
+    from warmrank.orchestrator.config.store import StoreConfig
+    from warmrank.orchestrator.store.sync import Target
+
+app = typer.Typer(
+    cls=ConfigGroup,
+    no_args_is_help=True,
+    help="Make, fill, check and clean a store.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+sync_app = typer.Typer(
+    cls=ConfigGroup,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Store and restore cache directories of other tools: Inductor, Triton, vLLM, .torchair_cache.",
+    epilog="A directory comes back only where every key is the same. Example: warmrank store sync pull vllm "
+    "~/.cache/vllm --store /mnt/warmrank --key torch --key vllm --key model=llama-8b",
+)
+app.add_typer(sync_app, name="sync")
+
+
+@app.command()
+def init(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Make the store of a config where there is none yet; a launch makes none that is required."""
+    with session(debug=debug):
+        from warmrank.orchestrator.errors import BadArgument
+        from warmrank.orchestrator.store.stores import make
+
+        loaded = load_config(config, overrides)
+        if loaded.store is None:
+            msg = f"{config} names no store; expected store.path in it"
+            raise BadArgument(msg)
+        for place, is_new in make(loaded.store).items():
+            output().print(f"{'made' if is_new else 'there already'}: {place}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def publish(
+    config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False
+) -> None:
+    """Publish what launches left on this node while the store was away; imports neither torch nor Ray."""
+    with session(debug=debug):
+        from warmrank.orchestrator.store.late import publish_late, render_late
+
+        loaded = load_config(config, overrides)
+        found = publish_late(loaded)
+        if as_json:
+            print_json(found)
+        else:
+            output().print(render_late(found, loaded.cache_dir), soft_wrap=True)
+    if found.kept or found.dropped or found.problems:
+        raise typer.Exit(ExitCode.FAULT)
+
+
+@app.command()
+def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+    config: OptionalConfig = None,
+    store: StorePath = None,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", metavar="DIR", help="A cache directory; else the config's.")
+    ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Move what is damaged in the store away; bring back what is whole in its trash, in another "
+            "place of it or in the cache.",
+        ),
+    ] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Read store and cache again, byte for byte, and say what is wrong."""
+    with session(debug=debug):
+        from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.look.verify import verify as run
+        from warmrank.orchestrator.ui.progress import fetch_progress
+        from warmrank.orchestrator.ui.table import render_verified
+
+        loaded = load_optional(config, overrides)
+        only_cache = cache is not None and loaded is None and store is None
+        opened = None if only_cache else look.open_to_look(loaded, store)
+        if cache is None and loaded is not None and loaded.cache_dir.is_dir():
+            cache = loaded.cache_dir
+        with fetch_progress(output(stderr=True), "verify") as on_progress:
+            found = run(
+                opened,
+                cache,
+                signatures_checked=loaded is not None,
+                repair=repair,
+                on_progress=on_progress,
+            )
+        answer(found, render_verified, as_json=as_json)
+    if found.faults:
+        raise typer.Exit(ExitCode.FAULT)
+
+
+@app.command()
+def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+    config: OptionalConfig = None,
+    store: StorePath = None,
+    older_than_s: Annotated[
+        float | None,
+        typer.Option(
+            "--older-than", metavar="TIME", parser=parse_duration_s, help="Unused for so long: 30d, 12h."
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-size",
+            metavar="SIZE",
+            parser=parse_size_bytes,
+            help="Least recently used go until it fits.",
+        ),
+    ] = None,
+    keep: Annotated[
+        int, typer.Option(min=0, help="So many of the newest records of each launch and environment stay.")
+    ] = 1,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            "--grace",
+            metavar="TIME",
+            parser=parse_duration_s,
+            help="Nothing younger goes, and the trash is emptied after it: longer than the longest publish.",
+        ),
+    ] = "24h",  # type: ignore[assignment]  # typer parses a default too
+    tier: Annotated[
+        str | None, typer.Option(metavar="LOCATION", help="One place of the store; else every writable one.")
+    ] = None,
+    no_records: Annotated[
+        bool, typer.Option("--no-records", help="A store without one launch is no mistake; empty it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, and why.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Take away what no launch needs any more; the trash keeps it for the grace."""
+    with session(debug=debug, bad_input=(NotInStore,)):
+        from warmrank.cache_store.gc.evict_plan import EvictPolicy
+        from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.ui.table import render_evicted
+
+        opened = look.open_to_evict(load_optional(config, overrides), store)
+        policy = EvictPolicy(
+            older_than_s=older_than_s,
+            max_bytes=max_bytes,
+            keep=keep,
+            grace_s=grace_s,
+            expects_records=not no_records,
+        )
+        done = opened.evict(policy, place=tier, dry_run=dry_run)
+        if as_json:
+            print_json({"dry_run": dry_run, "places": done.reports, "faults": done.faults})
+        else:
+            output().print(render_evicted(done, dry_run=dry_run))
+    if done.faults:
+        raise typer.Exit(ExitCode.FAULT)
+
+
+@app.command()
+def pin(  # noqa: PLR0913, PLR0917 - as evict
+    launch: Annotated[
+        str | None,
+        typer.Argument(metavar="LAUNCH", help="First characters of a launch key or record digest."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="Config that names the store.")
+    ] = None,
+    store: StorePath = None,
+    reason: Annotated[str, typer.Option(help="Why, for whoever asks later.")] = "",
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the pin.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Only list what is pinned.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Keep a launch from being evicted, until the pin is removed."""
+    check_line(reason, "--reason")
+    if list_ == (launch is not None) or (list_ and remove):
+        raise typer.BadParameter("expected either LAUNCH, or --list")
+    with session(debug=debug, bad_input=(Conflict,)):
+        from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.ui.table import render_pins
+
+        opened = look.open_to_look(load_optional(Path(config) if config else None, None), store)
+        if launch is not None and remove:
+            removed = opened.unpin(launch)
+        elif launch is not None:
+            pinned = opened.pin(launch, reason=reason)
+            if reason and any(each.reason != reason for each in pinned):
+                note = "note: pinned before, and the first reason stays; to change it, --remove the pin first"
+                output(stderr=True).print(note)
+        pins = opened.pins()
+        if as_json:
+            print_json({"removed": removed if launch and remove else (), "pins": pins})
+        else:
+            output().print(render_pins(pins))
+
+
+_Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Whose directory: inductor, triton, vllm and torchair may be restored at another path; any "
+        "other name too, as long as no file of it names its own path.",
+        show_default=False,
+    ),
+]
+_Directories = Annotated[
+    list[str],
+    typer.Argument(metavar="DIR...", help="Directories, in the same order every time.", show_default=False),
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Config that names the store and whom to trust."),
+]
+_Store = Annotated[
+    str | None,
+    typer.Option("--store", metavar="LOCATION", help="The store, if no config: a directory or a URL."),
+]
+_Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        metavar="NAME[=VALUE]",
+        help="What must be equal to restore it: python, torch, cuda, torch_npu, cann, driver, accelerator, "
+        "cpu or an installed package, found out here; or any NAME=VALUE. Repeatable. None: all that is "
+        "known of the environment.",
+    ),
+]
+_SigningKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--signing-key",
+        metavar="KEY",
+        help="With --store: sign with this key of the keyring, or PEM file (warmrank keys generate).",
+    ),
+]
+_Per = Annotated[
+    Literal["node", "rank"],
+    typer.Option("--per", help="One directory for a node, or one for each rank ({rank} in DIR)."),
+]
+_Rank = Annotated[int | None, typer.Option("--rank", envvar="RANK", help="Global rank, with --per rank.")]
+_WorldSize = Annotated[
+    int | None, typer.Option("--world-size", envvar="WORLD_SIZE", help="Number of ranks, with --per rank.")
+]
+
+
+@sync_app.command()
+def push(  # noqa: PLR0913 - a command has one parameter for each option
+    name: _Name,
+    directories: _Directories,
+    *,
+    config: _Config = None,
+    store: _Store = None,
+    keys: _Keys = None,
+    per: _Per = "node",
+    rank: _Rank = None,
+    world_size: _WorldSize = None,
+    signing_key: _SigningKey = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Store directories; locks and temporary files are left out."""
+    with session(debug=debug):
+        from warmrank.orchestrator.errors import BadArgument
+        from warmrank.orchestrator.store.stores import open_store
+        from warmrank.orchestrator.ui.table import render_pushes
+
+        wanted = _targets(directories, keys, per, rank, world_size)
+        if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
+            msg = f"{absent[0]}: expected a directory to push, found {_kind(absent[0])}"
+            raise BadArgument(msg)
+        opened = open_store(_named(config, store, signing_key))
+        reports = []
+        for each in wanted:
+            with _signing_key_named_so(store):
+                reports.append(opened.push_directory(name, each.directory, each.components))
+        answer(reports, render_pushes, as_json=as_json)
+
+
+@sync_app.command()
+def pull(  # noqa: PLR0913 - a command has one parameter for each option
+    name: _Name,
+    directories: _Directories,
+    *,
+    config: _Config = None,
+    store: _Store = None,
+    keys: _Keys = None,
+    per: _Per = "node",
+    rank: _Rank = None,
+    world_size: _WorldSize = None,
+    replace_: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Replace files with other bytes, and remove what only an earlier pull put there.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Restore directories, verified; nothing comes into one whose files differ from those that were pushed.
+
+    Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
+    """
+    from warmrank.cache_store.errors import NoStoreYet
+
+    with session(debug=debug):
+        from warmrank.cache_store.cache_dir.marks import check_marks
+        from warmrank.orchestrator.store.stores import load, open_to_fetch
+        from warmrank.orchestrator.ui.table import render_pulls
+
+        wanted = _targets(directories, keys, per, rank, world_size)
+        named = _named(config, store, None)
+        reports, misses = [], []
+        try:
+            opened = open_to_fetch(named)
+        except NoStoreYet as absent:
+            trust = load(named, to_sign=False)
+            for each in wanted:  # after a miss the tool uses what is there
+                check_marks(each.directory, trust.policy, trust.revoked)
+            wanted = ()
+            misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
+        for each in wanted:
+            try:
+                reports.append(opened.pull_directory(name, each.directory, each.components, replace=replace_))
+            except NotInStore as miss:
+                misses.append(miss)
+        if as_json:
+            print_json({"pulled": reports, "missed": [str(miss) for miss in misses]})
+        else:
+            output().print(render_pulls(reports, misses))
+    if misses:
+        raise typer.Exit(ExitCode.MISSED)
+
+
+def _kind(path: str) -> str:
+    return "something else" if Path(path).exists() else "nothing"
+
+
+@contextmanager
+def _signing_key_named_so(location: str | None) -> Iterator[None]:
+    """Without a config there is no ``store.trust.signing_key`` to set."""
+    from warmrank.cache_store.errors import Untrusted
+
+    try:
+        yield
+    except Untrusted as error:
+        if location is None or error.reason != "no_signing_key":
+            raise
+        remedy = "name a key with --signing-key (warmrank keys generate makes one)"
+        raise replace(error, remedy=remedy) from None
+
+
+def _targets(
+    directories: list[str],
+    keys: list[str] | None,
+    per: Literal["node", "rank"],
+    rank: int | None,
+    world_size: int | None,
+) -> tuple[Target, ...]:
+    from warmrank.orchestrator.store.sync import Seat, targets
+
+    return targets(directories, keys or (), Seat(scope=per, rank=rank, world_size=world_size))
+
+
+def _named(config: Path | None, location: str | None, key: Path | None) -> StoreConfig:
+    from warmrank.orchestrator.errors import BadArgument
+    from warmrank.orchestrator.store.stores import named_store
+
+    loaded = load_optional(config, None)
+    if (loaded is None) == (location is None):
+        msg = "expected either --config FILE or --store LOCATION, to say which store"
+        raise BadArgument(msg)
+    if loaded is not None and key is not None:
+        msg = "--signing-key goes with --store; a config names its own in store.trust.signing_key"
+        raise BadArgument(msg)
+    store = (
+        named_store(location, signing_key=key) if location is not None else loaded.store if loaded else None
+    )
+    if store is None:
+        msg = f"{config} names no store; expected store.path in it, or --store LOCATION"
+        raise BadArgument(msg)
+    return store
