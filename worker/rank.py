@@ -192,7 +192,7 @@ class RankWorker:
         return self._proposed
 
     def stream_problem(self) -> str:
-        """What the proposed captures will take too much of; see `worker.devices.streams`."""
+        """What the proposed captures will take too much of; see `worker.devices.failures`."""
         from warmrank.worker.rank_streams import stream_problem
 
         return stream_problem(tuple(self._units.values()), self._proposed)

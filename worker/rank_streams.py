@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from warmrank.worker.devices.streams import Captures, problem
+from warmrank.worker.devices.failures import Captures, problem
 from warmrank.worker.environment import environment
 from warmrank.worker.settings import settings
 

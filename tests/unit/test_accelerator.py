@@ -13,7 +13,7 @@ from tests.npu_emulator.device import DEFAULT_STREAM
 from tests.support.fake_device import FakeDevice
 from warmrank.worker.devices import backend_for
 from warmrank.worker.devices.accelerator import AcceleratorBackend, AcceleratorGraph
-from warmrank.worker.devices.accelerator_pool import AcceleratorPool
+from warmrank.worker.devices.accelerator_memory import AcceleratorPool
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import DeviceUnavailable, NotCapturable
 

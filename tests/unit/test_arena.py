@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from warmrank.worker.devices.arena import ArenaPool, Pools, Region, Segment, buffers, new_handle, tensor_in
+from warmrank.worker.devices.memory import ArenaPool, Pools, Region, Segment, buffers, new_handle, tensor_in
 
 
 def test_segment_that_is_large_enough_is_taken_again() -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.support import ascend_machine as machine
-from warmrank.worker.devices import availability
-from warmrank.worker.devices.availability import device_module
+from warmrank.worker.devices import accelerator
+from warmrank.worker.devices.accelerator import device_module
 from warmrank.worker.errors import DeviceUnavailable
 
 
@@ -20,7 +20,7 @@ from warmrank.worker.errors import DeviceUnavailable
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on which tests lay out Ascend's things; its torch_npu can be imported."""
     places = machine.ascend_places(tmp_path)
-    monkeypatch.setattr(availability, "here", lambda: places)
+    monkeypatch.setattr(accelerator, "here", lambda: places)
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
     return tmp_path

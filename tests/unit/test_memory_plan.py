@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.worker.devices.memory_plan import ALIGNMENT, Lifetime, aligned, planned
+from warmrank.worker.devices.memory import ALIGNMENT, Lifetime, aligned, planned
 
 
 def block(size_bytes: int, first: int, last: int) -> Lifetime:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from warmrank.worker import rank_streams
-from warmrank.worker.devices.failures import not_capturable
-from warmrank.worker.devices.streams import Captures, exhausted, limit_of, needed, problem
+from warmrank.worker.devices.failures import Captures, exhausted, limit_of, needed, not_capturable, problem
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.rank_streams import graphs_of, stream_problem
 from warmrank.worker.results import CaptureProposal
