@@ -30,7 +30,7 @@ from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortabl
 from warmrank.worker.function_files import FunctionFiles, adopted, announce
 from warmrank.worker.function_lookup import FunctionLookup
 from warmrank.worker.gears.carried import geared_arguments
-from warmrank.worker.gears.misses import refuse_arguments
+from warmrank.worker.gears.rules import refuse_arguments
 from warmrank.worker.guards import ambient
 from warmrank.worker.lookup import Found
 from warmrank.worker.request import code_in_options

@@ -20,8 +20,7 @@ from warmrank.worker.code_digests import function_digest
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.frame import bind
-from warmrank.worker.gears.loaded import LoadedGears
-from warmrank.worker.gears.rules import GearRule, any_size, call_guards
+from warmrank.worker.gears.rules import GearRule, LoadedGears, any_size, call_guards
 from warmrank.worker.gears.runner import GearedRunner
 from warmrank.worker.graph_facts import NUMBER, readable
 from warmrank.worker.groups import resolve

@@ -16,9 +16,8 @@ from typing import Any
 
 from tests.support.option_values import SET, WARNS, outcome, samples
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.effects import MODES, Effect, Scope
 from warmrank.worker.configs.options import Choice
-from warmrank.worker.configs.section import Option, Part, Section
+from warmrank.worker.configs.section import MODES, Effect, Option, Part, Scope, Section
 
 PAGE = Path(__file__).parents[2] / "docs" / "compiler-config.md"
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.effects import TORCHAIR, Verdict, verdict
-from warmrank.worker.configs.npugraphex import NpuGraphEx
+from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
 from warmrank.worker.configs.options import (
     Choice,
     Directory,
@@ -23,7 +21,7 @@ from warmrank.worker.configs.options import (
     PoolHandle,
     Text,
 )
-from warmrank.worker.configs.section import Option, names, options
+from warmrank.worker.configs.section import TORCHAIR, Option, Verdict, names, options, verdict
 from warmrank.worker.engines.torchair_options import FLAT, OURS_ALONE, REFUSED
 
 SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"

@@ -317,7 +317,7 @@ def test_errors_survive_pickling() -> None:
 
 def test_import_of_the_configuration_does_not_import_torch() -> None:
     code = (
-        "import sys; from warmrank.worker.configs import npugraphex, options, section; "
+        "import sys; from warmrank.worker.configs import options, section; "
         "from warmrank.worker.configs.compiler_config import CompilerConfig; CompilerConfig(); "
         "sys.exit('torch' in sys.modules)"
     )

@@ -14,8 +14,7 @@ from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
 from warmrank.worker.configs import compiler_config
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.effects import MODES, Scope
-from warmrank.worker.configs.section import options
+from warmrank.worker.configs.section import MODES, Scope, options
 from warmrank.worker.errors import BadConfig
 
 

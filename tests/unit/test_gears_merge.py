@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.merge import MAX_COMBINATIONS, covering, merged
-from warmrank.worker.gears.model import Axis, GearedInput, GearFacts
+from warmrank.worker.gears.model import MAX_COMBINATIONS, Axis, GearedInput, GearFacts, covering, merged
 
 GEARS = st.lists(st.integers(1, 9), min_size=2, max_size=4)
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from warmrank.worker.configs.effects import ASCEND, Effect
-from warmrank.worker.configs.section import Option, same
+from warmrank.worker.configs.section import ASCEND, Effect, Option, same
 
 Word = TypeVar("Word", bound=str | None)
 Bool = TypeVar("Bool", bound=bool | None)
