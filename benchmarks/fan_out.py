@@ -151,7 +151,7 @@ def fill(config_file: Path, sizes: list[int]) -> None:
     from warmrank.orchestrator.launch.identity import identity, launch_key
     from warmrank.orchestrator.seed.here import check_store
     from warmrank.orchestrator.store.stores import open_store
-    from warmrank.worker.environment import environment
+    from warmrank.worker.keys.environment import environment
 
     config = load(config_file)
     work = Path.cwd() / f"work-{config.name}"

@@ -22,8 +22,8 @@ from warmrank.examples.llama_model import Llama, build_model
 from warmrank.examples.llama_reference import reference_logits
 from warmrank.examples.llama_weights import LlamaSizes, Weights, full_weights
 from warmrank.worker.errors import WorkloadError
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 # Lewis Carroll, "Alice's Adventures in Wonderland" (1865), the first lines.
 TEXT = (

@@ -19,8 +19,8 @@ from warmrank.examples.llama_model import Block, RMSNorm, rotary_angles
 from warmrank.examples.llama_weights import LlamaSizes, check_split
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import WorkloadError
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 TOLERANCE = 1e-5
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 _TRACED_WITH = ("python", "torch", "cuda")
 _NONE = "none"

@@ -125,6 +125,6 @@ def _options(
 def environment(debug: Debug = False) -> None:
     """Print this machine's environment as JSON, for warmrank build --environment elsewhere."""
     with session(debug=debug):
-        from warmrank.worker.environment import environment as here
+        from warmrank.worker.keys.environment import environment as here
 
         print_json(here())

@@ -13,7 +13,7 @@ from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.outlook import OtherRanks, other_ranks, record_changes
 from warmrank.orchestrator.look.store_contents import num_artifacts
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import pytest
 from tests import npu_emulator
 from tests.support.launched import write_config
 from tests.support.rank_spec import rank_spec
-from warmrank.worker.script import run_script
+from warmrank.worker.rank.script import run_script
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from warmrank.worker.frame import Frame
 from warmrank.worker.graph_facts import GraphFacts
 from warmrank.worker.guards.asked import RANK
 from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.sources import TracedSource
+from warmrank.worker.keys.sources import TracedSource
 
 COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
 GUARDS = PortableGuards(

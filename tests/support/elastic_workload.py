@@ -7,7 +7,7 @@ import torch
 from tests.support.rank_workloads import ROWS
 from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
-from warmrank.worker.workload import Call, RankContext, Workload
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 
 
 def by_rank(context: RankContext, *, num_kinds: int) -> Workload:

@@ -16,7 +16,7 @@ from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Committed, Report, totals
 from warmrank.orchestrator.launch.state import Course
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 from warmrank.worker.results import Outcome, StageSeconds
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker.rank.start import RankSpec
 
 
 def rank_spec(cache_dir: Path, **changed: Any) -> RankSpec:

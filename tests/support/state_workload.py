@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.support.tiny_workload import Tiny
-from warmrank.worker.workload import Call, RankContext, Workload
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 
 MEASURED: dict[int, int] = {}
 """What each rank measures: tests write it, as memory that is free would decide it."""

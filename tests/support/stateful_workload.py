@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from warmrank.inference import cache_compile
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 TOKEN = torch.ones(1, 4)
 PROMPT = torch.ones(3, 4)

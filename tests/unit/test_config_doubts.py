@@ -15,7 +15,7 @@ from warmrank.orchestrator.config.machine import Machine
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.origins import as_plain, key_lines, origins
 from warmrank.orchestrator.config.reading import load, parse
-from warmrank.worker.workload import not_imported
+from warmrank.worker.rank.workload import not_imported
 
 MACHINE = Machine(num_cpus=8, usable_cpus=8)
 MISSING = EntrypointFault(error=not_imported("a:b", "No module named 'a'"))

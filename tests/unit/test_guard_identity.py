@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from tests.support.small_models import Plain
-from warmrank.worker import code_digests
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.identity import describe
-from warmrank.worker.sources import class_digest, function_digest
+from warmrank.worker.keys import code
+from warmrank.worker.keys.sources import class_digest, function_digest
 
 
 class Colour(enum.Enum):
@@ -126,4 +126,4 @@ def test_field_that_does_not_say_how_it_is_passed_has_the_same_digest_in_every_p
     made = dataclasses.make_dataclass("Made", [("size", int, 3)])
     (field,) = dataclasses.fields(made)
     field.kw_only = dataclasses.MISSING
-    assert not re.search(r"0x[0-9a-f]+", code_digests._field(field))
+    assert not re.search(r"0x[0-9a-f]+", code._field(field))

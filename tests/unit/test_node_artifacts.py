@@ -40,7 +40,7 @@ from warmrank.cache_store.seed import SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust, generate_key_pair
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
-from warmrank.worker.manifests import with_node_files
+from warmrank.worker.rank.manifests import with_node_files
 
 ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"

@@ -17,9 +17,9 @@ from warmrank.cache_store.paths import MAX_PARTS
 from warmrank.cache_store.records.fields import MAX_ENTRIES
 from warmrank.worker import node_collecting
 from warmrank.worker.engine_files import GRAPHS, pack
-from warmrank.worker.manifests import with_node_files
 from warmrank.worker.node_caches import NodeCache
 from warmrank.worker.node_collecting import Collected, Room, collect, listing, room_in
+from warmrank.worker.rank.manifests import with_node_files
 
 ARTIFACT = "0f" * 16
 ROOM = Room(artifacts=frozenset({ARTIFACT}))

@@ -18,13 +18,12 @@ from tests.support.rank_spec import rank_spec
 from warmrank.worker import groups
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.devices.absent import AbsentBackend
-from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, NeedsValues
-from warmrank.worker.offline import OfflineRank
-from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker.keys.environment import Target, environment, target
+from warmrank.worker.rank.offline import OfflineRank
+from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.workload import RankContext, Workload
 from warmrank.worker.results import FunctionResult
-from warmrank.worker.target import Target, target
-from warmrank.worker.workload import RankContext, Workload
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -25,9 +25,9 @@ from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.launch.capture_order import order
-from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, WorkloadError
-from warmrank.worker.rank import RankWorker
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import CaptureProposal, FunctionResult
 
 pytestmark = pytest.mark.usefixtures("no_grad")

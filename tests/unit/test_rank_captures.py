@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from warmrank.cache_store.records.manifest import CaptureEntry
-from warmrank.worker import rank_captures
 from warmrank.worker.capture import CaptureOptions, DirectRunner, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.rank import captures
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -71,7 +71,7 @@ def planned(*sizes: int, artifact: str = DIGEST, cache: int = 4) -> tuple[Captur
 
 
 def proposed(units: list[Any], plan: tuple[CaptureEntry, ...]) -> list[tuple[str, int, bool]]:
-    return [(item.function, item.num_elements, item.planned) for item in rank_captures.propose(units, plan)]
+    return [(item.function, item.num_elements, item.planned) for item in captures.propose(units, plan)]
 
 
 def test_calls_are_proposed_and_then_what_the_plan_adds() -> None:
@@ -100,7 +100,7 @@ def test_call_that_was_not_loaded_is_proposed_by_its_arguments() -> None:
 def test_plan_that_does_not_fit_is_left_out_with_the_reason(
     plan: tuple[CaptureEntry, ...], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank_captures"):
+    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank.captures"):
         assert len(proposed([unit("M.f", 2, MadeVariant(runner()))], plan)) == 1
     assert reason in caplog.text
 
@@ -124,8 +124,8 @@ def test_function_whose_kernels_run_as_they_are_takes_no_step() -> None:
 
 def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
-    for step in rank_captures.propose(units, planned(8)):
-        rank_captures.capture(units, step)
+    for step in captures.propose(units, planned(8)):
+        captures.capture(units, step)
     run = units[0].variant.runner
     assert [shapes.inputs[1].sizes for shapes in run.shapes()] == [(2,), (8,)]
     assert torch.equal(units[0].call.args[0], CACHE)
@@ -133,9 +133,9 @@ def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
 
 def test_planned_shape_that_the_graph_cannot_take_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
-    *_, step = rank_captures.propose(units, planned(0))
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank_captures"):
-        rank_captures.capture(units, step)
+    *_, step = captures.propose(units, planned(0))
+    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.captures"):
+        captures.capture(units, step)
     assert "not captured in advance: M.f of the plan: " in caplog.text
     assert units[0].variant.runner.shapes() == ()
 
@@ -143,16 +143,16 @@ def test_planned_shape_that_the_graph_cannot_take_is_left_out(caplog: pytest.Log
 def test_manifest_lists_what_is_captured_under_the_call_that_needs_it() -> None:
     variant = MadeVariant(runner())
     units = [unit("M.f", 2, variant), unit("M.f[1]", 6, variant)]
-    for step in rank_captures.propose(units, planned(8)):
-        rank_captures.capture(units, step)
-    found = rank_captures.captured(units)
+    for step in captures.propose(units, planned(8)):
+        captures.capture(units, step)
+    found = captures.captured(units)
     (first, second), (third,) = found["M.f"], found["M.f[1]"]
     assert (first, second, third) == tuple(entry.signature for entry in planned(8, 2, 6))
 
 
 def test_what_a_check_captured_counts_to_the_first_call_of_its_artifact() -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
-    rank_captures.propose(units, ())
+    captures.propose(units, ())
     for size in (9, 9, 7):  # 7 comes once, and is not captured
         units[0].variant.runner(CACHE.clone(), torch.ones(size))
-    assert rank_captures.captured(units) == {"M.f": tuple(entry.signature for entry in planned(9))}
+    assert captures.captured(units) == {"M.f": tuple(entry.signature for entry in planned(9))}

@@ -15,8 +15,8 @@ from warmrank.cache_store.keys import changed_components
 from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
-from warmrank.worker.environment import environment
-from warmrank.worker.request import Request, request
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import Request, request
 
 ENGINE = GraphEngine()
 ADD = torch.ops.aten.add.Tensor

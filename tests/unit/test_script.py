@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.rank_spec import rank_spec
 from warmrank.worker.errors import CompileForbidden, ScriptFailed, WorkloadError
-from warmrank.worker.rank_spec import RankSpec
-from warmrank.worker.script import journal_of, run_script
+from warmrank.worker.rank.script import journal_of, run_script
+from warmrank.worker.rank.start import RankSpec
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_output_is_logged_line_by_line(
     spec: RankSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = "import sys\nprint('one')\nprint('two', file=sys.stderr)"
-    with caplog.at_level(logging.INFO, logger="warmrank.worker.script"):
+    with caplog.at_level(logging.INFO, logger="warmrank.worker.rank.script"):
         run_script(spec, script(tmp_path, text), ())
     assert sorted(record.getMessage() for record in caplog.records) == ["one", "two"]
 
@@ -156,7 +156,7 @@ def test_output_is_logged_while_the_script_runs(
     spec: RankSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "seen"
-    monkeypatch.setattr("warmrank.worker.script._log.info", lambda *_: mark.touch())
+    monkeypatch.setattr("warmrank.worker.rank.script._log.info", lambda *_: mark.touch())
     text = f"""
     import pathlib, time
     print("one")

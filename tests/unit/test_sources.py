@@ -18,8 +18,8 @@ from tests.support import small_models
 from tests.support.made_modules import MadeModule, code_of
 from tests.support.small_models import Plain
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.present_sources import changed
-from warmrank.worker.sources import (
+from warmrank.worker.keys.reachable import changed
+from warmrank.worker.keys.sources import (
     TracedSource,
     class_digest,
     code_digest,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from warmrank.worker import rank_streams
 from warmrank.worker.devices.failures import Captures, exhausted, limit_of, needed, not_capturable, problem
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.rank_streams import graphs_of, stream_problem
+from warmrank.worker.rank import captures
+from warmrank.worker.rank.captures import graphs_of, stream_problem
 from warmrank.worker.results import CaptureProposal
 
 TP = frozenset({"tp"})
@@ -161,7 +161,7 @@ def test_function_that_was_not_loaded_takes_no_streams() -> None:
 
 
 def test_rank_counts_for_its_own_npu_and_its_way_of_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_streams, "environment", lambda: {"accelerator": "Ascend310B4"})
+    monkeypatch.setattr(captures, "environment", lambda: {"accelerator": "Ascend310B4"})
     monkeypatch.delenv("HCCL_OP_EXPANSION_MODE", raising=False)
     many = unit("f", "a", tuple(map(str, range(150))), "tp")
     assert "328 of this NPU's 512" in stream_problem([many], [proposal("f")])

@@ -225,7 +225,7 @@ class Function(Option[Callable[..., Any] | None]):
         if value is None:
             return "null"
         # Only for who sets such an option: it looks at modules and source files.
-        from warmrank.worker.reachable import reachable_digest
+        from warmrank.worker.keys.reachable import reachable_digest
 
         kind = value if hasattr(value, "__qualname__") else type(value)
         return json.dumps(f"{kind.__module__}:{kind.__qualname__}#{reachable_digest(value)}")

@@ -15,10 +15,10 @@ from warmrank.cache_store.records.manifest import (
     utc_now,
 )
 from warmrank.worker import journal
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 from warmrank.worker.node_collecting import entries
+from warmrank.worker.rank.script import journal_of
 from warmrank.worker.results import Published
-from warmrank.worker.script import journal_of
 from warmrank.worker.withheld import is_withheld
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from warmrank.cache_store.node.node_files import NodeFile
     from warmrank.cache_store.store import Store
     from warmrank.worker.cached_function import CachedFunction
-    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank.start import RankSpec
     from warmrank.worker.variant import StoredArtifact
 
 _log = logging.getLogger(__name__)

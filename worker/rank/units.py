@@ -1,20 +1,25 @@
-"""The units of work of a rank: each call of the workload, and what becomes of it in the stages of a launch.
+"""The units of work of a rank: each call of the workload through the stages of a launch.
 
 A unit is named after its cached function (``Llama.decode``; a second call of the same function is
-``Llama.decode[1]``).
+``Llama.decode[1]``). An artifact that another node hands in lies where what a store offers lies, in no
+partition: the guards of each rank decide whether it fits. It brings the marks of its cache directory along,
+so a revocation reaches it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.errors import StoreError, UnwritableDisk
+from warmrank.cache_store.node.admission import Marks, marks_of, permit_copies
+from warmrank.cache_store.node.companions import add_companion
+from warmrank.cache_store.node.local import add_variant, ensure_cache_dir
 from warmrank.worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
 from warmrank.worker.function_lookup import OFFERED
 from warmrank.worker.lookup import Found, other_request
@@ -33,12 +38,51 @@ if TYPE_CHECKING:
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.store import Store
     from warmrank.worker.artifact import Artifact
-    from warmrank.worker.audit import TracePrint
     from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.rank.audit import TracePrint
+    from warmrank.worker.rank.workload import Call
     from warmrank.worker.variant import StoredArtifact, Variant
-    from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """The files of one artifact.
+
+    Attributes:
+        data: of the artifact itself.
+        beside: of the files beside it, by name.
+        marks: of the cache directory that it comes from.
+    """
+
+    data: bytes
+    beside: Mapping[str, bytes]
+    marks: Marks
+
+
+def hand_out(function: CachedFunction, digest: str) -> Handed | None:
+    """The artifact with this digest, if this rank's cache directory has it."""
+    stored = function.offered(digest, None)
+    if stored is None:
+        return None
+    beside = {name: path.read_bytes() for name, path in stored.files().items()}
+    return Handed(data=stored.path.read_bytes(), beside=beside, marks=marks_of(function.root()))
+
+
+def take_in(function: CachedFunction, handed: Handed) -> None:
+    """Lay an artifact of another node into this one's cache directory.
+
+    Raises:
+        cache_store.errors.UnusableCache: the directory cannot be written.
+    """
+    place = function.place()
+    ensure_cache_dir(function.root())
+    permit_copies(function.root(), handed.marks.policy, handed.marks.signers)
+    directory = place.model_dir / OFFERED / place.function_dir.name
+    for name, data in handed.beside.items():
+        add_companion(directory, name, data)
+    add_variant(directory, handed.data)
 
 
 @dataclass(slots=True)
@@ -151,7 +195,7 @@ class RankUnit:
         Raises:
             WorkloadError: it has none.
         """
-        from warmrank.worker.audit import print_of
+        from warmrank.worker.rank.audit import print_of
 
         stored = self.found.stored if self.variant is None and self.found is not None else None
         return print_of((stored or self.bound().stored).artifact)
@@ -172,7 +216,7 @@ class RankUnit:
         Raises:
             WorkerError: the function cannot be traced here.
         """
-        from warmrank.worker.audit import print_of
+        from warmrank.worker.rank.audit import print_of
 
         started, cpu_s = perf_counter(), process_time()
         # As in `compile`: a call that an earlier unit's artifact would cover is not traced.
@@ -192,7 +236,7 @@ class RankUnit:
         Raises:
             WorkerError: the function cannot be traced here.
         """
-        from warmrank.worker.audit import first_difference, print_of
+        from warmrank.worker.rank.audit import first_difference, print_of
 
         found = self.found or self.find()
         key = self.function.request().key
@@ -219,7 +263,7 @@ class RankUnit:
 
     def difference(self, trace: bytes) -> str:
         """The first difference between a trace of another rank and this rank's own, in words."""
-        from warmrank.worker.audit import TracePrint, first_difference
+        from warmrank.worker.rank.audit import TracePrint, first_difference
 
         own = self.outlined or self.trace()
         return first_difference(TracePrint.from_bytes(trace), own)

@@ -1,7 +1,7 @@
 """One rank of a launch: a plain object that the driver steps through the stages; it knows no Ray.
 
 Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `capture`, `first_call`,
-`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank_units`). Torch is
+`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank.units`). Torch is
 imported from `start` on, not before.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from warmrank.worker import rank_start
 from warmrank.worker.errors import WorkloadError
+from warmrank.worker.rank import start
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
     from warmrank.cache_store.store import Store
     from warmrank.worker.cached_function import CachedFunction
-    from warmrank.worker.handover import Handed
-    from warmrank.worker.rank_spec import RankSpec
-    from warmrank.worker.rank_units import RankUnit
-    from warmrank.worker.workload import Workload
+    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.units import Handed, RankUnit
+    from warmrank.worker.rank.workload import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -65,11 +64,11 @@ class RankWorker:
         Raises:
             DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
         """
-        self._groups = rank_start.bring_up(self._spec)
+        self._groups = start.bring_up(self._spec)
         if self._groups:
             self._owns_process_group = True
-            rank_start.name_groups(self._groups)
-        return rank_start.place_of(self._spec)
+            start.name_groups(self._groups)
+        return start.place_of(self._spec)
 
     def build(self) -> tuple[str, ...]:
         """Import the entrypoint and build model and calls.
@@ -80,10 +79,10 @@ class RankWorker:
         Raises:
             WorkloadError: the entrypoint does not import, or returns something else than a workload.
         """
-        from warmrank.worker.rank_units import units_of
+        from warmrank.worker.rank.units import units_of
 
         with self._in_launch():
-            self._workload = rank_start.workload_of(self._spec, self._groups)
+            self._workload = start.workload_of(self._spec, self._groups)
         self._functions += [call.function for call in self._workload.calls]  # also of an earlier import
         self._units = units_of(self._workload.calls, Path(self._spec.cache_dir))
         self._calls = list(self._units.values())
@@ -93,7 +92,7 @@ class RankWorker:
         """Lay down what the launch says while user code runs, and note the cached functions that it makes."""
         from warmrank.worker.cache_options import launch_scope
 
-        return launch_scope.of(rank_start.defaults_of(self._spec), self._functions)
+        return launch_scope.of(start.defaults_of(self._spec), self._functions)
 
     def probe(self) -> tuple[FunctionProbe, ...]:
         """Say for each unit what is asked for, and whether it is there. Compiles nothing."""
@@ -134,7 +133,7 @@ class RankWorker:
 
     def hand_out(self, digests: Mapping[str, str]) -> dict[str, Handed | None]:
         """Artifacts for other nodes, by unit; None for one that is not here."""
-        from warmrank.worker.handover import hand_out
+        from warmrank.worker.rank.units import hand_out
 
         return {name: hand_out(self._units[name].function, digest) for name, digest in digests.items()}
 
@@ -144,7 +143,7 @@ class RankWorker:
         Raises:
             cache_store.errors.UnusableCache: the cache directory cannot be written.
         """
-        from warmrank.worker.handover import take_in
+        from warmrank.worker.rank.units import take_in
 
         take_in(self._units[name].function, handed)
 
@@ -181,19 +180,19 @@ class RankWorker:
             planned: of earlier launches.
             names: units to capture; None for all.
         """
-        from warmrank.worker import rank_captures
+        from warmrank.worker.rank import captures
 
         units = [
             unit
             for name, unit in self._units.items()
             if unit.variant is not None and (names is None or name in names)
         ]
-        self._proposed = rank_captures.propose(units, planned)
+        self._proposed = captures.propose(units, planned)
         return self._proposed
 
     def stream_problem(self) -> str:
         """What the proposed captures will take too much of; see `worker.devices.failures`."""
-        from warmrank.worker.rank_streams import stream_problem
+        from warmrank.worker.rank.captures import stream_problem
 
         return stream_problem(tuple(self._units.values()), self._proposed)
 
@@ -203,11 +202,11 @@ class RankWorker:
         return (unit.guarded(functools.partial(self._capture, step=step)),)
 
     def _capture(self, unit: RankUnit, step: CaptureProposal) -> FunctionResult:
-        from warmrank.worker import rank_captures
+        from warmrank.worker.rank import captures
 
         bound = unit.bound()
         started = perf_counter()
-        rank_captures.capture(tuple(self._units.values()), step)
+        captures.capture(tuple(self._units.values()), step)
         seconds = perf_counter() - started
         _log.info("Captured %s in %.3f s: %s", unit.name, seconds, bound.runner.statistics)
         return unit.timed(capture_s=unit.seconds.capture_s + seconds)
@@ -246,8 +245,6 @@ class RankWorker:
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
-        from warmrank.worker.rank_check import check
-
         with self._in_launch():
             found = check(self._require_workload(), self._spec.entrypoint)
         if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
@@ -267,8 +264,8 @@ class RankWorker:
 
     def _extra(self, function: CachedFunction) -> Iterator[FunctionResult]:
         """Make units of what was loaded or compiled beside the calls, so that the manifest names it."""
-        from warmrank.worker.rank_units import RankUnit, check_cache_dir
-        from warmrank.worker.workload import Call
+        from warmrank.worker.rank.units import RankUnit, check_cache_dir
+        from warmrank.worker.rank.workload import Call
 
         check_cache_dir(function, Path(self._spec.cache_dir))
         known = {unit.variant for unit in self._units.values()}
@@ -293,19 +290,19 @@ class RankWorker:
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds."""
-        from warmrank.worker.manifests import with_node_files
+        from warmrank.worker.rank.manifests import with_node_files
 
         return with_node_files(self._own_manifest(), self._node_files)
 
     def _own_manifest(self) -> PartitionManifest:
-        from warmrank.worker import rank_captures
-        from warmrank.worker.manifests import of_script, of_units
+        from warmrank.worker.rank import captures
+        from warmrank.worker.rank.manifests import of_script, of_units
 
         spec = self._spec
         if not spec.entrypoint:
             return of_script(spec)
         units = tuple(self._units.values())
-        captured = rank_captures.captured(units)
+        captured = captures.captured(units)
         listed = [(unit.name, unit.function, unit.bound().stored, captured[unit.name]) for unit in units]
         return of_units(spec, listed)
 
@@ -314,7 +311,7 @@ class RankWorker:
 
         What it shared right after compiling counts as new too.
         """
-        from warmrank.worker.manifests import publish
+        from warmrank.worker.rank.manifests import publish
 
         if self._store is None:
             return None
@@ -325,7 +322,26 @@ class RankWorker:
     def stop(self) -> None:
         """Take the process groups down."""
         if self._owns_process_group:
-            rank_start.take_down()
+            start.take_down()
             self._owns_process_group = False
         self._units.clear()
         self._workload = None
+
+
+def check(workload: Workload, entrypoint: str) -> Verification:
+    """Compare the warm model with its reference, if the workload has one.
+
+    Raises:
+        WorkloadError: the check returned something else than a verification.
+    """
+    if workload.check is None:
+        return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
+    found = workload.check()
+    if not isinstance(found, Verification):
+        kind = type(found).__qualname__
+        msg = (
+            f"the check of {entrypoint} returned {kind}; expected a warmrank.Verification "
+            "(ok, max_error, tolerance, compared)"
+        )
+        raise WorkloadError(msg, entrypoint=entrypoint)
+    return found

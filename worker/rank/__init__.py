@@ -1,0 +1,1 @@
+"""One rank through the stages of a launch; nothing here knows Ray."""
