@@ -1,8 +1,8 @@
 """The workload of the demo: a Llama decoder, split over the ranks, that reads text byte by byte.
 
-`workload` is the entrypoint of a launch (``examples.llama:workload``). Run as a script, alone or under
-torchrun's variables, the file generates some bytes in plain eager PyTorch. Weights are random, from a seed:
-nothing has to be downloaded, and what is generated makes no sense.
+`workload` is the entrypoint of a launch (``warmrank.examples.llama:workload``). Run as a script, alone or
+under torchrun's variables, the file generates some bytes in plain eager PyTorch. Weights are random, from a
+seed: nothing has to be downloaded, and what is generated makes no sense.
 """
 
 from __future__ import annotations

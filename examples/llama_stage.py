@@ -1,8 +1,8 @@
 """The example's Llama in pipeline stages: each rank holds a slice of the layers, split over its group ``tp``.
 
-`workload` is the entrypoint of a launch (``examples.llama_stage:workload``) with ``parallel.pp`` stages. A
-stage's function takes what the stage before it returns; sending that on is the serving loop's part, which is
-not here. Weights are random, and each stage is compared with itself run eagerly.
+`workload` is the entrypoint of a launch (``warmrank.examples.llama_stage:workload``) with ``parallel.pp``
+stages. A stage's function takes what the stage before it returns; sending that on is the serving loop's part,
+which is not here. Weights are random, and each stage is compared with itself run eagerly.
 
 Legend of shapes: B batch, S positions of one call, D width of the model.
 """

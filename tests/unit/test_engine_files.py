@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.node_artifacts import PACKAGE, package_bytes, write
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.worker.engine_files import GRAPHS, PACKAGES, drop_unused, pack, unpack
-from warmrank.worker.node_caches import archive_name
+from warmrank.worker.node_caches import GRAPHS, PACKAGES, archive_name, drop_unused, pack, unpack
 
 OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
 NEW = f"static_kernel_compile_outputs/ts20260101000000_pid1_outputs/{PACKAGE}"

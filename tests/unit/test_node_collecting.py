@@ -16,8 +16,7 @@ from warmrank.cache_store.node.placing import Destination, Vouched, place_files,
 from warmrank.cache_store.paths import MAX_PARTS
 from warmrank.cache_store.records.fields import MAX_ENTRIES
 from warmrank.worker import node_collecting
-from warmrank.worker.engine_files import GRAPHS, pack
-from warmrank.worker.node_caches import NodeCache
+from warmrank.worker.node_caches import GRAPHS, NodeCache, pack
 from warmrank.worker.node_collecting import Collected, Room, collect, listing, room_in
 from warmrank.worker.rank.manifests import with_node_files
 

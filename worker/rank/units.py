@@ -16,14 +16,15 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.errors import StoreError, UnwritableDisk
+from warmrank.cache_store.errors import Corrupt, StoreError, UnwritableDisk
 from warmrank.cache_store.node.admission import Marks, marks_of, permit_copies
 from warmrank.cache_store.node.companions import add_companion
 from warmrank.cache_store.node.local import add_variant, ensure_cache_dir
-from warmrank.worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
+from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, WorkerError, WorkloadError
 from warmrank.worker.function_lookup import OFFERED
 from warmrank.worker.lookup import Found, other_request
 from warmrank.worker.results import (
+    Failure,
     FunctionProbe,
     FunctionResult,
     Retraced,
@@ -285,7 +286,7 @@ class RankUnit:
         if self.found is None or self.found.stored is None:
             self.found = self.find()
         if self.found.stored is None:
-            return self._refused(self.found.reason)
+            return self._refused(self.found.reason, Failure.MISSING)
         self.use(self.found, started=perf_counter())
         return self._finish()
 
@@ -296,11 +297,11 @@ class RankUnit:
         offered = self.function.offered(digest, store)
         if offered is None:
             missing = f"artifact {digest[:12]} is neither in the cache nor in the store"
-            return None, self._refused(missing)
+            return None, self._refused(missing, Failure.MISSING)
         wrong = other_request(offered, self.function.request())
         wrong = wrong or self.function.mismatches(offered, self.call.args, self.call.kwargs)
         if wrong:
-            return None, self._refused("; ".join(wrong), guard_failed=True)
+            return None, self._refused("; ".join(wrong), Failure.GUARDS)
         would = FunctionResult(function=self.name, ok=True, outcome="adopted", reason="", digest=digest)
         return offered, would
 
@@ -340,7 +341,7 @@ class RankUnit:
         except UnwritableDisk:
             raise  # no other unit, and no other attempt, could keep anything there
         except (WorkerError, StoreError) as error:
-            self.result = self._refused(f"{type(error).__name__}: {error}")
+            self.result = self._refused(f"{type(error).__name__}: {error}", failure_of(error))
         return self.result
 
     def timed(self, **seconds: float) -> FunctionResult:
@@ -355,9 +356,9 @@ class RankUnit:
             pool_bytes=captured.pool_bytes,
         )
 
-    def _refused(self, reason: str, *, guard_failed: bool = False) -> FunctionResult:
+    def _refused(self, reason: str, failure: Failure) -> FunctionResult:
         return FunctionResult(
-            function=self.name, ok=False, outcome="adopted", reason=reason, guard_failed=guard_failed,
+            function=self.name, ok=False, outcome="adopted", reason=reason, failure=failure,
             seconds=self.seconds,
         )  # fmt: skip
 
@@ -369,6 +370,15 @@ class RankUnit:
             result.seconds, load_s=result.seconds.load_s + looked_s, audit_s=self.seconds.audit_s
         )
         return replace(result, function=self.name, seconds=self.seconds)
+
+
+def failure_of(error: WorkerError | StoreError) -> Failure:
+    """The kind of a failure that was raised."""
+    if isinstance(error, CompileForbidden):
+        return Failure.FORBIDDEN
+    if isinstance(error, ArtifactCorrupt | Corrupt):
+        return Failure.CORRUPT
+    return Failure.STORE if isinstance(error, StoreError) else Failure.ERROR
 
 
 def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
