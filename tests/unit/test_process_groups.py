@@ -19,19 +19,9 @@ from tests.support.rank_spec import rank_spec
 from tests.support.tracing import traced
 from warmrank.worker.errors import PortInUse
 from warmrank.worker.rank import start
-from warmrank.worker.torch_private.process_groups import group_name, known_groups
+from warmrank.worker.torch_private.process_groups import group_name
 
 ROWS = torch.ones(2, 4)
-
-
-def test_known_groups_are_in_the_order_of_their_creation() -> None:
-    with fake_world(rank=0, world_size=4) as world:
-        made = [dist.new_group([0, 1]), dist.new_group([0, 2])]
-        assert list(known_groups()) == [group_name(group) for group in (world, *made)]
-
-
-def test_known_groups_without_torch_distributed_are_none() -> None:
-    assert known_groups() == {}
 
 
 def test_name_of_a_group_is_what_the_graph_holds() -> None:
