@@ -14,8 +14,8 @@ import torch
 from tests.npu_emulator.device import DEFAULT_STREAM
 from tests.support import ascend_machine as machine
 from tests.support.fake_device import FakeDevice
-from warmrank.worker.devices import accelerator, backend_for
-from warmrank.worker.devices.accelerator import AcceleratorBackend, AcceleratorGraph, device_module
+from warmrank.worker.devices import CapturedGraph, accelerator, backend_for
+from warmrank.worker.devices.accelerator import AcceleratorBackend, device_module
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import DeviceUnavailable, NotCapturable
@@ -42,7 +42,7 @@ def capture(
     *,
     copied: frozenset[int] = FIRST,
     aliased: frozenset[int] = NONE,
-) -> AcceleratorGraph:
+) -> CapturedGraph:
     pool = backend.pool() if pool is None else pool
     return backend.capture(graph, inputs, copied=copied, aliased=aliased, pool=pool)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,23 +12,19 @@ import torch
 from tests.support.random_graphs import RandomGraph
 from warmrank.worker.devices import CapturedGraph
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.devices.cpu_graph import CpuGraph
 from warmrank.worker.errors import NotCapturable, StateChanged
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 X = torch.linspace(-2.0, 3.0, 32).reshape(4, 8)
 C = torch.complex(X[0], X[1])
-_ROOT = Path(__file__).parents[2]
 
 
-def capture(graph: Callable[..., Any], *inputs: Any) -> CpuGraph:
+def capture(graph: Callable[..., Any], *inputs: Any) -> CapturedGraph:
     """Captured with a copy of every tensor."""
     backend = CpuBackend()
     copied = frozenset(index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor))
-    made = backend.capture(graph, inputs, copied=copied, aliased=frozenset(), pool=backend.pool())
-    assert isinstance(made, CpuGraph)
-    return made
+    return backend.capture(graph, inputs, copied=copied, aliased=frozenset(), pool=backend.pool())
 
 
 GRAPHS: dict[str, tuple[Callable[..., tuple[Any, ...]], torch.Tensor]] = {

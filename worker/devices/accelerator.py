@@ -19,39 +19,16 @@ import torch
 from warmrank.worker.ascend.chips import device_numbers, visible_devices
 from warmrank.worker.ascend.versions import cann_of, driver_of, here
 from warmrank.worker.device_kinds import memory_of
-from warmrank.worker.devices import Pool, PoolHandle
+from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool, PrivatePool, Recorder
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.graph_memory import borrowed
-from warmrank.worker.torch_private.origins import Origin, origins
+from warmrank.worker.torch_private.origins import origins
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
 _CAPTURING = threading.RLock()
-
-
-class AcceleratorGraph:
-    """One captured graph of an accelerator."""
-
-    __slots__ = ("_pool", "inputs", "origins", "outputs", "replay", "size_bytes")
-
-    def __init__(
-        self,
-        recorded: Any,
-        *,
-        inputs: tuple[Any, ...],
-        outputs: tuple[Any, ...],
-        origins: tuple[Origin | None, ...],
-        size_bytes: int,
-        pool: AcceleratorPool,
-    ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.origins = origins
-        self.size_bytes = size_bytes
-        self.replay: Callable[[], None] = recorded.replay  # every call goes through it: no frame of ours
-        self._pool = pool  # its private pool and its segments
 
 
 class AcceleratorBackend:
@@ -116,7 +93,7 @@ class AcceleratorBackend:
         copied: frozenset[int],
         aliased: frozenset[int],
         pool: Pool,
-    ) -> AcceleratorGraph:
+    ) -> CapturedGraph:
         """See `worker.devices.DeviceBackend.capture`."""
         if not isinstance(pool, AcceleratorPool):
             msg = f"a pool of another device kind ({type(pool).__name__}); take one from this backend"
@@ -136,13 +113,13 @@ class AcceleratorBackend:
                 self._recorder.recover(index)
                 raise not_capturable(error, self.kind) from error
             refuse_foreign(outputs, "output", device)
-            return AcceleratorGraph(
-                recorded,
+            return CapturedGraph(
                 inputs=static,
                 outputs=_unowned(outputs, aliased, private),
                 origins=origins(static, outputs, copied),
                 size_bytes=work_bytes + buffer_bytes,
-                pool=pool,
+                replay=recorded.replay,
+                held=(pool,),  # its private pool and its segments
             )
 
     def _index_of(self, inputs: Sequence[Any]) -> int:

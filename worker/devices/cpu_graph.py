@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from warmrank.worker import collection
+from warmrank.worker.devices import CapturedGraph
 from warmrank.worker.devices.memory import (
     ArenaPool,
     Lifetime,
@@ -37,51 +38,14 @@ from warmrank.worker.devices.memory import (
 )
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run, waited
-from warmrank.worker.torch_private.origins import Origin
 from warmrank.worker.torch_private.places import Place, check, lazily
 from warmrank.worker.torch_private.recording import Operation, Recording, leaves, record
 from warmrank.worker.values import Value
 
 
-class CpuGraph:
-    """A graph recorded on a CPU: its calls, with all that they read and write."""
-
-    def __init__(self, inputs: tuple[Any, ...], program: Program, held: tuple[Any, ...], size: int) -> None:
-        self._inputs = inputs
-        self._outputs = program.outputs
-        self._origins = program.origins
-        self._calls = program.calls
-        self._held = held
-        self._size_bytes = size
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """See `worker.devices.CapturedGraph.inputs`."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Any, ...]:
-        """See `worker.devices.CapturedGraph.outputs`."""
-        return self._outputs
-
-    @property
-    def origins(self) -> tuple[Origin | None, ...]:
-        """See `worker.devices.CapturedGraph.origins`."""
-        return self._origins
-
-    @property
-    def size_bytes(self) -> int:
-        """See `worker.devices.CapturedGraph.size_bytes`."""
-        return self._size_bytes
-
-    def replay(self) -> None:
-        """See `worker.devices.CapturedGraph.replay`."""
-        run(self._calls)
-
-
 def captured(
     graph: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], *, copied: frozenset[int], pool: ArenaPool
-) -> CpuGraph:
+) -> CapturedGraph:
     """Record ``graph`` on ``inputs``; see `worker.devices.DeviceBackend.capture`."""
     for value in inputs:
         if isinstance(value, torch.Tensor):
@@ -91,8 +55,14 @@ def captured(
         given = buffers(pool, inputs, copied)
         recording = record(graph, given.values, copied)
         made = program(recording, copied=copied, region=pool.work)
-    held = (pool, given.segment, made.segment)
-    return CpuGraph(given.values, made, held, given.size_bytes + made.size_bytes)
+    return CapturedGraph(
+        inputs=given.values,
+        outputs=made.outputs,
+        origins=recording.origins,
+        size_bytes=given.size_bytes + made.size_bytes,
+        replay=functools.partial(run, made.calls),
+        held=(pool, given.segment, made.segment),
+    )
 
 
 class Program(Value):
@@ -101,14 +71,12 @@ class Program(Value):
     Attributes:
         calls: in their order.
         outputs: of the graph, at fixed addresses.
-        origins: of each.
         size_bytes: work memory that the plan spans.
         segment: where it lies; hold it as long as the calls are used.
     """
 
     calls: tuple[Call, ...]
     outputs: tuple[Any, ...]
-    origins: tuple[Origin | None, ...]
     size_bytes: int
     segment: Segment
 
@@ -137,7 +105,6 @@ def program(recording: Recording, *, copied: frozenset[int], region: Region) -> 
     return Program(
         calls=tuple(calls),
         outputs=outputs,
-        origins=recording.origins,
         size_bytes=plan.size_bytes,
         segment=segment,
     )
