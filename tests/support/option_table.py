@@ -63,7 +63,7 @@ def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
     cells = (
         f"`{option.name}`",
         f"`{option.default!r}`",
-        option.allowed(),
+        option.words,
         modes,
         f"{_here(effect)}{exception}",
         _torchair(f"{kind._at}.{option.name}" if kind._at else option.name, option),

@@ -249,7 +249,8 @@ def test_compile_of_a_call_that_an_earlier_one_covers_compiles_nothing(cache: Pa
 def test_compile_does_not_run_the_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = built(cache, entrypoint="tests.support.rank_workloads:unchecked")
     rank.compile(("Cached.accumulate",))
-    assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
+    assert rank._workload is not None
+    assert torch.equal(rank._workload.model.get_buffer("cache"), torch.zeros(8, 4))
 
 
 def test_compile_puts_the_artifact_into_the_store(cache: Path, store: Store, tmp_path: Path) -> None:
@@ -432,7 +433,8 @@ def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
     rank = built(cache, entrypoint="tests.support.rank_workloads:unchecked")
     rank.compile(("Cached.accumulate",))
     capture_all(rank)
-    assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
+    assert rank._workload is not None
+    assert torch.equal(rank._workload.model.get_buffer("cache"), torch.zeros(8, 4))
 
 
 def test_capture_of_what_was_not_loaded_is_a_result(cache: Path) -> None:

@@ -113,7 +113,10 @@ class Option(Generic[T]):
         default: the value while nobody has set one; always allowed.
         effect: what any other value does; the section's, where the option does not say.
         name: the attribute's name, set by Python.
+        words: the allowed values, for an error message.
     """
+
+    words: str = ""
 
     def __init__(self, default: T, *, effect: Effect | None = None) -> None:
         self.default = default
@@ -140,22 +143,21 @@ class Option(Generic[T]):
         return value
 
     def __set__(self, section: Section, value: T) -> None:
-        if not (same(value, self.default) or self.allows(value)):
+        if not self.allows(value):
             place = dotted(section, self.name)
             msg = (
                 f"config.{place} = {value!r} ({type(value).__name__}) is not allowed; "
-                f"allowed: {self.allowed()}; default: {self.default!r}"
+                f"allowed: {self.words}; default: {self.default!r}"
             )
-            raise BadConfig(msg, option=place, value=repr(value), allowed=self.allowed())
+            raise BadConfig(msg, option=place, value=repr(value), allowed=self.words)
         # A caller that goes on to change its list or dict must not change the configuration unchecked.
         section.__dict__[self.name] = copy.deepcopy(value) if isinstance(value, list | dict) else value
 
     def allows(self, value: object) -> bool:
-        """Whether `value` may be assigned; not asked about the default, which always may."""
-        raise NotImplementedError
+        """Whether `value` may be assigned."""
+        return same(value, self.default) or self._allows(value)
 
-    def allowed(self) -> str:
-        """The allowed values in words, for an error message."""
+    def _allows(self, value: object) -> bool:
         raise NotImplementedError
 
     def effect_of(self, value: object) -> Effect:

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class RankWorker:
-    """Steps one rank through a launch."""
+    """Steps one rank through a launch; see `worker.rank.Rank` for what each stage does."""
 
     def __init__(self, spec: RankSpec, store: Store | None) -> None:
         self._spec = spec
@@ -71,10 +71,7 @@ class RankWorker:
         return start.place_of(self._spec)
 
     def build(self) -> tuple[str, ...]:
-        """Import the entrypoint and build model and calls.
-
-        Returns:
-            Names of the units of work, in call order.
+        """Import the entrypoint and build model and calls; return the names of the units, in call order.
 
         Raises:
             WorkloadError: the entrypoint does not import, or returns something else than a workload.
@@ -95,7 +92,7 @@ class RankWorker:
         return launch_scope.of(start.defaults_of(self._spec), self._functions)
 
     def probe(self) -> tuple[FunctionProbe, ...]:
-        """Say for each unit what is asked for, and whether it is there. Compiles nothing."""
+        """Look each unit up."""
         return tuple(self._probe(unit) for unit in self._units.values())
 
     def _probe(self, unit: RankUnit) -> FunctionProbe:
@@ -109,7 +106,7 @@ class RankWorker:
         return unit.compile(self._store, withheld=self._spec.audited)
 
     def audit(self, functions: tuple[str, ...]) -> tuple[TraceResult, ...]:
-        """Trace units as their compile would, for a comparison with the traces of other ranks.
+        """Trace units as their compile would.
 
         Raises:
             WorkerError: one cannot be traced here.
@@ -133,9 +130,7 @@ class RankWorker:
 
     def hand_out(self, digests: Mapping[str, str]) -> dict[str, Handed | None]:
         """Artifacts for other nodes, by unit; None for one that is not here."""
-        from warmrank.worker.rank.units import hand_out
-
-        return {name: hand_out(self._units[name].function, digest) for name, digest in digests.items()}
+        return {name: self._units[name].hand_out(digest) for name, digest in digests.items()}
 
     def take_in(self, name: str, handed: Handed) -> None:
         """Keep a unit's artifact of another node, for all ranks of this one.
@@ -143,9 +138,7 @@ class RankWorker:
         Raises:
             cache_store.errors.UnusableCache: the cache directory cannot be written.
         """
-        from warmrank.worker.rank.units import take_in
-
-        take_in(self._units[name].function, handed)
+        self._units[name].take_in(handed)
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
         """Load what the probe found (or what was compiled here since)."""
@@ -244,9 +237,13 @@ class RankWorker:
         return unit_name(function.name, num)
 
     def verify(self) -> Verification:
-        """Compare the warm model with its reference, if the workload has one."""
+        """Compare the warm model with its reference, if the workload has one.
+
+        Raises:
+            WorkloadError: the rank was not built, or the check returned something else than a verification.
+        """
         with self._in_launch():
-            found = check(self._require_workload(), self._spec.entrypoint)
+            found = self._check()
         if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
             for function in self._functions:
                 for variant in function.variants:
@@ -278,11 +275,21 @@ class RankWorker:
             self._units[name] = unit
             yield result
 
-    def _require_workload(self) -> Workload:
+    def _check(self) -> Verification:
         if self._workload is None:
             msg = f"rank {self._spec.rank} was not built yet; call build() before"
             raise WorkloadError(msg, rank=self._spec.rank)
-        return self._workload
+        if self._workload.check is None:
+            return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
+        found = self._workload.check()
+        if not isinstance(found, Verification):
+            entrypoint, kind = self._spec.entrypoint, type(found).__qualname__
+            msg = (
+                f"the check of {entrypoint} returned {kind}; expected a warmrank.Verification "
+                "(ok, max_error, tolerance, compared)"
+            )
+            raise WorkloadError(msg, entrypoint=entrypoint)
+        return found
 
     def keep_for_node(self, files: tuple[NodeFile, ...]) -> None:
         """Take node artifacts into the manifest of this rank, the first one of its node."""
@@ -290,21 +297,16 @@ class RankWorker:
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds."""
-        from warmrank.worker.rank.manifests import with_node_files
+        from warmrank.worker.rank import captures, manifests
 
-        return with_node_files(self._own_manifest(), self._node_files)
-
-    def _own_manifest(self) -> PartitionManifest:
-        from warmrank.worker.rank import captures
-        from warmrank.worker.rank.manifests import of_script, of_units
-
-        spec = self._spec
-        if not spec.entrypoint:
-            return of_script(spec)
-        units = tuple(self._units.values())
-        captured = captures.captured(units)
-        listed = [(unit.name, unit.function, unit.bound().stored, captured[unit.name]) for unit in units]
-        return of_units(spec, listed)
+        if not self._spec.entrypoint:
+            found = manifests.of_script(self._spec)
+        else:
+            units = tuple(self._units.values())
+            captured = captures.captured(units)
+            listed = [(unit.name, unit.function, unit.bound().stored, captured[unit.name]) for unit in units]
+            found = manifests.of_units(self._spec, listed)
+        return manifests.with_node_files(found, self._node_files)
 
     def publish(self, launch_key: str) -> Published | None:
         """Put this rank's manifest and artifacts into the store; None without a store.
@@ -326,22 +328,3 @@ class RankWorker:
             self._owns_process_group = False
         self._units.clear()
         self._workload = None
-
-
-def check(workload: Workload, entrypoint: str) -> Verification:
-    """Compare the warm model with its reference, if the workload has one.
-
-    Raises:
-        WorkloadError: the check returned something else than a verification.
-    """
-    if workload.check is None:
-        return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
-    found = workload.check()
-    if not isinstance(found, Verification):
-        kind = type(found).__qualname__
-        msg = (
-            f"the check of {entrypoint} returned {kind}; expected a warmrank.Verification "
-            "(ok, max_error, tolerance, compared)"
-        )
-        raise WorkloadError(msg, entrypoint=entrypoint)
-    return found

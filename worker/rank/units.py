@@ -62,30 +62,6 @@ class Handed:
     marks: Marks
 
 
-def hand_out(function: CachedFunction, digest: str) -> Handed | None:
-    """The artifact with this digest, if this rank's cache directory has it."""
-    stored = function.offered(digest, None)
-    if stored is None:
-        return None
-    beside = {name: path.read_bytes() for name, path in stored.files().items()}
-    return Handed(data=stored.path.read_bytes(), beside=beside, marks=marks_of(function.root()))
-
-
-def take_in(function: CachedFunction, handed: Handed) -> None:
-    """Lay an artifact of another node into this one's cache directory.
-
-    Raises:
-        cache_store.errors.UnusableCache: the directory cannot be written.
-    """
-    place = function.place()
-    ensure_cache_dir(function.root())
-    permit_copies(function.root(), handed.marks.policy, handed.marks.signers)
-    directory = place.model_dir / OFFERED / place.function_dir.name
-    for name, data in handed.beside.items():
-        add_companion(directory, name, data)
-    add_variant(directory, handed.data)
-
-
 @dataclass(slots=True)
 class RankUnit:
     """One call of the workload, and what is known of it so far."""
@@ -317,6 +293,28 @@ class RankUnit:
         reason = "" if own else where if partition == OFFERED else f"same as {partition}"
         self.use(Found(stored=offered, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()
+
+    def hand_out(self, digest: str) -> Handed | None:
+        """The artifact with this digest for other nodes, if this rank's cache directory has it."""
+        stored = self.function.offered(digest, None)
+        if stored is None:
+            return None
+        beside = {name: path.read_bytes() for name, path in stored.files().items()}
+        return Handed(data=stored.path.read_bytes(), beside=beside, marks=marks_of(self.function.root()))
+
+    def take_in(self, handed: Handed) -> None:
+        """Lay an artifact of another node into this one's cache directory.
+
+        Raises:
+            cache_store.errors.UnusableCache: the directory cannot be written.
+        """
+        place, root = self.function.place(), self.function.root()
+        ensure_cache_dir(root)
+        permit_copies(root, handed.marks.policy, handed.marks.signers)
+        directory = place.model_dir / OFFERED / place.function_dir.name
+        for name, data in handed.beside.items():
+            add_companion(directory, name, data)
+        add_variant(directory, handed.data)
 
     def later(self, name: str) -> RankUnit | None:
         """The same call as a unit of its own, if nothing that is loaded fits it any more; else None.
