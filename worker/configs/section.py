@@ -143,7 +143,7 @@ class Option(Generic[T]):
         return value
 
     def __set__(self, section: Section, value: T) -> None:
-        if not self.allows(value):
+        if not (same(value, self.default) or self._allows(value)):
             place = dotted(section, self.name)
             msg = (
                 f"config.{place} = {value!r} ({type(value).__name__}) is not allowed; "
@@ -152,10 +152,6 @@ class Option(Generic[T]):
             raise BadConfig(msg, option=place, value=repr(value), allowed=self.words)
         # A caller that goes on to change its list or dict must not change the configuration unchecked.
         section.__dict__[self.name] = copy.deepcopy(value) if isinstance(value, list | dict) else value
-
-    def allows(self, value: object) -> bool:
-        """Whether `value` may be assigned."""
-        return same(value, self.default) or self._allows(value)
 
     def _allows(self, value: object) -> bool:
         raise NotImplementedError
