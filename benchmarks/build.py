@@ -92,7 +92,7 @@ def config_of(options: argparse.Namespace, work: str) -> Any:
 def built(options: argparse.Namespace, work: str) -> dict[str, Any]:
     """Figures of the build."""
     from warmrank.orchestrator.build.driver import BuildOptions, build
-    from warmrank.orchestrator.build.target import target_here
+    from warmrank.orchestrator.build.plan import target_here
 
     started = perf_counter()
     found = build(config_of(options, work), BuildOptions(target=target_here(), num_jobs=options.jobs))

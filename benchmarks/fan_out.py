@@ -35,8 +35,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.load import machine  # noqa: E402 - also where nothing is installed
 from tests.support.netns import Node, why_not  # noqa: E402
-from tests.support.netns_cluster import Cluster, ray_nodes  # noqa: E402
-from tests.support.netns_store import CountingStore  # noqa: E402
+from tests.support.netns_cluster import (  # noqa: E402
+    Cluster,
+    CountingStore,  # noqa: E402
+    ray_nodes,
+)
 from tests.support.s3_server import ENVIRONMENT  # noqa: E402
 
 STORE_INDEX = 200

@@ -19,7 +19,8 @@ from time import perf_counter
 from types import MethodType
 from typing import Any
 
-from warmrank.cache_store.node.local import ensure_cache_dir
+from warmrank.cache_store.cache_dir.local import ensure_cache_dir
+
 from warmrank.worker import collection, data_dump, journal
 from warmrank.worker.artifact import Artifact
 from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_scope
@@ -180,7 +181,7 @@ class CachedFunction(FunctionLookup):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, started: float
     ) -> Variant:
         """Compile, unless another process of this node is at it: then look again when it is through."""
-        from warmrank.cache_store.node.single_flight import one_compile
+        from warmrank.cache_store.cache_dir.single_flight import one_compile
 
         place = self.place()
         what = f"{place.model_dir.name}/{place.function_dir.name}"

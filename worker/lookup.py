@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.local import variants
+from warmrank.cache_store.cache_dir.private_files import set_aside
+
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.keys import changed_components
-from warmrank.cache_store.node.local import variants
-from warmrank.cache_store.node.private_files import set_aside
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.files_beside import with_files
 from warmrank.worker.guards.words import in_brief

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.local import variants
+
 from warmrank.cache_store.keys import changed_components
-from warmrank.cache_store.node.local import variants
 from warmrank.worker.artifact import read
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.guards.words import in_brief

@@ -1,7 +1,7 @@
 """Node caches: directories in which tools keep what they compiled, as a config declares them.
 
 What is new or changed in them after a launch belongs to the node (`worker.node_collecting`); what came from
-the store is put there (`cache_store.node.placing`). Known without a config: static kernels and GE's graphs
+the store is put there (`cache_store.cache_dir.placing`). Known without a config: static kernels and GE's graphs
 that engine torchair's tools make beside ``compiled_module``, and CANN's compiled operators. The former lie in
 a private directory that lasts as long as its process: `KernelFiles` packs them into one archive in a node
 cache, and unpacks it where a later process of the same artifact looks for them. No NPU has seen any of this.
@@ -49,11 +49,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.node_files import is_reserved
-from warmrank.cache_store.node.placing import Destination
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.cache_dir.node_files import is_reserved
+from warmrank.cache_store.cache_dir.placing import Destination
+from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     digest_owned,
     discard_tree,
@@ -64,6 +62,9 @@ from warmrank.cache_store.node.private_files import (
     sync_directory,
     temporary_name,
 )
+
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.paths import path_fault
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.settings import Settings, expanded, settings

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.artifact import ABOUT
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.model import PortableGuards

@@ -11,8 +11,9 @@ from time import perf_counter
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+from warmrank.cache_store.cache_dir.local import read_private
+
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.node.local import read_private
 from warmrank.worker.artifact import Artifact, parse, verified
 from warmrank.worker.capture import CaptureOptions, DirectRunner, runner_for
 from warmrank.worker.capture.handed import HandedRunner

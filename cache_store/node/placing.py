@@ -18,11 +18,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warmrank.cache_store.digests import copy_and_digest
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.admission import check_marks, permit_copies
-from warmrank.cache_store.node.node_files import NodeFile, find_kept, kept_path, note_use, split_node_path
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.cache_dir.marks import check_marks, permit_copies
+from warmrank.cache_store.cache_dir.node_files import (
+    NodeFile,
+    find_kept,
+    kept_path,
+    note_use,
+    split_node_path,
+)
+from warmrank.cache_store.cache_dir.private_files import (
     check_parents,
     create_private,
     digest_owned,
@@ -32,6 +36,9 @@ from warmrank.cache_store.node.private_files import (
     sweep_debris,
     temporary_name,
 )
+
+from warmrank.cache_store.digests import copy_and_digest
+from warmrank.cache_store.errors import UnusableCache
 
 _TEMPORARY = ".warmrank-"
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from typing import Any, NoReturn
 
-from warmrank.cache_store.node.private_files import ensure_cache_dir
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
 from warmrank.orchestrator.gang.rank_host import RankHost, answer, failure_of

@@ -112,7 +112,7 @@ def _options(
     environment_file: Path | None, *, real_tensors: bool, every_rank: bool, jobs: int | None
 ) -> BuildOptions:
     from warmrank.orchestrator.build.driver import BuildOptions
-    from warmrank.orchestrator.build.target import read_target, target_here
+    from warmrank.orchestrator.build.plan import read_target, target_here
 
     return BuildOptions(
         target=read_target(environment_file) if environment_file else target_here(),

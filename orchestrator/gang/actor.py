@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, make_private_directories
+
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.node.private_files import ensure_cache_dir, make_private_directories
 from warmrank.orchestrator.gang import last_words
 from warmrank.orchestrator.gang.launcher import Process
 from warmrank.orchestrator.gang.ports import free_port

@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.node.node_files import KEPT_S, NodeFile, drop_unneeded
-from warmrank.cache_store.node.placing import Destinations, refusal
-from warmrank.cache_store.publishing.publish_queue import QUEUE
+from warmrank.cache_store.cache_dir.node_files import KEPT_S, NodeFile, drop_unneeded
+from warmrank.cache_store.cache_dir.placing import Destinations, refusal
+
+from warmrank.cache_store.publish_pending import QUEUE
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.node_caches import declared_caches, node_caches_of, place_faults
+from warmrank.orchestrator.config.reading import declared_caches, node_caches_of, place_faults
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker import node_caches, node_collecting
 from warmrank.worker.node_collecting import Collected, Listing, listing

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
-from warmrank.cache_store.node.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import ScriptWorkload
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
@@ -68,7 +69,7 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from warmrank.cache_store.node.admission import admit
+        from warmrank.cache_store.cache_dir.marks import admit
 
         config = opening.config
         if config.store is None:
@@ -144,7 +145,7 @@ class RankHost:
         Raises:
             cache_store.errors.StoreError: the store refused it, or it is away and nothing may be queued.
         """
-        from warmrank.cache_store.publishing.publish_queue import discard_partition
+        from warmrank.cache_store.publish_pending import discard_partition
 
         if self._keeper is not None and (files := self._keeper.collect(self._worker.manifest())):
             self._worker.keep_for_node(files)
@@ -162,7 +163,7 @@ class RankHost:
         return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
 
     def _queue(self, launch_key: str, reason: str) -> Published:
-        from warmrank.cache_store.publishing.publish_queue import add_partition
+        from warmrank.cache_store.publish_pending import add_partition
 
         manifest = self._worker.manifest()
         key = add_partition(self._opening.config.cache_dir, launch_key, manifest)

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.local import find_companion, find_variant, is_companion_name
+
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
-from warmrank.cache_store.explain import nearest
-from warmrank.cache_store.node.companions import find_companion, is_companion_name
-from warmrank.cache_store.node.local import find_variant
+from warmrank.cache_store.keys import nearest
 from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store

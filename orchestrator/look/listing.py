@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from warmrank.cache_store.records.launches import StoredLaunch
+
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.publishing.stored_launches import StoredLaunch
 from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from warmrank.cache_store.cache_dir.local import is_companion_name
+
 from warmrank.cache_store.errors import StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
-from warmrank.cache_store.node.companions import is_companion_name
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,

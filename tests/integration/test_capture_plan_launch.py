@@ -50,7 +50,7 @@ class House:
         config = parse(
             {
                 "name": "sized",
-                "workload": {"entrypoint": "tests.support.rank_workloads:sized"},
+                "workload": {"entrypoint": "tests.support.workloads:sized"},
                 "ranks": num_ranks,
                 "parallel": {"dp": num_ranks},
                 "cache_dir": str(self.root / f"node{self.num_nodes}"),

@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.launching import rank_spec
+from warmrank.cache_store.cache_dir.local import companions, variants
 
 from tests.support import autotune_models as models
-from tests.support.rank_spec import rank_spec
-from tests.support.releases import compiles_ahead
 from tests.support.stored import open_store
+from tests.support.tracing import compiles_ahead
 from warmrank import CompilerConfig
-from warmrank.cache_store.node.companions import companions
-from warmrank.cache_store.node.local import variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope

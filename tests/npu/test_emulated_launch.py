@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import rank_spec, write_config
 
 from tests import npu_emulator
-from tests.support.launched import write_config
-from tests.support.rank_spec import rank_spec
 from warmrank.worker.rank.script import run_script
 
 ROOT = Path(__file__).parents[2]

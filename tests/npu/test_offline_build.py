@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
 
 from tests import npu_emulator
-from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from warmrank.orchestrator.build.driver import BuildOptions, build
+from warmrank.orchestrator.build.plan import target_here
 from warmrank.orchestrator.build.report import BuildReport
-from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.worker import groups
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from tests.support.option_values import (
+from tests.support.options import (
     ERROR,
     HERE,
     SET,
@@ -25,6 +24,7 @@ from tests.support.option_values import (
     samples,
     with_value,
 )
+
 from tests.support.small_models import Plain
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.section import MODES, options

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from warmrank.cache_store.node.local import add_variant
+from warmrank.cache_store.cache_dir.local import add_variant
+
 from warmrank.worker.artifact import Artifact
 from warmrank.worker.frame import Frame
 from warmrank.worker.graph_facts import GraphFacts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from tests.support.workloads import ROWS
 
-from tests.support.rank_workloads import ROWS
 from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
 from warmrank.worker.rank.workload import Call, RankContext, Workload

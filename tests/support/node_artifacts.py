@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.node_files import NodeFile, keep
+from warmrank.cache_store.cache_dir.placing import Destination
+
 from tests.support.stored import CREATED, ENVIRONMENT, FUNCTIONS, LAUNCH_KEY, make_partition, make_record
-from warmrank.cache_store.node.node_files import NodeFile, keep
-from warmrank.cache_store.node.placing import Destination
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store
 from warmrank.worker.rank.manifests import with_node_files

@@ -1,6 +1,6 @@
 """The table of `docs/compiler-config.md`, made from the declarations of the options.
 
-Run as a script, it writes the table anew: ``python -m tests.support.option_table``.
+Run as a script, it writes the table anew: ``python -m tests.support.options``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.support.option_values import SET, WARNS, outcome, samples
+from tests.support.options import SET, WARNS, outcome, samples
+
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import Choice
 from warmrank.worker.configs.section import MODES, Effect, Option, Part, Scope, Section

@@ -21,7 +21,7 @@ def rank_spec(cache_dir: Path, **changed: Any) -> RankSpec:
         "master_port": 0,
         "device_kind": "cpu",
         "groups": {"world": (tuple(range(world_size)),)},
-        "entrypoint": "tests.support.rank_workloads:plain",
+        "entrypoint": "tests.support.workloads:plain",
         "arguments": {},
         "cache_dir": str(cache_dir),
         "guards": "once",

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import FakeDevice
 
 from tests.npu_emulator.device import DEFAULT_STREAM
 from tests.support import ascend_machine as machine
-from tests.support.fake_device import FakeDevice
 from warmrank.worker.devices import CapturedGraph, accelerator, backend_for
 from warmrank.worker.devices.accelerator import AcceleratorBackend, device_module
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
 from torch import nn
 
-from tests.support.fake_group import fake_world
 from tests.support.tracing import traced
 from warmrank import CompilerConfig
 from warmrank.worker.cache_options import CacheOptions

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.launching import loaded_config, write_config
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.launched import loaded_config, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher
 from tests.support.stored import open_store, tree
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import built_ranks
+from warmrank.orchestrator.build.plan import built_ranks, target_here
 from warmrank.orchestrator.build.report import BuildReport, from_json, to_json
-from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, LaunchFailed

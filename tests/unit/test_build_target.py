@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.launching import loaded_config
 
-from tests.support.launched import loaded_config
-from warmrank.orchestrator.build.target import BuildTarget, check_target, read_target, target_here
+from warmrank.orchestrator.build.plan import BuildTarget, check_target, read_target, target_here
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.keys.environment import environment
@@ -48,7 +48,7 @@ def test_what_takes_part_in_a_trace_must_be_the_same(name, config, tmp_path):
 
 def test_other_torch_npu_than_the_installed_one_is_refused(config, tmp_path, monkeypatch):
     here = {**environment(), "torch_npu": "2.13.0"}
-    monkeypatch.setattr("warmrank.orchestrator.build.target.environment", lambda: here)
+    monkeypatch.setattr("warmrank.orchestrator.build.plan.environment", lambda: here)
     path = written(tmp_path / "there.json", torch_npu="2.12.0")
     with pytest.raises(BadArgument, match=r"torch_npu here 2\.13\.0, there 2\.12\.0"):
         check(config, path)
@@ -108,7 +108,7 @@ def test_file_that_cannot_be_read_is_named(text, tmp_path):
 
 def test_npu_is_not_built_for_without_torch_npu(tmp_path, monkeypatch):
     here = {**environment(), "torch_npu": "none"}
-    monkeypatch.setattr("warmrank.orchestrator.build.target.environment", lambda: here)
+    monkeypatch.setattr("warmrank.orchestrator.build.plan.environment", lambda: here)
     config = loaded_config(tmp_path, device="npu")
     target = read_target(written(tmp_path / "there.json", torch_npu="2.13.0", accelerator="Ascend910B2"))
     with pytest.raises(BadArgument, match=r"torch_npu is not installed here.*build where torch_npu and CANN"):

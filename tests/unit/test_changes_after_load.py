@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.cached import cached
+from tests.support.tracing import cached
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import StateChanged
 

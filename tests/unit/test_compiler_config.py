@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.options import with_value
 
-from tests.support import option_table
-from tests.support.option_values import with_value
+from tests.support import options as option_table
 from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
 from warmrank.worker.configs import compiler_config
@@ -252,7 +252,7 @@ def test_mode_of_engine_torchair_is_refused_on_another_device(tmp_path: Any) -> 
 
 
 def test_the_page_holds_every_option_as_it_is_declared() -> None:
-    stale = f"{option_table.PAGE.name} is stale: run python -m tests.support.option_table"
+    stale = f"{option_table.PAGE.name} is stale: run python -m tests.support.options"
     assert option_table.written() == option_table.table().strip(), stale
 
 

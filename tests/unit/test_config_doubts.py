@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from warmrank.orchestrator.config.doubts import doubts
+from warmrank.orchestrator.config.doubts import Machine, doubts
 from warmrank.orchestrator.config.entrypoint import EntrypointFault
-from warmrank.orchestrator.config.machine import Machine
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.origins import as_plain, key_lines, origins
 from warmrank.orchestrator.config.reading import load, parse

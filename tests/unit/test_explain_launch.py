@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.launching import loaded_config, store_launch
 
-from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import overwrite, stored
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.seed import Wanted, seed

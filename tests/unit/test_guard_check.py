@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import fake_world
 from torch import nn
 
-from tests.support.fake_group import fake_world
 from tests.support.made_guards import like, made_guards
 from warmrank.worker import groups
 from warmrank.worker.guards import asked

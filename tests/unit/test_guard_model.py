@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.guards.constants import encode
 from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.keys.sources import TracedSource

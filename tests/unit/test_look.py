@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.support.launching import loaded_config, store_launch
 
-from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import stored
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.records.manifest import ArtifactEntry
@@ -17,8 +17,8 @@ from warmrank.orchestrator.cli.console import describe
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.explain import explain_if_away
-from warmrank.orchestrator.look.listing import list_store
 from warmrank.orchestrator.look.store_contents import (
+    list_store,
     num_artifacts,
     open_if_there,
     open_to_look,

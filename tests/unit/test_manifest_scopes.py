@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from warmrank.cache_store.cache_dir.node_files import NodeFile, is_reserved, kept_path
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt
-from warmrank.cache_store.node.node_files import NodeFile, is_reserved, kept_path
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     PartitionManifest,

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import rank_spec
+from warmrank.cache_store.cache_dir.local import add_variant
 
-from tests.support.artifacts import GUARDS, make_artifact
-from tests.support.rank_spec import rank_spec
-from tests.support.stored import open_store
+from tests.support.stored import GUARDS, make_artifact, open_store
 from warmrank.cache_store.digests import Digest, digest_file
-from warmrank.cache_store.node.local import add_variant
 from warmrank.cache_store.records.manifest import partition_key
 from warmrank.cache_store.store import Store
 from warmrank.worker import journal

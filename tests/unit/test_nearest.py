@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.support.artifacts import COMPONENTS, lay_artifact
+from tests.support.stored import COMPONENTS, lay_artifact
 from warmrank.worker.engines import engine_named
 from warmrank.worker.keys.request import Request
 from warmrank.worker.nearest import explain_absence

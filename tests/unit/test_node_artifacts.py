@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
+from warmrank.cache_store.cache_dir.node_files import kept_files, kept_path
+from warmrank.cache_store.cache_dir.single_flight import BEAT_NAME, LOCKS
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.manifests import take_pinned
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
 
 from tests.support.node_artifacts import destinations, kept, publish_nodes
 from tests.support.stored import (
@@ -22,24 +28,18 @@ from tests.support.stored import (
     publish_launch,
 )
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.pinned import take_pinned
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.node.node_files import kept_files, kept_path
-from warmrank.cache_store.node.signers import SIGNERS
-from warmrank.cache_store.node.single_flight import BEAT_NAME, LOCKS
-from warmrank.cache_store.node.unverified import UNVERIFIED
-from warmrank.cache_store.publish_pending import publish_pending
-from warmrank.cache_store.publishing.publish_queue import (
+from warmrank.cache_store.publish_pending import (
     AwaitedPartition,
     WaitingLaunch,
     add_launch,
     add_partition,
+    publish_pending,
 )
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
-from warmrank.cache_store.signing.trust import Trust, generate_key_pair
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
 from warmrank.worker.rank.manifests import with_node_files
 
 ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
@@ -183,7 +183,7 @@ def test_what_the_node_does_not_declare_is_not_fetched(store, source, node):
 
 
 def test_one_budget_holds_for_all_launches_and_nodes(store, source, node, monkeypatch):
-    from warmrank.cache_store.fetching import node_offers
+    from warmrank.cache_store.fetch import node_artifacts as node_offers
 
     functions = {rank: {"M.f": f"{rank}".encode()} for rank in range(4)}
     for created in (EARLY, LATE):
@@ -240,8 +240,9 @@ def test_damaged_blob_of_a_node_artifact_is_never_placed(store, root, source, no
 
 
 def test_store_that_fails_while_sources_are_looked_for_is_a_fault(store, source, node, monkeypatch):
+    from warmrank.cache_store.fetch import node_artifacts
+
     from warmrank.cache_store.errors import StoreUnavailable
-    from warmrank.cache_store.fetching import node_artifacts
 
     publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
 
@@ -393,7 +394,7 @@ def test_later_launches_take_no_kept_bytes_away_from_what_waits(store, source, t
 def test_launches_without_node_artifacts_look_no_further_than_a_large_nodes_ranks(
     store, source, node, monkeypatch
 ):
-    from warmrank.cache_store.fetching import node_artifacts
+    from warmrank.cache_store.fetch import node_artifacts
 
     monkeypatch.setattr(node_artifacts, "MAX_NODE_RANKS", 2)
     publish_launch(store, source, world_size=4)

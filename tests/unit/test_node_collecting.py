@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warmrank.cache_store.cache_dir.node_files import NodeFile, find_kept, keep, kept_files, kept_path
+from warmrank.cache_store.cache_dir.placing import Destination, Vouched, place_files, refusal
 
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.node.node_files import NodeFile, find_kept, keep, kept_files, kept_path
-from warmrank.cache_store.node.placing import Destination, Vouched, place_files, refusal
 from warmrank.cache_store.paths import MAX_PARTS
-from warmrank.cache_store.records.fields import MAX_ENTRIES
+from warmrank.cache_store.records.manifest import MAX_ENTRIES
 from warmrank.worker import node_collecting
 from warmrank.worker.node_caches import GRAPHS, NodeCache, pack
 from warmrank.worker.node_collecting import Collected, Room, collect, listing, room_in

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
+from tests.support.launching import rank_spec
 
-from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
-from tests.support.rank_spec import rank_spec
 from warmrank.worker import groups
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.errors import DeviceUnavailable, NeedsValues

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from warmrank.cache_store.cache_dir.local import variants
 
-from warmrank.cache_store.node.local import variants
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BadPass

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
+from tests.support.launching import rank_spec
 from torch import nn
 
-from tests.support.fake_group import fake_world
-from tests.support.rank_spec import rank_spec
 from tests.support.tracing import traced
 from warmrank.worker.errors import PortInUse
 from warmrank.worker.rank import start

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warmrank.cache_store.cache_dir.marks import mark_unverified
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
-from warmrank.cache_store.node.unverified import mark_unverified
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.opening import Opening, rank_spec

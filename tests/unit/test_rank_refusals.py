@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import rank_spec
 
-from tests.support.rank_spec import rank_spec
 from warmrank.worker.artifact import parse
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import ArtifactCorrupt

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.launching import rank_spec
 
-from tests.support.artifacts import make_artifact
-from tests.support.rank_spec import rank_spec
+from tests.support.stored import make_artifact
 from warmrank.worker import journal
 from warmrank.worker.errors import CompileForbidden, ScriptFailed
 from warmrank.worker.rank.script import journal_of, run_script

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import small_models
-from tests.support.made_modules import MadeModule, code_of
+from tests.support.made_guards import MadeModule, code_of
 from tests.support.small_models import Plain
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.reachable import changed

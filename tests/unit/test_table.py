@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
+from tests.support.launching import loaded_config, store_launch
+from warmrank.cache_store.gc.verify import VerifyReport
 
-from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import open_store
-from warmrank.cache_store.upkeep.reports import VerifyReport
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.look.explain import explain
-from warmrank.orchestrator.look.listing import list_store
-from warmrank.orchestrator.look.store_contents import open_to_look, show_partition
+from warmrank.orchestrator.look.store_contents import list_store, open_to_look, show_partition
 from warmrank.orchestrator.look.verify import Verified
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed

@@ -12,9 +12,9 @@ import pytest
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
+from tests.support.launching import loaded_config, store_launch
 from typer.testing import CliRunner
 
-from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import FUNCTIONS
 from warmrank.orchestrator.cli.console import SafeConsole, SafeFormatter, defused, defused_json
 from warmrank.orchestrator.cli.main import app

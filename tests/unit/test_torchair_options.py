@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Flat, Held, Loose, Nested, declared, samples, with_value
 
-from tests.support.made_torchair import Flat, Held, Loose, Nested
-from tests.support.option_values import declared, samples, with_value
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.section import options
 from warmrank.worker.engines.torchair_options import (

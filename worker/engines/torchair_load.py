@@ -15,7 +15,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from warmrank.cache_store.node.private_files import discard_tree
+from warmrank.cache_store.cache_dir.private_files import discard_tree
+
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.torchair_code import Own, Written, bound, put_back
 from warmrank.worker.engines.torchair_vendor import (

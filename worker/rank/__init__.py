@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.node.node_files import NodeFile
+    from warmrank.cache_store.cache_dir.node_files import NodeFile
+
     from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
     from warmrank.worker.rank.units import Handed
     from warmrank.worker.results import (

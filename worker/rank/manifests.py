@@ -22,8 +22,9 @@ from warmrank.worker.results import Published
 from warmrank.worker.withheld import is_withheld
 
 if TYPE_CHECKING:
+    from warmrank.cache_store.cache_dir.node_files import NodeFile
+
     from warmrank.cache_store.digests import Digest
-    from warmrank.cache_store.node.node_files import NodeFile
     from warmrank.cache_store.store import Store
     from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.rank.start import RankSpec

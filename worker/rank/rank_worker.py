@@ -31,8 +31,8 @@ from warmrank.worker.results import (
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from warmrank.cache_store.cache_dir.node_files import NodeFile
 
-    from warmrank.cache_store.node.node_files import NodeFile
     from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
     from warmrank.cache_store.store import Store
     from warmrank.worker.cached_function import CachedFunction

@@ -16,10 +16,10 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
+from warmrank.cache_store.cache_dir.local import add_companion, add_variant, ensure_cache_dir
+from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
+
 from warmrank.cache_store.errors import Corrupt, StoreError, UnwritableDisk
-from warmrank.cache_store.node.admission import Marks, marks_of, permit_copies
-from warmrank.cache_store.node.companions import add_companion
-from warmrank.cache_store.node.local import add_variant, ensure_cache_dir
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, WorkerError, WorkloadError
 from warmrank.worker.function_lookup import OFFERED
 from warmrank.worker.lookup import Found, other_request
