@@ -122,9 +122,8 @@ def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     """Seconds of the compile of one rank's functions in this process."""
     from warmrank.orchestrator.build.ranks import OfflineOpening, imagined
     from warmrank.orchestrator.gang.opening import rank_spec
-    from warmrank.worker.environment import environment
-    from warmrank.worker.offline import OfflineRank
-    from warmrank.worker.target import Target
+    from warmrank.worker.keys.environment import Target, environment
+    from warmrank.worker.rank.offline import OfflineRank
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     import_tracer()

@@ -35,11 +35,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.load import machine  # noqa: E402 - also where nothing is installed
 from tests.support.netns import Node, why_not  # noqa: E402
-from tests.support.netns_cluster import (  # noqa: E402
-    Cluster,
-    CountingStore,
-    ray_nodes,
-)
+from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes
 from tests.support.s3_server import ENVIRONMENT  # noqa: E402
 
 STORE_INDEX = 200
@@ -154,7 +150,7 @@ def fill(config_file: Path, sizes: list[int]) -> None:
     from warmrank.orchestrator.launch.identity import identity, launch_key
     from warmrank.orchestrator.seed.here import check_store
     from warmrank.orchestrator.store.stores import open_store
-    from warmrank.worker.environment import environment
+    from warmrank.worker.keys.environment import environment
 
     config = load(config_file)
     work = Path.cwd() / f"work-{config.name}"

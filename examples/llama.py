@@ -1,8 +1,8 @@
 """The workload of the demo: a Llama decoder, split over the ranks, that reads text byte by byte.
 
-`workload` is the entrypoint of a launch (``examples.llama:workload``). Run as a script, alone or under
-torchrun's variables, the file generates some bytes in plain eager PyTorch. Weights are random, from a seed:
-nothing has to be downloaded, and what is generated makes no sense.
+`workload` is the entrypoint of a launch (``warmrank.examples.llama:workload``). Run as a script, alone or
+under torchrun's variables, the file generates some bytes in plain eager PyTorch. Weights are random, from a
+seed: nothing has to be downloaded, and what is generated makes no sense.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from warmrank.examples.llama_model import Llama, build_model
 from warmrank.examples.llama_reference import reference_logits
 from warmrank.examples.llama_weights import LlamaSizes, Weights, full_weights
 from warmrank.worker.errors import WorkloadError
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 # Lewis Carroll, "Alice's Adventures in Wonderland" (1865), the first lines.
 TEXT = (

@@ -1,8 +1,8 @@
 """The example's Llama in pipeline stages: each rank holds a slice of the layers, split over its group ``tp``.
 
-`workload` is the entrypoint of a launch (``examples.llama_stage:workload``) with ``parallel.pp`` stages. A
-stage's function takes what the stage before it returns; sending that on is the serving loop's part, which is
-not here. Weights are random, and each stage is compared with itself run eagerly.
+`workload` is the entrypoint of a launch (``warmrank.examples.llama_stage:workload``) with ``parallel.pp``
+stages. A stage's function takes what the stage before it returns; sending that on is the serving loop's part,
+which is not here. Weights are random, and each stage is compared with itself run eagerly.
 
 Legend of shapes: B batch, S positions of one call, D width of the model.
 """
@@ -19,8 +19,8 @@ from warmrank.examples.llama_model import Block, RMSNorm, rotary_angles
 from warmrank.examples.llama_weights import LlamaSizes, check_split
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import WorkloadError
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 TOLERANCE = 1e-5
 

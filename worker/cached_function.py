@@ -30,10 +30,10 @@ from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortabl
 from warmrank.worker.function_files import FunctionFiles, adopted, announce
 from warmrank.worker.function_lookup import FunctionLookup
 from warmrank.worker.gears.carried import geared_arguments
-from warmrank.worker.gears.misses import refuse_arguments
+from warmrank.worker.gears.rules import refuse_arguments
 from warmrank.worker.guards import ambient
+from warmrank.worker.keys.request import code_in_options
 from warmrank.worker.lookup import Found
-from warmrank.worker.request import code_in_options
 from warmrank.worker.results import FunctionResult, Outcome, StageSeconds
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace

@@ -16,7 +16,6 @@ import torch
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker import data_dump, graph_dumps, origins
 from warmrank.worker.artifact import ABOUT, Artifact, ArtifactFile
-from warmrank.worker.code_digests import function_digest
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.errors import BackwardNotSupported, FunctionRaised, GraphBreak, WorkerError
@@ -27,6 +26,7 @@ from warmrank.worker.graph_facts import GraphFacts, analyse
 from warmrank.worker.guards import ambient
 from warmrank.worker.guards.check import argument_names
 from warmrank.worker.guards.translate import translate
+from warmrank.worker.keys.code import function_digest
 from warmrank.worker.passes import with_passes
 from warmrank.worker.runtime_state import declared_for
 from warmrank.worker.torch_private.higher_order import nodes_within
@@ -40,7 +40,7 @@ from warmrank.worker.variant import arguments_of, function_of
 if TYPE_CHECKING:
     from warmrank.worker.cache_options import CacheOptions
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.request import Request
+    from warmrank.worker.keys.request import Request
 
 _log = logging.getLogger("torchair")
 _Made = TypeVar("_Made")

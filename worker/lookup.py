@@ -13,8 +13,8 @@ from warmrank.cache_store.keys import changed_components
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.files_beside import with_files
 from warmrank.worker.guards.words import in_brief
+from warmrank.worker.keys.request import Request
 from warmrank.worker.partition_paths import sibling_variants
-from warmrank.worker.request import Request
 from warmrank.worker.values import Value
 from warmrank.worker.variant import StoredArtifact
 from warmrank.worker.withheld import is_withheld

@@ -11,7 +11,7 @@ from warmrank.cache_store.keys import changed_components
 from warmrank.worker.artifact import read
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.guards.words import in_brief
-from warmrank.worker.request import Request
+from warmrank.worker.keys.request import Request
 
 _MAX_CANDIDATES = 16
 _DIGESTS = ("module", "parameters")

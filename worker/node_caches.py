@@ -1,16 +1,23 @@
 """Node caches: directories in which tools keep what they compiled, as a config declares them.
 
 What is new or changed in them after a launch belongs to the node (`worker.node_collecting`); what came from
-the store is put there (`cache_store.cache_dir.placing`). Known without a config are those of engine
-torchair's tools (`worker.engine_files`), and where CANN keeps its compiled operators.
+the store is put there (`cache_store.cache_dir.placing`). Known without a config: static kernels and GE's graphs
+that engine torchair's tools make beside ``compiled_module``, and CANN's compiled operators. The former lie in
+a private directory that lasts as long as its process: `KernelFiles` packs them into one archive in a node
+cache, and unpacks it where a later process of the same artifact looks for them. No NPU has seen any of this.
+Layout::
 
-Facts relied on:
+    <node cache>/<artifact>/<storage formats>/<digest of the archive>.tar
 
-* GE keeps graphs as ``<graph key>_<time>.om`` beside ``<graph key>.idx``, and names without a directory in
-  the latter are looked up beside it (``ModelCache`` in ``compiler/graph/build/model_cache.cc`` of hicann/ge);
-  with ``ge_cache=True`` TorchAir sets ``ge.graph_compiler_cache_dir`` to the directory of ``compiled_module``
-  (``torchair/inference/_cache_compiler.py``). GE takes whatever graph has the key, so a cache must never be
-  offered to another function than the one that made it: engine torchair names the directory, no config.
+An archive is whole or absent, and its name says what it holds; a new one takes the place of the one before,
+because an index of GE fits its own graphs only. What fails is logged, and the tools compile again. Facts:
+
+* GE keeps graphs as ``<graph key>_<time>.om`` beside ``<graph key>.idx``, and looks names without a directory
+  up beside the latter (``ModelCache`` in ``compiler/graph/build/model_cache.cc`` of hicann/ge); with
+  ``ge_cache=True`` TorchAir sets ``ge.graph_compiler_cache_dir`` to the directory of ``compiled_module``
+  (``torchair/inference/_cache_compiler.py``). GE takes any graph with the key, and neither it nor TorchAir
+  looks at it, so an archive is offered to its own artifact only, and for the storage formats that
+  the weights have (``torch_npu.get_npu_format``), which are no condition of the artifact.
 * ``op_compiler`` makes packages of static kernels, ``static_kernel_<time>_<pid>.run``, in
   ``<directory of compiled_module>/{aclnn_static_shape_kernel,static_kernel_compile}_outputs/ts..._outputs/``
   (the first for torchair, the second for npugraph_ex; ``static_kernel.py`` of both in torch_npu 2.13.0). A
@@ -21,25 +28,53 @@ Facts relied on:
   environment of a launch makes sure of
   (https://www.hiascend.com/document/detail/en/canncommercial/850/maintenref/envvar/envref_07_0006.html,
   https://hiascend.com/document/detail/zh/Pytorch/600/apiref/Envvariables/Envir_026.html).
-  An installation of CANN removes those below ``~/atc_data``
-  (``--op_compiler_cache_dir`` in CANN's documentation of ATC).
-* ``ASCEND_WORK_PATH`` has logs, dumps and ``kernel_meta``, a compile's files for people: CANN's document says
-  that they are one machine's own
+  An installation of CANN removes those below ``~/atc_data``.
+* ``ASCEND_WORK_PATH`` has logs, dumps and ``kernel_meta``, one machine's own
   (https://www.hiascend.com/document/detail/en/canncommercial/800/apiref/envvar/envref_07_0007.html).
 * Triton's ``__grp__*.json`` name files by absolute path, so its cache is none: `cache_store.sync` moves it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import itertools
+import logging
 import os
+import shutil
+import tarfile
+import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from warmrank.cache_store.cache_dir.node_files import is_reserved
 from warmrank.cache_store.cache_dir.placing import Destination
-from warmrank.cache_store.digests import Digest
-from warmrank.worker.settings import Settings, expanded
+from warmrank.cache_store.cache_dir.private_files import (
+    create_private,
+    digest_owned,
+    discard_tree,
+    make_private_directories,
+    open_owned,
+    os_errors_are_unusable,
+    sweep_debris,
+    sync_directory,
+    temporary_name,
+)
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.paths import path_fault
+from warmrank.worker.device_kinds import kind_of
+from warmrank.worker.settings import Settings, expanded, settings
 from warmrank.worker.values import Value
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from warmrank.worker.engines import Site
+
+_log = logging.getLogger(__name__)
 STATIC_KERNELS = "static_kernels"
 GE = "ge"
 OPERATORS = "operators"
@@ -58,7 +93,7 @@ class NodeCache(Value):
         directory: where it lies on this node.
         patterns: which files below it belong to it; a ``*`` stands for slashes too.
         collect: ``new``: what a launch adds or changes; ``all``: also what was there before; ``none``.
-        in_sets: engine torchair fills it with an archive for each artifact (`worker.engine_files`).
+        in_sets: engine torchair fills it with an archive for each artifact.
     """
 
     name: str
@@ -129,10 +164,167 @@ def operators(settings: Settings) -> NodeCache:
 
 
 def engine_directory(cache_dir: Path, name: str) -> Path:
-    """Where what engine torchair's tools made waits for a launch to collect it; see `worker.engine_files`."""
+    """Where what engine torchair's tools made waits for a launch to collect it."""
     return cache_dir / _OWN_DIRECTORY / name
 
 
 def archive_name(digest: Digest) -> str:
     """Name of an engine's archive with this digest."""
     return f"{digest.sha256[:ARTIFACT_CHARS]}.tar"
+
+
+PACKAGES: tuple[str, ...] = (
+    "aclnn_static_shape_kernel_outputs/ts*_outputs/*.run",
+    "static_kernel_compile_outputs/ts*_outputs/*.run",
+)
+"""Where torchair and npugraph_ex have packages of static kernels, beside ``compiled_module``."""
+GRAPHS: tuple[str, ...] = ("*.om", "*.idx", "*.rdcpkt", "weight/*")
+"""Where GE has its graphs there."""
+_FORMATS_CHARS = 16
+_TEMPORARY = ".warmrank-"
+
+
+class KernelFiles:
+    """What TorchAir and GE make beside ``compiled_module`` for one loaded artifact.
+
+    GE's graphs are not kept where parameters are frozen: one may stand in them by its value, and other ranks
+    have other values.
+
+    Args:
+        private: the directory of ``compiled_module``.
+        site: the function; its module is not kept alive.
+    """
+
+    def __init__(self, private: Path, site: Site) -> None:
+        self.private = private
+        self._artifact = site.digest[:ARTIFACT_CHARS]
+        self._module: weakref.ref[nn.Module] = weakref.ref(site.method.__self__)  # type: ignore[arg-type]
+        self._formats = ""
+        self._kept: dict[Path, tuple[str, ...]] = {}
+        if site.cache_root is not None:
+            self._kept[engine_directory(site.cache_root, STATIC_KERNELS)] = PACKAGES
+            if not site.config.experimental_config.frozen_parameter:
+                self._kept[engine_directory(site.cache_root, GE)] = GRAPHS
+
+    def bring_in(self) -> None:
+        """Before the first call: put what this node has of the artifact where the tools look for it."""
+        module = self._module()
+        if self._kept and module is not None:
+            self._formats = formats_of(module)
+            for node_cache in self._kept:
+                unpack(node_cache / self._artifact / self._formats, self.private)
+
+    def hand_over(self) -> None:
+        """Let the node keep what the tools made so far."""
+        module = self._module()
+        if not self._formats:
+            return
+        if module is not None and formats_of(module) != self._formats:
+            _log.warning("%s: weights changed their storage format, so nothing is kept", self.private)
+            return
+        for node_cache, patterns in self._kept.items():
+            pack(self.private, node_cache / self._artifact / self._formats, patterns)
+
+    def end(self) -> None:
+        """Hand over for the last time, on the node's first rank: a script has nobody who asks for it."""
+        if settings().local_rank == 0:
+            self.hand_over()
+
+
+def formats_of(module: nn.Module) -> str:
+    """A digest of the storage formats of a module's tensors on NPUs, by name."""
+    format_of = importlib.import_module("torch_npu").get_npu_format
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    lines = [f"{name} {format_of(value)}\n" for name, value in named if kind_of(value.device.type) == "npu"]
+    return digest_bytes("".join(sorted(lines)).encode()).sha256[:_FORMATS_CHARS]
+
+
+def pack(private: Path, target: Path, patterns: Sequence[str]) -> None:
+    """Put the files of these patterns below ``private`` into an archive in ``target``, the only one there."""
+    members = _members(private, patterns)
+    if not members:
+        return
+    temporary = target / f"{_TEMPORARY}{temporary_name()}"
+    try:
+        with os_errors_are_unusable("directory", target):
+            make_private_directories(target)
+            with create_private(temporary) as file:
+                with tarfile.open(fileobj=file, mode="w") as archive:
+                    for name in members:
+                        _add(archive, private / name, name)
+                file.flush()
+                os.fsync(file.fileno())
+            kept = target / archive_name(digest_owned(temporary))
+            temporary.replace(kept)
+            sync_directory(target)
+            for other in target.glob("*.tar"):
+                if other != kept:
+                    other.unlink()
+    except UnusableCache as error:
+        _log.warning("Not kept for the next process, so it is compiled again: %s", error)
+    finally:
+        temporary.unlink(missing_ok=True)
+        sweep_debris(target, _TEMPORARY)
+
+
+def unpack(kept: Path, private: Path) -> None:
+    """Put the files of the newest archive in ``kept`` that is whole below ``private``."""
+    with contextlib.suppress(OSError):
+        for path in sorted(kept.glob("*.tar"), key=lambda path: path.lstat().st_mtime, reverse=True):
+            try:
+                with os_errors_are_unusable("file", path):
+                    if archive_name(digest_owned(path)) == path.name:
+                        _extract(path, private)
+                        os.utime(path)  # `drop_unused` goes by it
+                        return
+                why = "its bytes are not those that its name says"
+            except (tarfile.TarError, UnusableCache) as error:
+                why = str(error)
+            _log.warning("Not brought in, so it may be compiled again: %s: %s", path, why)
+
+
+def drop_unused(node_cache: Path, *, age_s: float) -> None:
+    """Remove archives that no process brought in or handed over for long."""
+    for prefix in node_cache.glob("*/*"):
+        with contextlib.suppress(OSError):
+            times = [prefix.lstat().st_mtime, *(path.lstat().st_mtime for path in prefix.iterdir())]
+            if time.time() - max(times) > age_s:
+                discard_tree(prefix)
+                _log.info("Removed %s, which was not used for long", prefix)
+                prefix.parent.rmdir()
+
+
+def _members(private: Path, patterns: Sequence[str]) -> list[str]:
+    """Paths below ``private``; of packages those of the newest directory: TorchAir runs one's."""
+    paths = sorted({path for pattern in patterns for path in private.glob(pattern) if path.is_file()})
+    names = [path.relative_to(private).as_posix() for path in paths]
+    usual = [name for name in names if not path_fault(name) and not any(map(is_reserved, name.split("/")))]
+    newest = max((name.split("/")[-2] for name in usual if name.endswith(".run")), default="")
+    return [name for name in usual if not name.endswith(".run") or name.split("/")[-2] == newest]
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    """Raises `OSError` where the file is written meanwhile, `UnusableCache` where others could have."""
+    with open_owned(path) as file:
+        before = os.fstat(file.fileno())
+        entry = tarfile.TarInfo(name)
+        entry.size = before.st_size
+        archive.addfile(entry, file)
+        after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise OSError(f"{path} was written while it was read")
+
+
+def _extract(path: Path, private: Path) -> None:
+    """Write the files of an archive below a directory; none of its names leads out of it."""
+    with open_owned(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        for entry in archive:
+            source = archive.extractfile(entry)
+            if source is None or path_fault(entry.name):
+                raise OSError(f"{entry.name!r} is no file below a directory")
+            target = private / entry.name
+            make_private_directories(target.parent)
+            with create_private(target) as writer:
+                shutil.copyfileobj(source, writer)
+                if target.suffix == ".run":
+                    os.fchmod(writer.fileno(), 0o700)

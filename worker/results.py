@@ -6,6 +6,7 @@ Everything here crosses a process border, so it holds strings, numbers and tuple
 from __future__ import annotations
 
 from dataclasses import field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 from warmrank.worker.values import Value
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
 ProbeState = Literal["hit", "adoptable", "miss"]
 RetraceOutcome = Literal["equal", "differs", "missing", "failed"]
 Outcome = Literal["compiled", "loaded", "adopted"]
+
+
+class Failure(StrEnum):
+    """Why a stage failed for a function on a rank."""
+
+    MISSING = "missing"  # no artifact is there, or the offered one is not
+    GUARDS = "guards"  # the guards of the offered artifact do not hold here
+    FORBIDDEN = "forbidden"  # it would have had to be compiled
+    CORRUPT = "corrupt"  # an artifact, or what the store has of it
+    STORE = "store"  # the store refused, or is away
+    ERROR = "error"  # anything else; the reason says what
 
 
 def unit_name(function: str, number: int) -> str:
@@ -74,7 +86,7 @@ class FunctionResult(Value):
         ok: false when the stage failed on this rank for this function; ``reason`` then says why.
         outcome: how the rank got its artifact.
         reason: why this outcome (why it missed, what it adopted from, why it failed).
-        guard_failed: the artifact was offered and its guards do not hold here.
+        failure: kind of the failure; None where the stage went well.
         digest: sha256 hex of the artifact.
         size_bytes: size of the artifact.
         beside: SHA-256 and size of each file beside it, such as compiled kernels.
@@ -83,14 +95,14 @@ class FunctionResult(Value):
         num_captures: graphs captured for this cached function so far, in all its calls.
         pool_bytes: bytes of the pools that these graphs use, which other functions may share.
         runtime_state: declared values that the artifact was made with, name -> text.
-        trace: digest of the trace that the artifact was made of (`worker.audit`); of a compile only.
+        trace: digest of the trace that the artifact was made of (`worker.rank.rank_worker.audit`); of a compile only.
     """
 
     function: str
     ok: bool
     outcome: Outcome
     reason: str
-    guard_failed: bool = False
+    failure: Failure | None = None
     digest: str = ""
     size_bytes: int = 0
     beside: tuple[tuple[str, int], ...] = ()
@@ -100,6 +112,11 @@ class FunctionResult(Value):
     pool_bytes: int = 0
     runtime_state: dict[str, str] = field(default_factory=dict)
     trace: str = ""
+
+    @property
+    def guard_failed(self) -> bool:
+        """Whether the artifact was offered and its guards do not hold here."""
+        return self.failure is Failure.GUARDS
 
 
 class TraceResult(Value):

@@ -16,12 +16,10 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker.artifact import Artifact, parse, verified
 from warmrank.worker.capture import CaptureOptions, DirectRunner, runner_for
 from warmrank.worker.capture.handed import HandedRunner
-from warmrank.worker.code_digests import function_digest
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.frame import bind
-from warmrank.worker.gears.loaded import LoadedGears
-from warmrank.worker.gears.rules import GearRule, any_size, call_guards
+from warmrank.worker.gears.rules import GearRule, LoadedGears, any_size, call_guards
 from warmrank.worker.gears.runner import GearedRunner
 from warmrank.worker.graph_facts import NUMBER, readable
 from warmrank.worker.groups import resolve
@@ -29,6 +27,7 @@ from warmrank.worker.guards import ambient
 from warmrank.worker.guards.calls import CallGuards
 from warmrank.worker.guards.check import MAX_REASONS, argument_names, mismatches, tensor_mismatches
 from warmrank.worker.guards.paths import text
+from warmrank.worker.keys.code import function_digest
 from warmrank.worker.runtime_state import RuntimeStateGuard, declared_for, differences
 from warmrank.worker.values import Value
 
@@ -170,7 +169,7 @@ class Variant:
             backend: of the device that it runs on.
             guards: when conditions are asked.
             on_gear_miss: what happens to sizes that no gear stands for.
-            code_in_options: `worker.request.code_in_options` of the present moment.
+            code_in_options: `worker.keys.request.code_in_options` of the present moment.
         """
         started = perf_counter()
         artifact, method = stored.artifact, site.method

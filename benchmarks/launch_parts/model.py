@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from warmrank.worker.workload import RankContext, Workload
+    from warmrank.worker.rank.workload import RankContext, Workload
 
 PROMPT_LEN = 32
 
@@ -37,7 +37,7 @@ def calls(device: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
 
 def workload(context: RankContext, *, layers: int) -> Workload:
     """The entrypoint of the launches that are measured; without a check, as the other ways have none."""
-    from warmrank.worker.workload import Call, Workload
+    from warmrank.worker.rank.workload import Call, Workload
 
     model = build(layers, context.device)
     return Workload(

@@ -25,20 +25,20 @@ torch_npu.__version__ = '2.13.0.post9'
 """
 _TORCH_VERSION = """
 import importlib.metadata, types
-import warmrank.worker.environment
+import warmrank.worker.keys.environment
 text = Path(torch.__file__).with_name('version.py').read_text().replace("'2.13.0", "'2.13.9")
 fake = Path(DIRECTORY, 'torch')
 fake.mkdir(exist_ok=True)
 (fake / 'version.py').write_text(text)
 found = types.SimpleNamespace(origin=str(fake / '__init__.py'))
-warmrank.worker.environment.importlib = types.SimpleNamespace(
+warmrank.worker.keys.environment.importlib = types.SimpleNamespace(
     util=types.SimpleNamespace(find_spec=lambda name: found), metadata=importlib.metadata)
 torch.__version__ = '2.13.9'
 """
 _SOC = """
-import torch_npu, warmrank.worker.environment
+import torch_npu, warmrank.worker.keys.environment
 torch_npu.npu.get_soc_version = lambda: 250
-warmrank.worker.environment.soc_of = lambda _: 'Ascend910_9391'
+warmrank.worker.keys.environment.soc_of = lambda _: 'Ascend910_9391'
 """
 _DRIVER = """
 import dataclasses

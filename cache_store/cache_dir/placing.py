@@ -50,7 +50,7 @@ class Destination:
         path: its directory; it may be yet to be made.
         patterns: which files below it belong to it, such as ``*.o``; a ``*`` stands for slashes too.
         in_sets: its files lie in ``<artifact>/<conditions>/``, and their names say what is in them
-            (`worker.engine_files`); of one artifact, under the same conditions, one is enough.
+            (`worker.node_caches`); of one artifact, under the same conditions, one is enough.
     """
 
     path: Path

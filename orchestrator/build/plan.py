@@ -20,7 +20,7 @@ from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.plan import Slot
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 from warmrank.worker.results import FunctionProbe, FunctionResult
 
 

@@ -83,8 +83,8 @@ class OfflineHost(RankHost):
             cache_store.errors.StoreError: the cache directory cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from warmrank.worker.offline import OfflineRank
-        from warmrank.worker.target import Target
+        from warmrank.worker.keys.environment import Target
+        from warmrank.worker.rank.offline import OfflineRank
 
         config = opening.config
         ensure_cache_dir(config.cache_dir)
@@ -187,7 +187,7 @@ def _import_ahead(module: str) -> None:
         "warmrank.worker.compiler",
         "warmrank.worker.cached_function",
         "warmrank.worker.engines.graph",
-        "warmrank.worker.offline",
+        "warmrank.worker.rank.rank_worker.offline",
     ):
         importlib.import_module(name)
     import_tracer()

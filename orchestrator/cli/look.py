@@ -148,7 +148,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         raise typer.BadParameter("it needs a CONFIG, which names the cluster", param_hint="--all-nodes")
     with session(debug=debug):
         if environment:
-            from warmrank.worker.environment import environment as here
+            from warmrank.worker.keys.environment import environment as here
 
             print_json(here())
             return

@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from warmrank.worker.errors import WorkloadError
-from warmrank.worker.workload import check_arguments, no_function, no_workload, not_imported
+from warmrank.worker.rank.workload import check_arguments, no_function, no_workload, not_imported
 
 _MAX_HOPS = 8
 """Imports and other names that are followed from an entrypoint to the function behind it."""

@@ -30,7 +30,7 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.on_node import options_on
 from warmrank.orchestrator.nodes import Node, alive, this_node
 from warmrank.orchestrator.text import count_text
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""

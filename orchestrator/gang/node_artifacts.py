@@ -104,7 +104,7 @@ class NodeKeeper:
         root = self._config.cache_dir
         if not any((root / QUEUE).glob("*.partition")):
             drop_unneeded(root, needed)
-        from warmrank.worker.engine_files import drop_unused
+        from warmrank.worker.node_caches import drop_unused
 
         for name in node_caches.OWN:
             drop_unused(node_caches.engine_directory(root, name), age_s=KEPT_S)

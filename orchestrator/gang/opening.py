@@ -11,7 +11,7 @@ from warmrank.worker.results import RankPlace
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank.start import RankSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Opened:
 
 def rank_spec(opening: Opening) -> RankSpec:
     """The worker's view of the config and of this rank's seat."""
-    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank.start import RankSpec
 
     config, seat = opening.config, opening.seat
     entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None

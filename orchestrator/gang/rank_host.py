@@ -21,8 +21,8 @@ from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
 from warmrank.orchestrator.gang.step_file import RENDEZVOUS
-from warmrank.worker.code_digests import package_of
 from warmrank.worker.errors import CompileForbidden
+from warmrank.worker.keys.code import package_of
 from warmrank.worker.results import FunctionResult, Published, RankPlace, TraceResult
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
     from warmrank.orchestrator.nodes import NodeArtifacts
-    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank.start import RankSpec
 
 logger = logging.getLogger(__name__)
 
 MakeWorker = Callable[["RankSpec", "Store | None"], Any]
-"""Makes what has the methods of `worker.rank.RankWorker`."""
+"""Makes what has the methods of `worker.rank.rank_worker.rank_worker.RankWorker`."""
 
 _OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"
@@ -98,7 +98,7 @@ class RankHost:
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
         from warmrank.cache_store.seed import Wanted, seed
-        from warmrank.worker.environment import environment
+        from warmrank.worker.keys.environment import environment
 
         if self._store is None:
             return None
@@ -243,14 +243,14 @@ class RankHost:
             worker.errors.CompileForbidden: something missed, and compiling is forbidden.
             worker.errors.ScriptFailed: it ended with an error.
         """
-        from warmrank.worker.script import run_script
+        from warmrank.worker.rank.script import run_script
 
         workload = cast("ScriptWorkload", self._opening.config.workload)
         return run_script(rank_spec(self._opening), workload.script, workload.arguments)
 
     def close(self) -> None:
         """Take the rank down."""
-        from warmrank.worker.script import journal_of
+        from warmrank.worker.rank.script import journal_of
 
         if self._worker is not None:
             self._worker.stop()
@@ -332,12 +332,12 @@ def _open_store(opening: Opening) -> tuple[Store | None, str]:
 
 
 def _place_of_script(rank: int) -> RankPlace:
-    from warmrank.worker.environment import environment
+    from warmrank.worker.keys.environment import environment
 
     return RankPlace(rank=rank, host=os.uname().nodename, pid=os.getpid(), environment=environment())
 
 
 def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
-    from warmrank.worker.rank import RankWorker
+    from warmrank.worker.rank.rank_worker import RankWorker
 
     return RankWorker(spec, store)

@@ -32,7 +32,7 @@ from warmrank.orchestrator.launch.outlook import (
 )
 from warmrank.orchestrator.look.store_contents import StateView, num_artifacts, open_if_there, states_of
 from warmrank.orchestrator.look.verify import cached_files
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 logger = logging.getLogger(__name__)
 

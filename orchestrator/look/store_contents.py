@@ -35,7 +35,7 @@ from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.outlook import OtherRanks, other_ranks, record_changes
 from warmrank.orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 MIN_KEY_CHARS = 6
 """Fewer characters of a key than this are taken for a name."""

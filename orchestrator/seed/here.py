@@ -18,7 +18,7 @@ from warmrank.orchestrator.gang.node_artifacts import keeper_of
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.nodes import Node, NodeArtifacts, this_node
 from warmrank.orchestrator.store.stores import open_to_fetch
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 logger = logging.getLogger(__name__)
 

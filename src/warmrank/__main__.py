@@ -1,4 +1,4 @@
-"""``python -m warmrank``: the command line with nothing installed but the dependencies."""
+"""``python -m warmrank``: the command line; needs ``src`` on the path, or an installation."""
 
 from warmrank.orchestrator.cli.main import main
 

@@ -16,7 +16,7 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.store.stores import open_store
 from warmrank.worker.capture.plan import parse as parse_plan
-from warmrank.worker.rank import RankWorker
+from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionProbe, FunctionResult
 
 

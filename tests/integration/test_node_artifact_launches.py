@@ -13,7 +13,7 @@ from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.nodes import NodeArtifacts
-from warmrank.worker.rank import RankWorker
+from warmrank.worker.rank.rank_worker import RankWorker
 
 KERNEL = "atc_data/kernel_cache/Ascend910/add.o"
 

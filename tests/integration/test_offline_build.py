@@ -33,8 +33,8 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope
-from warmrank.worker.environment import environment
-from warmrank.worker.workload import RankContext
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.workload import RankContext
 
 NUM_RANKS = 1024
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests import npu_emulator
 from tests.support.launching import rank_spec, write_config
-from warmrank.worker.script import run_script
+from warmrank.worker.rank.script import run_script
 
 ROOT = Path(__file__).parents[2]
 

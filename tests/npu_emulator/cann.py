@@ -1,7 +1,7 @@
 """CANN's versions as an emulated NPU sees them, and a tree that holds nothing but these.
 
-The tree has what `worker.environment` and the real packages read: ``version.cfg``, and a ``version.info``
-of each part. The versions are read from the place that ``ASCEND_HOME_PATH`` names.
+The tree has what `worker.keys.environment` and the real packages read: ``version.cfg``, and a
+``version.info`` of each part. The versions are read from the place that ``ASCEND_HOME_PATH`` names.
 """
 
 from __future__ import annotations

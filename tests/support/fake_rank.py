@@ -1,4 +1,4 @@
-"""Ranks without torch that keep the contract of `worker.rank.RankWorker`, for tests of the driver."""
+"""Ranks without torch that keep the contract of `worker.rank.rank_worker.Rank`, for tests of the driver."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.worker.results import (
     CaptureProposal,
+    Failure,
     FunctionProbe,
     FunctionResult,
     Published,
@@ -170,7 +171,12 @@ class FakeRank:
         fits = self.world.known.get(digest) == self.world.kind_of(self.spec.rank)
         reason = "" if fits else "another kind"
         return FunctionResult(
-            function=function, ok=fits, outcome="adopted", reason=reason, guard_failed=not fits, digest=digest
+            function=function,
+            ok=fits,
+            outcome="adopted",
+            reason=reason,
+            digest=digest,
+            failure=None if fits else Failure.GUARDS,
         )
 
     def _settled(

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 _NONE = 5000
 

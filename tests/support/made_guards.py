@@ -16,7 +16,7 @@ from warmrank.worker.guards import ambient, constants
 from warmrank.worker.guards.asked import Call
 from warmrank.worker.guards.model import Check, PortableGuards
 from warmrank.worker.guards.paths import PathTable
-from warmrank.worker.sources import TracedSource, type_name
+from warmrank.worker.keys.sources import TracedSource, type_name
 
 
 def made_guards(

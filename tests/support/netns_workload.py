@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.support import tiny_workload
 from warmrank.orchestrator.gang.rank_host import RankHost
-from warmrank.worker.workload import RankContext, Workload
+from warmrank.worker.rank.workload import RankContext, Workload
 
 METHODS = {
     "probe": "probe",

@@ -12,7 +12,7 @@ from warmrank.cache_store.cache_dir.node_files import NodeFile, keep
 from warmrank.cache_store.cache_dir.placing import Destination
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store
-from warmrank.worker.manifests import with_node_files
+from warmrank.worker.rank.manifests import with_node_files
 
 PACKAGE = "static_kernel_250924103634186357_988879.run"
 

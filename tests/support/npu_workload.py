@@ -13,8 +13,8 @@ from torch.distributed._functional_collectives import all_reduce
 
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 DIM, HIDDEN, ROWS = 8, 16, 4
 TOLERANCE = 1e-5

@@ -21,9 +21,9 @@ from warmrank.orchestrator.gang.opening import Opened, rank_spec
 from warmrank.orchestrator.gang.rank_host import answer
 from warmrank.orchestrator.seats import Gang, Seat
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import LeftOut
-from warmrank.worker.workload import Call, RankContext, Workload
 
 
 class FakeOfflineRank(FakeRank):

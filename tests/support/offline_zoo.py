@@ -20,9 +20,8 @@ from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it
 from tests.support.zoo.case import CASES, Case
 from tests.support.zoo_child import _contexts
 from warmrank.inference import cache_compile
-from warmrank.worker.environment import environment
 from warmrank.worker.errors import WorkerError
-from warmrank.worker.target import Target, building_for
+from warmrank.worker.keys.environment import Target, building_for, environment
 from warmrank.worker.torch_private.fake_ranks import fake_tensors
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.effects import MODES, TORCHAIR, Effect, Scope, Verdict, verdict
-from warmrank.worker.configs.npugraphex import NpuGraphEx
+from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
 from warmrank.worker.configs.options import (
     Choice,
     Directory,
@@ -29,7 +27,19 @@ from warmrank.worker.configs.options import (
     PoolHandle,
     Text,
 )
-from warmrank.worker.configs.section import Option, Part, Section, names, options
+from warmrank.worker.configs.section import (
+    MODES,
+    TORCHAIR,
+    Effect,
+    Option,
+    Part,
+    Scope,
+    Section,
+    Verdict,
+    names,
+    options,
+    verdict,
+)
 from warmrank.worker.engines.torchair_options import FLAT, OURS_ALONE, REFUSED
 
 SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"
@@ -152,7 +162,7 @@ def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
     cells = (
         f"`{option.name}`",
         f"`{option.default!r}`",
-        option.allowed(),
+        option.words,
         modes,
         f"{_here(effect)}{exception}",
         _torchair(f"{kind._at}.{option.name}" if kind._at else option.name, option),

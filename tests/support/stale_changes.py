@@ -228,7 +228,7 @@ PROCESS = {
 }
 FAKE_TORCH = """
 import importlib.util, pathlib, types
-import warmrank.worker.environment
+import warmrank.worker.keys.environment
 real = pathlib.Path(torch.__file__).with_name('version.py').read_text()
 fake = pathlib.Path(DIRECTORY, 'torch')
 fake.mkdir()
@@ -236,12 +236,12 @@ changed = real.replace({old}, {new})
 assert changed != real
 (fake / 'version.py').write_text(changed)
 found = types.SimpleNamespace(origin=str(fake / '__init__.py'))
-warmrank.worker.environment.importlib = types.SimpleNamespace(
+warmrank.worker.keys.environment.importlib = types.SimpleNamespace(
     util=types.SimpleNamespace(find_spec=lambda name: found), metadata=importlib.metadata)
 """
 FAKE_FILE = """
 import pathlib
-import warmrank.worker.environment as e
+import warmrank.worker.keys.environment as e
 fake = pathlib.Path(DIRECTORY, '{file}')
 fake.write_text('{text}')
 """
@@ -267,7 +267,7 @@ ENVIRONMENT = {
     ),
     "instruction set": Change(
         before=FAKE_FILE.format(file="cpuinfo", text="flags : avx sse2")
-        + "import warmrank.worker.instruction_set; warmrank.worker.instruction_set._CPU_INFO = fake",
+        + "import warmrank.worker.keys.environment; warmrank.worker.keys.environment._CPU_INFO = fake",
         reason=r"cpu ",
     ),
     "driver": Change(
@@ -280,7 +280,7 @@ ENVIRONMENT = {
         reason=r"cann none -> 8\.2",
     ),
     "torch_npu version": Change(
-        before="import warmrank.worker.environment as e; e._version = lambda name: '2.13.0.post1'",
+        before="import warmrank.worker.keys.environment as e; e._version = lambda name: '2.13.0.post1'",
         reason=r"torch_npu none -> 2\.13\.0\.post1",
     ),
     "engine version": Change(

@@ -32,7 +32,7 @@ from warmrank.worker.frame import Frame
 from warmrank.worker.graph_facts import GraphFacts
 from warmrank.worker.guards.asked import RANK
 from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.sources import TracedSource
+from warmrank.worker.keys.sources import TracedSource
 
 REPOSITORY = Path(__file__).parents[2]
 LAUNCH_KEY = key_of({"entrypoint": "sample:workload"})

@@ -13,8 +13,8 @@ from torch import nn
 
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 
 class Tiny(nn.Module):

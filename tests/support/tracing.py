@@ -20,7 +20,7 @@ from warmrank.worker.engines import engine_named
 from warmrank.worker.guards.calls import CallGuards
 from warmrank.worker.guards.check import mismatches
 from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.request import Request
+from warmrank.worker.keys.request import Request
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.variant import function_of

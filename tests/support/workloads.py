@@ -11,8 +11,8 @@ from torch import nn
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tiny_workload import Tiny
 from warmrank.inference import cache_compile
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
-from warmrank.worker.workload import Call, RankContext, Workload
 
 ROWS = torch.arange(8.0).reshape(2, 4).clone()
 

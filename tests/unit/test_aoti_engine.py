@@ -29,8 +29,8 @@ from warmrank.worker.engines.aoti_split import Division, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from warmrank.worker.graph_facts import analyse
-from warmrank.worker.instruction_set import instruction_set, of_features
-from warmrank.worker.request import request
+from warmrank.worker.keys.environment import instruction_set, of_features
+from warmrank.worker.keys.request import request
 from warmrank.worker.torch_private.library_inputs import bind_inputs
 from warmrank.worker.torch_private.symbolic import describe, rebuild
 
@@ -416,7 +416,7 @@ def test_instruction_set_is_that_of_the_first_processor(
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr("warmrank.worker.instruction_set._CPU_INFO", path)
+    monkeypatch.setattr("warmrank.worker.keys.environment._CPU_INFO", path)
     monkeypatch.setattr("platform.machine", lambda: "riscv")
     assert instruction_set.__wrapped__() == of_features("riscv", frozenset(found))
 

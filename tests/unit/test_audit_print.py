@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from warmrank.inference import cache_compile
-from warmrank.worker.audit import TracePrint, first_difference, print_of
 from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
 from warmrank.worker.variant import StoredArtifact
 from warmrank.worker.withheld import is_withheld, release, withhold
 

@@ -22,7 +22,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 STAGES = FakeWorld(asks=lambda rank: f"stage {rank // 2 % 2}", kind_of=lambda rank: rank // 2 % 2)
 

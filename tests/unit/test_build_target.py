@@ -12,7 +12,7 @@ from tests.support.launching import loaded_config
 from warmrank.orchestrator.build.plan import BuildTarget, check_target, read_target, target_here
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 
 def written(path: Path, **changed: str) -> Path:

@@ -11,7 +11,6 @@ import torch
 
 from tests.support.devices import warm
 from warmrank.worker.capture import CaptureOptions, GraphRunner
-from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.graph_facts import GraphFacts
 
@@ -46,36 +45,11 @@ def ones(*shape: int) -> torch.Tensor:
 # Capture and replay.
 
 
-def test_second_call_of_a_shape_captures_and_replays() -> None:
-    run = warm(runner(doubled, "user"), ones(3))
-    assert torch.equal(run(ones(3))[0], ones(3) * 2)
-    assert (run.statistics.captures, run.statistics.replays) == (1, 1)
-
-
 def test_later_calls_of_a_shape_only_replay() -> None:
     run = warm(runner(doubled, "user"), ones(3))
     results = [run(ones(3) * value)[0].clone() for value in (1, 2, 3)]
     assert [result[0].item() for result in results] == [2, 4, 6]
     assert (run.statistics.captures, run.statistics.replays) == (1, 3)
-
-
-def test_output_lies_at_the_same_address_in_every_replay() -> None:
-    run = warm(runner(doubled, "user"), ones(3))
-    assert run(ones(3))[0].data_ptr() == run(ones(3))[0].data_ptr()
-
-
-def test_output_is_overwritten_by_a_later_replay() -> None:
-    run = warm(runner(doubled, "user"), ones(3))
-    first = run(ones(3))[0]
-    run(ones(3) * 5)
-    assert torch.equal(first, ones(3) * 10)
-
-
-def test_output_of_one_shape_is_overwritten_by_another_shape() -> None:
-    run = warm(warm(runner(doubled, "user"), ones(4)), ones(3))
-    first = run(ones(4))[0]
-    run(ones(3) * 5)
-    assert torch.equal(first[:3], ones(3) * 10)
 
 
 def test_cloned_output_is_not_overwritten() -> None:
@@ -97,23 +71,6 @@ def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:
     assert computed.data_ptr() != run(cache)[1].data_ptr()
 
 
-def test_output_that_is_no_tensor_is_returned_as_it_is() -> None:
-    run = warm(runner(lambda x: (x * 2, 7, None), "user", clone_output=True), ones(1))
-    assert run(ones(1))[1:] == (7, None)
-
-
-def test_outputs_that_share_memory_with_each_other_are_both_right_after_a_replay() -> None:
-    def both(x: torch.Tensor) -> tuple[Any, ...]:
-        y = x * 2
-        return y, y.view(-1)[:1]
-
-    run = warm(runner(both, "user"), ones(2))
-    run(ones(2))
-    whole, part = run(ones(2) * 3)
-    assert torch.equal(whole, ones(2) * 6)
-    assert torch.equal(part, ones(1) * 6)
-
-
 @pytest.mark.parametrize(("key", "other"), [(2, 3), (2, 4)])
 def test_number_is_part_of_the_key(key: int, other: int) -> None:
     run = runner(lambda n, x: (x * n,), "number", "user")
@@ -124,38 +81,7 @@ def test_number_is_part_of_the_key(key: int, other: int) -> None:
     assert run.statistics.captures == 2
 
 
-def test_runner_knows_the_shapes_that_were_captured() -> None:
-    run = runner(doubled, "user")
-    run(ones(5))
-    for x in (ones(3), ones(2, 4)):
-        warm(run, x)(x)
-    assert [shapes.inputs[0].sizes for shapes in run.shapes()] == [(3,), (2, 4)]
-
-
 # User inputs.
-
-
-def test_user_input_is_copied_not_used_where_it_lies() -> None:
-    run = warm(runner(doubled, "user"), ones(3))
-    x = ones(3)
-    result = run(x)[0]
-    x.fill_(9.0)
-    assert torch.equal(result, ones(3) * 2)
-
-
-def test_user_input_at_another_address_needs_no_recapture() -> None:
-    run = warm(runner(doubled, "user"), ones(3))
-    kept = [ones(3), ones(3)]
-    for x in kept:
-        run(x)
-    assert (run.statistics.captures, run.statistics.recaptures) == (1, 0)
-
-
-def test_user_input_without_cloning_is_recaptured_at_another_address() -> None:
-    run = warm(runner(doubled, "user", clone_input=False), ones(3))
-    kept = [ones(3), ones(3) * 2]
-    assert [run(x)[0][0].item() for x in kept] == [2, 4]
-    assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
 
 
 def test_user_input_without_cloning_is_read_where_it_lies() -> None:
@@ -165,29 +91,6 @@ def test_user_input_without_cloning_is_read_where_it_lies() -> None:
     x.fill_(5.0)
     assert torch.equal(run(x)[0], ones(3) * 10)
     assert run.statistics.captures == 1
-
-
-@pytest.mark.parametrize(
-    "x",
-    [
-        torch.arange(6.0).reshape(2, 3).T,
-        torch.arange(12.0)[::2],
-        torch.arange(3.0).expand(2, 3),
-        torch.ones(0, 3),
-    ],
-    ids=["transposed", "strided", "expanded", "empty"],
-)
-def test_user_input_keeps_its_strides(x: torch.Tensor) -> None:
-    seen: list[tuple[int, ...]] = []
-
-    def look(value: torch.Tensor) -> tuple[Any, ...]:
-        seen.append(value.stride())
-        return (value * 2,)
-
-    run = warm(runner(look, "user"), x)
-    for _ in range(2):
-        assert torch.equal(run(x)[0], x * 2)
-    assert set(seen) == {x.stride()}
 
 
 # Parameters, buffers and mutated inputs.
@@ -211,31 +114,6 @@ def test_state_at_another_address_is_recaptured(kind: str) -> None:
     assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
 
 
-def test_recapture_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    run = warm(runner(weighted, "state", "user"), ones(3), ones(3))
-    with caplog.at_level(logging.INFO, logger="torchair"):
-        for weight in [ones(3), ones(3) * 2]:
-            run(weight, ones(3))
-    assert "recapture: input that is used where it lies input 0 has a new address" in caplog.text
-
-
-def test_recapture_replaces_the_captured_graph_of_its_shape() -> None:
-    run = warm(runner(weighted, "state", "user", limit=1), ones(3), ones(3))
-    for weight in [ones(3), ones(3) * 2]:
-        run(weight, ones(3))
-    assert len(run.shapes()) == 1
-    assert run.statistics.eager_calls == 0
-
-
-def test_call_that_captures_writes_to_a_mutated_input_once() -> None:
-    cache = torch.zeros(2)
-    run = warm(runner(counted, "mutated", "user"), cache, ones(1))
-    result = run(cache, ones(1))[0]
-    assert run.statistics.captures == 1
-    assert torch.equal(cache, ones(2))
-    assert torch.equal(result, ones(2))
-
-
 def test_every_call_writes_to_a_mutated_input_once() -> None:
     cache = torch.zeros(2)
     run = runner(counted, "mutated", "user")
@@ -252,15 +130,6 @@ def test_capture_leaves_mutated_inputs_as_they_were() -> None:
     run.prepare(cache, ones(1))
     assert torch.equal(cache, torch.arange(2.0))
     assert run.statistics.captures == 1
-
-
-def test_call_after_a_capture_in_advance_does_not_capture_again() -> None:
-    cache = torch.zeros(2)
-    run = runner(counted, "mutated", "user")
-    run.prepare(cache, ones(1))
-    run(cache, ones(1))
-    assert run.statistics.captures == 1
-    assert torch.equal(cache, ones(2))
 
 
 @pytest.mark.parametrize("options", [{"eager": True}, {"limit": 1}], ids=["eager", "limit"])
@@ -280,26 +149,11 @@ def reads_back(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
     return (x * 10,)
 
 
-def test_user_input_inside_a_mutated_input_sees_its_writes() -> None:
-    cache = torch.zeros(2)
-    run = warm(runner(reads_back, "mutated", "user"), torch.zeros(2), ones(1))
-    results = [run(cache, cache[:1])[0].item() for _ in range(3)]
-    assert results == [10, 20, 30]
-
-
 def test_user_input_that_moves_into_a_mutated_input_sees_its_writes() -> None:
     cache = torch.zeros(2)
     run = warm(runner(reads_back, "mutated", "user"), torch.zeros(2), ones(1))
     assert run(cache, torch.zeros(1))[0].item() == 0
     assert run(cache, cache[:1])[0].item() == 20
-
-
-def test_user_input_that_leaves_a_mutated_input_does_not_write_to_it() -> None:
-    cache = torch.zeros(2)
-    run = warm(runner(reads_back, "mutated", "user"), torch.zeros(2), ones(1))
-    run(cache, cache[:1])
-    assert run(cache, torch.full((1,), 7.0))[0].item() == 70
-    assert torch.equal(cache, ones(2) * 2)
 
 
 def test_user_input_that_moves_within_a_mutated_input_reads_the_new_place() -> None:
@@ -310,20 +164,6 @@ def test_user_input_that_moves_within_a_mutated_input_reads_the_new_place() -> N
 
 
 # Limits and switches.
-
-
-def test_shape_beyond_the_limit_runs_without_capture() -> None:
-    run = runner(doubled, "user", limit=2)
-    for size in (1, 1, 2, 2, 3):
-        assert torch.equal(run(ones(size))[0], ones(size) * 2)
-    assert (run.statistics.captures, run.statistics.eager_calls) == (2, 1)
-
-
-def test_shape_within_the_limit_still_replays_after_it_was_reached() -> None:
-    run = warm(runner(doubled, "user", limit=1), ones(1))
-    for size in (1, 2, 1):
-        run(ones(size))
-    assert (run.statistics.replays, run.statistics.eager_calls) == (2, 1)
 
 
 def test_limit_warns_once_and_names_the_option(caplog: pytest.LogCaptureFixture) -> None:
@@ -342,32 +182,6 @@ def test_eager_runs_the_graph_and_captures_nothing() -> None:
     run(cache, ones(1))
     assert torch.equal(cache, ones(2) * 2)
     assert (run.statistics.captures, run.statistics.eager_calls) == (0, 2)
-
-
-def test_eager_gives_a_new_output_each_time() -> None:
-    run = runner(doubled, "user", eager=True)
-    first = run(ones(3))[0]
-    run(ones(3) * 5)
-    assert torch.equal(first, ones(3) * 2)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "expected"),
-    [
-        ("debug.run_eagerly", True, {"eager": True}),
-        ("debug.aclgraph.clone_input", False, {"clone_input": False}),
-        ("debug.aclgraph.enable_output_clone", True, {"clone_output": True}),
-        ("debug.aclgraph.static_capture_size_limit", 3, {"limit": 3}),
-    ],
-)
-def test_options_come_from_the_configuration(option: str, value: Any, expected: dict[str, Any]) -> None:
-    config = CompilerConfig()
-    section: Any = config
-    *parts, name = option.split(".")
-    for part in parts:
-        section = getattr(section, part)
-    setattr(section, name, value)
-    assert CaptureOptions.of(config) == CaptureOptions(**expected)
 
 
 # What the process is in when a graph runs.
@@ -394,29 +208,9 @@ def test_graph_runs_without_autocast() -> None:
     assert seen == [False, False]  # it ran, and was captured
 
 
-@pytest.mark.parametrize(
-    ("first", "then"), [(torch.inference_mode, torch.no_grad), (torch.no_grad, torch.inference_mode)]
-)
-def test_graph_captured_in_one_mode_replays_in_the_other(first: Any, then: Any) -> None:
-    cache = torch.zeros(2)
-    run = warm(runner(counted, "mutated", "user"), cache, ones(1))
-    with first():
-        run(cache, ones(1))
-    with then():
-        result = run(cache, ones(1))[0]
-    assert torch.equal(result, ones(2) * 2)
-
-
 def test_cache_that_was_made_in_inference_mode_is_written_there() -> None:
     run = runner(counted, "mutated", "user")
     with torch.inference_mode():
         cache = torch.zeros(2)
         for number in range(1, 4):
             assert torch.equal(run(cache, ones(1))[0], ones(2) * number)
-
-
-def test_output_is_an_ordinary_tensor_in_inference_mode_too() -> None:
-    run = runner(doubled, "user")
-    with torch.inference_mode():
-        first, second = run(ones(3))[0], run(ones(3))[0]
-    assert not any(value.is_inference() for value in (first, second, run(ones(3))[0]))

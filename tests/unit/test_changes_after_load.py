@@ -58,7 +58,7 @@ def _scale() -> Any:
     SCALE.data = before
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @torch.no_grad()
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("change", TENSORS)
@@ -82,14 +82,6 @@ def test_tensors_count_in_every_mode_of_guards(guards: str, cache: Path) -> None
     model.weight.t_()
     torch.testing.assert_close(function(X), model(X))
     assert len(function.variants) == 2
-
-
-@torch.no_grad()
-def test_argument_that_the_artifact_was_not_made_for_is_a_miss_without_guards_too(cache: Path) -> None:
-    model = Model()
-    function = cached(model.forward, cache, guards="skip", dynamic=False)
-    for x in (X, X[:1].clone(), X.t().contiguous().t()):
-        torch.testing.assert_close(function(x), model(x))
 
 
 @torch.no_grad()
@@ -126,3 +118,11 @@ def test_modes_of_autograd_take_turns_without_a_full_check(
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad) * 2:
         with mode():
             function(X)
+
+
+@torch.no_grad()
+def test_argument_that_the_artifact_was_not_made_for_is_a_miss_without_guards_too(cache: Path) -> None:
+    model = Model()
+    function = cached(model.forward, cache, guards="skip", dynamic=False)
+    for x in (X, X[:1].clone(), X.t().contiguous().t()):
+        torch.testing.assert_close(function(x), model(x))

@@ -12,7 +12,7 @@ from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.store.sync import Seat, targets
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 NODE = Seat(scope="node", rank=None, world_size=None)
 

@@ -1,8 +1,9 @@
-"""`CompilerConfig`: names, checks, copies, comparison and canonical form."""
+"""`CompilerConfig`: names, checks, copies, canonical form, and the effect of options."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import pickle
 import subprocess
 import sys
@@ -10,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmrank.inference import get_backend
+from tests.support import options as option_table
+from tests.support.options import with_value
+from tests.support.small_models import Plain
+from warmrank.inference import cache_compile
+from warmrank.worker.configs import compiler_config
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import (
     Choice,
@@ -29,7 +35,7 @@ from warmrank.worker.configs.options import (
     PoolHandle,
     Text,
 )
-from warmrank.worker.configs.section import options
+from warmrank.worker.configs.section import MODES, options
 from warmrank.worker.errors import BadConfig, UnknownOption
 
 
@@ -47,58 +53,6 @@ def assign(config: Any, dotted: Any, value: Any) -> None:
         config = getattr(config, part)
     setattr(config, last, value)
 
-
-ALLOWED = [
-    ("mode", "max-autotune"),
-    ("mode", "npugraph_ex"),
-    ("debug.run_eagerly", True),
-    ("debug.deadlock_check", True),
-    ("debug.graph_dump.type", "pbtxt"),
-    ("debug.graph_dump.path", "dumps"),
-    ("debug.data_dump.type", "npy"),
-    ("debug.data_dump.filter", double),
-    ("debug.fx_summary.type", "csv"),
-    ("debug.fx_summary.skip_compile", False),
-    ("debug.aclgraph.clone_input", False),
-    ("debug.aclgraph.enable_output_clone", True),
-    ("debug.aclgraph.static_capture_size_limit", 1),
-    ("debug.aclgraph.disable_mempool_reuse_in_same_fx", True),
-    ("debug.aclgraph.disable_reinplace_inplaceable_ops_pass", True),
-    ("debug.aclgraph.disable_reinplace_input_mutated_ops_pass", True),
-    ("debug.aclgraph.remove_cat_ops", False),
-    ("aclgraph_config.use_custom_pool", (0, 3)),
-    ("inference_config.dynamic_gears_merge_policy", "product"),
-    ("experimental_config.frozen_parameter", True),
-    ("experimental_config.keep_inference_input_mutations", False),
-    ("experimental_config.static_model_ops_lower_limit", -1),
-    ("experimental_config.topology_sorting_strategy", "StableRDFS"),
-    ("experimental_config.aclgraph._aclnn_static_shape_kernel", True),
-    ("experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range", [1, 2]),
-    ("experimental_config.aclgraph._super_kernel_optimize_options", {"a": "b"}),
-    ("export.export_mode", True),
-    ("export.export_name", "graph"),
-    ("export.experimental.enable_lite_export", True),
-    ("dump_config.enable_dump", True),
-    ("dump_config.dump_mode", "input"),
-    ("dump_config.dump_step", "0|1|2-5|6"),
-    ("dump_config.dump_layer", "Mul_1 Add1"),
-    ("ge_config.oo_level", "O1"),
-    ("ge_config.oo_constant_folding", False),
-    ("ge_config.aicore_num", 24),
-    ("ge_config.export_compile_stat", "0"),
-    ("aoe_config.aoe_mode", "2"),
-    ("npugraphex_config.capture_limit", 8),
-    ("npugraphex_config.force_eager", True),
-    ("npugraphex_config.force_recapture", True),
-    ("npugraphex_config.capture_error_mode", "relaxed"),
-    ("npugraphex_config.disable_static_kernel_compile_cache", True),
-    ("npugraphex_config.unsafe_skip_npugraph_capture_validation", True),
-    ("npugraphex_config.record_statistics_debug_info", True),
-    ("npugraphex_config.deadlock_check", True),
-    ("npugraphex_config._vllm_aclnn_static_kernel_sym_range", (1, 2)),
-    ("post_grad_custom_pre_pass", double),
-    ("post_grad_custom_post_pass", double),
-]
 
 REFUSED = [
     ("mode", "reduce_overhead", "'max-autotune', 'reduce-overhead', 'npugraph_ex'"),
@@ -130,23 +84,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("dotted", "value"), ALLOWED)
-def test_allowed_value_is_kept_as_given(dotted: Any, value: Any) -> None:
-    config = CompilerConfig()
-    assign(config, dotted, value)
-    kept = {name: present for name, _, present in options(config)}[dotted]
-    assert kept == value
-    assert type(kept) is type(value)
-
-
-@pytest.mark.parametrize(("dotted", "value"), ALLOWED)
-def test_allowed_value_changes_the_configuration_and_its_canonical_form(dotted: Any, value: Any) -> None:
-    config = CompilerConfig()
-    assign(config, dotted, value)
-    assert config != CompilerConfig()
-    assert config.canonical() != CompilerConfig().canonical()
-
-
 @pytest.mark.parametrize(("dotted", "value", "allowed"), REFUSED)
 def test_wrong_value_is_refused_with_the_allowed_ones(dotted: Any, value: Any, allowed: Any) -> None:
     config = CompilerConfig()
@@ -157,17 +94,6 @@ def test_wrong_value_is_refused_with_the_allowed_ones(dotted: Any, value: Any, a
     assert config == CompilerConfig()
 
 
-def test_every_default_may_be_assigned() -> None:
-    config = CompilerConfig()
-    for name, option, _ in options(CompilerConfig()):
-        assign(config, name, option.default)
-    assert config == CompilerConfig()
-
-
-def test_default_mode_is_the_one_that_works() -> None:
-    assert CompilerConfig().mode == "reduce-overhead"
-
-
 def test_unknown_name_is_refused_with_the_nearest() -> None:
     config = CompilerConfig()
     with pytest.raises(UnknownOption, match=r"did you mean config\.debug\.aclgraph\.clone_input\?") as caught:
@@ -175,126 +101,8 @@ def test_unknown_name_is_refused_with_the_nearest() -> None:
     assert caught.value.nearest == "debug.aclgraph.clone_input"
 
 
-def test_unknown_name_is_found_in_a_deeper_section() -> None:
-    config = CompilerConfig()
-    with pytest.raises(UnknownOption, match=r"did you mean config\.debug\.aclgraph\.enable_output_clone\?"):
-        config.enable_output_clone = True
-
-
-def test_unknown_name_cannot_be_read() -> None:
-    with pytest.raises(UnknownOption, match=r"did you mean config\.mode\?"):
-        _ = CompilerConfig().modes
-    assert not hasattr(CompilerConfig(), "modes")
-
-
-def test_section_cannot_be_replaced_by_a_value() -> None:
-    with pytest.raises(BadConfig, match=r"config\.debug holds options \(graph_dump, "):
-        assign(CompilerConfig(), "debug", True)
-
-
-def test_section_can_be_taken_from_another_configuration() -> None:
-    source, target = CompilerConfig(), CompilerConfig()
-    source.debug.aclgraph.clone_input = False
-    target.debug = source.debug
-    source.debug.aclgraph.clone_input = True
-    assert target.debug.aclgraph.clone_input is False
-
-
 def through_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - bytes made here
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, through_pickle])
-def test_copy_is_equal_and_independent(copied: Any) -> None:
-    config = CompilerConfig()
-    config.debug.aclgraph.clone_input = False
-    config.post_grad_custom_pre_pass = double
-    twin = copied(config)
-    assert twin == config
-    twin.debug.aclgraph.static_capture_size_limit = 3
-    assert config.debug.aclgraph.static_capture_size_limit == 64
-
-
-def test_configurations_share_nothing() -> None:
-    one, two = CompilerConfig(), CompilerConfig()
-    one.debug.run_eagerly = True
-    assert two.debug.run_eagerly is False
-
-
-def test_caller_cannot_change_a_mapping_afterwards() -> None:
-    config = CompilerConfig()
-    given: dict[str, Any] = {"a": 1}
-    config.npugraphex_config.super_kernel_optimize_options = given
-    given["b"] = object
-    assert config.npugraphex_config.super_kernel_optimize_options == {"a": 1}
-
-
-def test_configuration_is_not_equal_to_anything_else() -> None:
-    assert CompilerConfig() != CompilerConfig().debug
-    assert CompilerConfig() != "reduce-overhead"
-
-
-def test_configuration_is_not_hashable_because_it_can_change() -> None:
-    with pytest.raises(TypeError):
-        hash(CompilerConfig())
-
-
-def test_repr_shows_what_differs_from_the_default() -> None:
-    config = CompilerConfig()
-    config.debug.run_eagerly = True
-    assert repr(config) == "CompilerConfig(debug.run_eagerly=True)"
-
-
-def test_canonical_form_names_every_option_in_sorted_order() -> None:
-    canonical = CompilerConfig().canonical()
-    assert list(canonical) == sorted(canonical)
-    assert len(canonical) == len(list(options(CompilerConfig())))
-    assert canonical["mode"] == '"reduce-overhead"'
-    assert canonical["debug.aclgraph.clone_input"] == "true"
-    assert canonical["debug.aclgraph.static_capture_size_limit"] == "64"
-
-
-def test_canonical_form_ignores_the_order_of_dict_literals() -> None:
-    one, two = CompilerConfig(), CompilerConfig()
-    one.experimental_config.aclgraph._super_kernel_optimize_options = {"a": 1, "b": {"c": 1, "d": 2}}
-    two.experimental_config.aclgraph._super_kernel_optimize_options = {"b": {"d": 2, "c": 1}, "a": 1}
-    assert one.canonical() == two.canonical()
-
-
-def test_canonical_form_tells_a_text_from_nothing() -> None:
-    config = CompilerConfig()
-    config.export.export_name = "null"
-    assert config.canonical()["export.export_name"] != CompilerConfig().canonical()["export.export_name"]
-
-
-def test_canonical_form_does_not_hold_the_handle_of_a_pool() -> None:
-    one, two = CompilerConfig(), CompilerConfig()
-    one.aclgraph_config.use_custom_pool = (0, 1)
-    two.aclgraph_config.use_custom_pool = (0, 2)
-    assert one.canonical() == two.canonical()
-
-
-def test_canonical_form_tells_functions_apart() -> None:
-    one, two = CompilerConfig(), CompilerConfig()
-    one.post_grad_custom_pre_pass = double
-    two.post_grad_custom_pre_pass = other
-    assert one.canonical() != two.canonical()
-
-
-def test_canonical_form_of_a_function_without_source_holds_no_address() -> None:
-    config = CompilerConfig()
-    config.post_grad_custom_pre_pass = len
-    named = config.canonical()["post_grad_custom_pre_pass"]
-    assert named.startswith('"builtins:len#')
-    assert "0x" not in named
-
-
-def test_canonical_form_does_not_hold_where_dumps_go(tmp_path: Path) -> None:
-    one, two = CompilerConfig(), CompilerConfig()
-    one.debug.graph_dump.path, two.debug.graph_dump.path = "here", "there"
-    one.dump_config.dump_path = str(tmp_path)
-    two.dump_config.dump_path = str(tmp_path.parent)
-    assert one.canonical() == two.canonical() != CompilerConfig().canonical()
 
 
 def test_canonical_form_follows_the_content_of_a_file(tmp_path: Path) -> None:
@@ -317,7 +125,7 @@ def test_errors_survive_pickling() -> None:
 
 def test_import_of_the_configuration_does_not_import_torch() -> None:
     code = (
-        "import sys; from warmrank.worker.configs import npugraphex, options, section; "
+        "import sys; from warmrank.worker.configs import options, section; "
         "from warmrank.worker.configs.compiler_config import CompilerConfig; CompilerConfig(); "
         "sys.exit('torch' in sys.modules)"
     )
@@ -343,6 +151,7 @@ def values(option: Any) -> st.SearchStrategy[Any]:
     return found() | st.just(option.default)
 
 
+@settings(max_examples=25)
 @given(st.data())
 def test_every_configuration_survives_copies_and_keeps_its_canonical_form(data: st.DataObject) -> None:
     config = CompilerConfig()
@@ -363,15 +172,7 @@ def test_a_value_of_another_kind_never_changes_a_configuration(data: st.DataObje
     with pytest.raises(BadConfig):
         assign(config, name, wrong)
     assert config == CompilerConfig()
-    assert option.allowed()
-
-
-def test_options_are_no_arguments() -> None:
-    make: Any = CompilerConfig
-    with pytest.raises(TypeError, match=r"options are attributes: make it, then set config\.mode"):
-        make(mode="max-autotune")
-    with pytest.raises(TypeError, match="CompilerConfig\\(\\) takes no arguments"):
-        make("max-autotune")
+    assert option.words
 
 
 def test_options_are_not_deleted() -> None:
@@ -386,8 +187,137 @@ def test_options_are_not_deleted() -> None:
         del config.mod
 
 
-def test_get_npu_backend_names_the_nearest_parameter() -> None:
-    with pytest.raises(
-        BadConfig, match="get_npu_backend has no parameter 'compilerconfig'; did you mean 'compiler_config'"
-    ):
-        get_backend(compilerconfig=CompilerConfig())
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, through_pickle])
+def test_copy_is_equal_and_independent(copied: Any) -> None:
+    config = CompilerConfig()
+    config.debug.aclgraph.clone_input = False
+    config.post_grad_custom_pre_pass = double
+    twin = copied(config)
+    assert twin == config
+    twin.debug.aclgraph.static_capture_size_limit = 3
+    assert config.debug.aclgraph.static_capture_size_limit == 64
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet() -> None:
+    compiler_config._say_once.cache_clear()
+    compiler_config._say_eager_once.cache_clear()
+
+
+def test_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    for kind in ("cpu", "cuda", "npu"):
+        for mode in MODES:
+            for engine in ("", "graph", "aoti", "torchair"):
+                with_value("mode", mode, mode).check(kind, engine=engine)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "eager"),
+    [
+        ("debug.run_eagerly", True, True),
+        ("npugraphex_config.force_eager", True, True),
+        ("debug.data_dump.type", "npy", True),
+        ("debug.fx_summary.type", "csv", True),
+        ("debug.fx_summary.skip_compile", False, False),
+        ("debug.graph_dump.type", "py", False),
+    ],
+)
+def test_what_makes_a_graph_run_eagerly(dotted: Any, value: Any, eager: Any) -> None:
+    config = with_value(dotted, value, "max-autotune")
+    assert config.runs_eagerly() is eager
+    assert config.engine_mode() == ("reduce-overhead" if eager else "max-autotune")
+
+
+def test_a_cached_function_says_it_at_its_first_call(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = Plain()
+    config = with_value("experimental_config.npu_fx_pass", True, "reduce-overhead")
+    cached = cache_compile(model.affine, config=config, cache_dir=tmp_path)
+    # The module may move to its device after this, so nothing can be said yet.
+    assert caplog.messages == []
+    caplog.set_level(logging.WARNING)
+    with torch.no_grad():
+        cached(torch.ones(2, 4))
+        cached(torch.ones(3, 4))
+    said = [message for message in caplog.messages if "npu_fx_pass" in message]
+    assert len(said) == 1
+
+
+def test_mode_of_engine_torchair_is_refused_on_another_device(tmp_path: Any) -> None:
+    cached = cache_compile(
+        Plain().affine, config=with_value("mode", "npugraph_ex", "npugraph_ex"), cache_dir=tmp_path
+    )
+    with pytest.raises(BadConfig, match="mode npugraph_ex is TorchAir's own"):
+        cached(torch.ones(2, 4))
+
+
+def test_the_page_holds_every_option_as_it_is_declared() -> None:
+    stale = f"{option_table.PAGE.name} is stale: run python -m tests.support.options"
+    assert option_table.written() == option_table.table().strip(), stale
+
+
+SUPER_KERNEL = "experimental_config.aclgraph._super_kernel_optimize_options"
+
+
+@pytest.mark.parametrize(
+    ("dotted", "one", "other", "same"),
+    [
+        (SUPER_KERNEL, {"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 2, "c": 1}, "a": 1}, True),
+        ("aclgraph_config.use_custom_pool", (0, 1), (0, 2), True),
+        ("debug.graph_dump.path", "here", "there", True),
+        ("dump_config.dump_path", "/", "/usr", True),
+        ("export.export_name", "null", None, False),
+        ("aclgraph_config.use_custom_pool", (0, 1), None, False),
+        ("post_grad_custom_pre_pass", double, other, False),
+    ],
+)
+def test_canonical_form_holds_what_changes_a_compile(
+    dotted: str, one: Any, other: Any, *, same: bool
+) -> None:
+    forms = [with_value(dotted, value, "reduce-overhead").canonical() for value in (one, other)]
+    assert (forms[0] == forms[1]) is same
+
+
+TORCHAIR_ONLY = "it belongs to engine torchair"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "npu"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("reduce-overhead", "", "debug.run_eagerly", True, ""),
+        ("reduce-overhead", "", "debug.aclgraph.clone_input", False, ""),
+        ("reduce-overhead", "", "debug.graph_dump.type", "py", ""),
+        ("reduce-overhead", "", "npugraphex_config.force_recapture", True, ""),
+        ("reduce-overhead", "", "post_grad_custom_pre_pass", print, ""),
+        ("reduce-overhead", "", "debug.graph_dump.type", "pbtxt", TORCHAIR_ONLY),
+        ("reduce-overhead", "", "experimental_config.npu_fx_pass", True, TORCHAIR_ONLY),
+        ("reduce-overhead", "", "dump_config.enable_dump", True, TORCHAIR_ONLY),
+        ("reduce-overhead", "", "ge_config.oo_level", "O1", "it belongs to mode max-autotune"),
+        ("max-autotune", "", "debug.aclgraph.clone_input", False, "it belongs to mode reduce-overhead"),
+        ("reduce-overhead", "", "npugraphex_config.clone_input", False, "it belongs to mode npugraph_ex"),
+        ("max-autotune", "torchair", "debug.graph_dump.type", "pbtxt", ""),
+        ("reduce-overhead", "torchair", "debug.aclgraph.remove_cat_ops", False, ""),
+        ("npugraph_ex", "torchair", "debug.deadlock_check", True, ""),
+        ("max-autotune", "torchair", "experimental_config.frozen_parameter", True, ""),
+        ("reduce-overhead", "torchair", "debug.data_dump.type", "npy", ""),
+        ("reduce-overhead", "torchair", "debug.deadlock_check", True, "it belongs to mode npugraph_ex"),
+        (
+            "max-autotune", "torchair", "experimental_config.aot_config_enable_joint_graph", True,
+            "a cached function has no backward",
+        ),
+    ],
+)  # fmt: skip
+def test_option_without_effect_says_so_once(
+    case: tuple[str, str, str, Any, str], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mode, engine, dotted, value, why = case
+    for _ in range(2):
+        with_value(dotted, value, mode).check(kind, engine=engine)
+    text = f"config.{dotted} has no effect on device {kind} in mode {mode}: {why}"
+    assert caplog.messages == ([text] if why else [])
+
+
+def test_dump_warns_that_the_graph_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    with_value("debug.data_dump.type", "npy", "reduce-overhead").check("npu", engine="graph")
+    assert "make the graph run eagerly" in caplog.text

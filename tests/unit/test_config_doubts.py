@@ -12,7 +12,7 @@ from warmrank.orchestrator.config.doubts import Machine, doubts
 from warmrank.orchestrator.config.entrypoint import EntrypointFault
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import parse
-from warmrank.worker.workload import not_imported
+from warmrank.worker.rank.workload import not_imported
 
 MACHINE = Machine(num_cpus=8, usable_cpus=8)
 MISSING = EntrypointFault(error=not_imported("a:b", "No module named 'a'"))

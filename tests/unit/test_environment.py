@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
-from warmrank.worker import environment as fingerprint
 from warmrank.worker.ascend import chips
+from warmrank.worker.keys import environment as fingerprint
 
 NAMES = {"python", "torch", "cuda", "torch_npu", "cann", "driver", "accelerator", "cpu"}
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("warmrank.worker.ascend.versions.here", lambda: ascend)
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
-    monkeypatch.setattr("warmrank.worker.instruction_set._CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("warmrank.worker.keys.environment._CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(fingerprint, "architectures", tuple)
     return tmp_path
 
@@ -59,7 +59,7 @@ def test_environment_has_all_components_on_this_machine() -> None:
 def test_environment_imports_neither_torch_nor_a_tracer() -> None:
     code = (
         "import json, sys\n"
-        "from warmrank.worker.environment import environment\n"
+        "from warmrank.worker.keys.environment import environment\n"
         "found = environment()\n"
         "print(json.dumps([found['torch'], sorted(sys.modules)]))\n"
     )

@@ -16,7 +16,7 @@ from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.look.explain import GUARDS_NOTE, Explanation, explain, explain_if_away
 from warmrank.orchestrator.look.store_contents import open_if_there, open_to_look
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 OTHER_TORCH = {**environment(), "torch": "2.12.0"}
 

@@ -1,116 +1,21 @@
-"""Dimension gears: what is allowed, and which tensor carries them."""
+"""Dimension gears: what is allowed, which tensor carries them, how they become combinations."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears import checked_gears, set_dim_gears
 from warmrank.worker.gears.carried import geared_arguments
-
-
-def test_gears_come_back_as_tuples() -> None:
-    assert checked_gears((2, 2), {0: [2, 4], 1: (2, 8)}) == {0: (2, 4), 1: (2, 8)}
-
-
-@pytest.mark.parametrize("num_gears", [2, 100])
-def test_number_of_gears_at_the_bounds_is_allowed(num_gears: Any) -> None:
-    gears = list(range(1, num_gears + 1))
-    assert checked_gears((1,), {0: gears}) == {0: tuple(gears)}
-
-
-@pytest.mark.parametrize("num_gears", [0, 1, 101])
-def test_number_of_gears_beyond_the_bounds_is_refused(num_gears: Any) -> None:
-    with pytest.raises(GearError, match=rf"gears of dimension 0: there are {num_gears}; allowed: 2 to 100"):
-        checked_gears((1,), {0: list(range(1, num_gears + 1))})
-
-
-@pytest.mark.parametrize("dim", [2, -1])
-def test_dimension_out_of_range_is_refused(dim: Any) -> None:
-    with pytest.raises(GearError, match=rf"dimension {dim} is out of range; allowed: 0 to 1"):
-        checked_gears((2, 2), {dim: [2, 4]})
-
-
-def test_tensor_without_dimensions_has_no_gears() -> None:
-    with pytest.raises(GearError, match="the tensor has no dimensions"):
-        checked_gears((), {0: [2, 4]})
-
-
-@pytest.mark.parametrize("dim", ["0", 0.0, True, None])
-def test_dimension_that_is_no_int_is_refused(dim: Any) -> None:
-    with pytest.raises(GearError, match="expected an int"):
-        checked_gears((2, 2), {dim: [2, 4]})
-
-
-@pytest.mark.parametrize("gears", [4, "24", {2, 4}, None, range(2, 4)])
-def test_gears_that_are_no_list_are_refused(gears: Any) -> None:
-    with pytest.raises(GearError, match="expected a list or tuple of ints"):
-        checked_gears((2, 2), {0: gears})
-
-
-@pytest.mark.parametrize("gear", [True, 2.0, "2", None])
-def test_gear_that_is_no_int_is_refused(gear: Any) -> None:
-    with pytest.raises(GearError, match=r"gears of dimension 0: the second of them is .* expected an int"):
-        checked_gears((2, 2), {0: [4, gear]})
-
-
-@pytest.mark.parametrize("gear", [0, -2])
-def test_gear_that_is_not_positive_is_refused(gear: Any) -> None:
-    with pytest.raises(GearError, match=rf"the second of them is {gear}; a gear is a size of 1 or more"):
-        checked_gears((2, 2), {0: [4, gear]})
-
-
-def test_gears_may_repeat_as_in_torchair() -> None:
-    assert checked_gears((2, 2), {0: [2, 2]}) == {0: (2, 2)}
-
-
-def test_dim_gears_that_are_no_dict_are_refused() -> None:
-    with pytest.raises(GearError, match="expected a dict from dimension to gears"):
-        checked_gears((2, 2), [2, 4])  # type: ignore[arg-type]
-
-
-def test_gears_cannot_be_changed() -> None:
-    with pytest.raises(GearError, match="cannot be changed"):
-        checked_gears((2, 2), {0: [2, 8]}, earlier={0: (2, 4)})
-
-
-def test_same_gears_may_be_set_again() -> None:
-    assert checked_gears((2, 2), {0: [2, 4]}, earlier={0: (2, 4)}) == {0: (2, 4)}
-
-
-def test_set_dim_gears_refuses_what_is_no_tensor() -> None:
-    with pytest.raises(GearError, match=r"expected a torch\.Tensor"):
-        set_dim_gears([1, 2], {0: [2, 4]})  # type: ignore[arg-type]
-
-
-def test_set_dim_gears_checks_before_anything_else() -> None:
-    with pytest.raises(GearError, match="out of range"):
-        set_dim_gears(torch.ones(2, 2), {2: [2, 4]})
-
-
-def test_set_dim_gears_refuses_other_gears_than_the_tensor_has() -> None:
-    tensor: Any = torch.ones(2, 2)
-    tensor.dim_gears = {0: [2, 4]}
-    with pytest.raises(GearError, match="cannot be changed"):
-        set_dim_gears(tensor, {0: [2, 8]})
-
-
-def test_set_dim_gears_puts_them_on_the_tensor() -> None:
-    tensor: Any = torch.ones(2, 2)
-    set_dim_gears(tensor, {0: [2, 4]})
-    assert tensor.dim_gears == {0: (2, 4)}
-
-
-def test_gears_set_twice_are_the_same_gears() -> None:
-    tensor: Any = torch.ones(2, 2)
-    set_dim_gears(tensor, {0: [2, 4]})
-    set_dim_gears(tensor, {0: (2, 4)})
-    with pytest.raises(GearError, match="cannot be changed"):
-        set_dim_gears(tensor, {1: [2, 4]})
+from warmrank.worker.gears.model import MAX_COMBINATIONS, Axis, GearedInput, GearFacts, covering, merged
 
 
 def test_no_gears_are_no_gears() -> None:
@@ -124,21 +29,6 @@ def test_marks_for_torch_compile_go_with_the_gears() -> None:
     set_dim_gears(tensor, {0: [2, 4], 1: [1, 2]})
     assert tensor._dynamo_dynamic_indices == {0}
     assert tensor._dynamo_weak_dynamic_indices == {1}  # a size of 1 is always a constant there
-
-
-def test_a_geared_tensor_can_still_be_marked() -> None:
-    tensor: Any = torch.ones(2, 2)
-    set_dim_gears(tensor, {0: [2, 4]})
-    torch._dynamo.mark_dynamic(tensor, 1)
-    dynamos: Any = torch.ones(2, 2)
-    torch._dynamo.mark_dynamic(dynamos, [0, 1])
-    assert tensor._dynamo_dynamic_indices == {0, 1}
-    assert _ranges(tensor) == _ranges(dynamos)
-
-
-def _ranges(tensor: Any) -> set[int]:
-    """Dimensions with a range; of torch 2.15 on, only those with bounds have one."""
-    return {mark.dim for mark in getattr(tensor, "_dynamo_dynamic_range", ())}
 
 
 @dataclass
@@ -185,3 +75,106 @@ def test_arguments_that_hold_themselves_are_searched_once() -> None:
     set_dim_gears(tensor, {0: [2, 4]})
     loop += [loop, tensor]
     assert [where for where, _ in geared_arguments(_takes, (loop,), {})] == ["batch[1]"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "gears"),
+    [((2, 2), {0: [2, 4], 1: (2, 8)}), ((1,), {0: [1, 2]}), ((1,), {0: range(1, 101)}), ((2,), {0: [2, 2]})],
+    ids=["two dimensions", "fewest", "most", "repeated as in TorchAir"],
+)
+def test_allowed_gears_come_back_as_tuples(shape: Any, gears: Any) -> None:
+    given = {dim: list(sizes) for dim, sizes in gears.items()}
+    expected = {dim: tuple(sizes) for dim, sizes in gears.items()}
+    assert checked_gears(shape, given) == checked_gears(shape, given, earlier=expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "gears", "words"),
+    [
+        ((1,), {0: [1]}, "gears of dimension 0: there are 1; allowed: 2 to 100"),
+        ((1,), {0: list(range(1, 102))}, "there are 101; allowed: 2 to 100"),
+        ((2, 2), {2: [2, 4]}, "dimension 2 is out of range; allowed: 0 to 1"),
+        ((2, 2), {-1: [2, 4]}, "dimension -1 is out of range"),
+        ((), {0: [2, 4]}, "the tensor has no dimensions"),
+        ((2, 2), {True: [2, 4]}, "expected an int"),
+        ((2, 2), {0: {2, 4}}, "expected a list or tuple of ints"),
+        ((2, 2), {0: [4, True]}, "gears of dimension 0: the second of them is .* expected an int"),
+        ((2, 2), {0: [4, 0]}, "the second of them is 0; a gear is a size of 1 or more"),
+        ((2, 2), [2, 4], "expected a dict from dimension to gears"),
+    ],
+)
+def test_gears_that_are_not_allowed_are_refused(shape: Any, gears: Any, words: str) -> None:
+    with pytest.raises(GearError, match=words):
+        checked_gears(shape, gears)
+    tensor = torch.ones(shape)
+    with pytest.raises(GearError, match=words):
+        set_dim_gears(tensor, gears)
+    assert not hasattr(tensor, "dim_gears")
+
+
+GEARS = st.lists(st.integers(1, 9), min_size=2, max_size=4)
+
+
+@given(st.lists(GEARS, min_size=1, max_size=3))
+def test_product_takes_all_with_all_each_once(gears: list[list[int]]) -> None:
+    found = merged(gears, "product")
+    assert len(found) == len(set(found))
+    assert set(found) == set(itertools.product(*gears))
+
+
+def test_zip_of_lists_of_different_lengths_is_refused_by_name() -> None:
+    with pytest.raises(GearError, match=r"x has 2, y has 3.*product"):
+        merged([[2, 4], [1, 2, 3]], "zip", ["x", "y"])
+
+
+@pytest.mark.parametrize("last", [10, 11])
+def test_a_hundred_combinations_are_allowed_and_no_more(last: int) -> None:
+    gears = [range(1, 11), range(1, last + 1)]
+    if last == 10:
+        assert len(merged(gears, "product")) == MAX_COMBINATIONS
+    else:
+        with pytest.raises(GearError, match="more than 100 combinations"):
+            merged(gears, "product")
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), unique=True, min_size=1),
+    st.tuples(st.integers(1, 9), st.integers(1, 9)),
+)
+def test_the_covering_combination_is_the_last_that_is_nowhere_smaller(
+    combinations: list[tuple[int, int]], sizes: tuple[int, int]
+) -> None:
+    ordered = sorted(combinations, key=lambda item: -item[0] * item[1])
+    covers = [item for item in ordered if item[0] >= sizes[0] and item[1] >= sizes[1]]
+    assert covering(ordered, sizes) == (covers[-1] if covers else None)
+
+
+def _facts(combinations: list[tuple[int, int]], conditions: tuple[str, ...]) -> GearFacts:
+    axes = [
+        Axis(
+            source=f"L['{name}']", node=node, dim=0, gears=(1, 2), symbol=f"s{node}", position=node, number=-1
+        )
+        for node, name in enumerate("xy")
+    ]
+    return GearFacts(
+        axes=tuple(axes),
+        combinations=tuple(combinations),
+        inputs=(GearedInput(position=0, sizes=("s0", "3"), strides=("3", "1")),),
+        numbers=((2, "2*s0"),),
+        bound=(("s9", 3),),
+        outputs=(("s0", "3"), "s0 + s1", None),
+        conditions=conditions,
+        ahead=True,
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9))))
+def test_gear_facts_come_back_from_json(combinations: list[tuple[int, int]]) -> None:
+    facts = _facts(combinations, ("s0 == s1",))
+    assert GearFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
+def test_sizes_that_the_code_would_treat_otherwise_have_no_gear() -> None:
+    facts = _facts([(4, 4), (2, 2)], ("s0 > 2",))
+    assert facts.gear_of((3, 3)) == (4, 4)
+    assert facts.gear_of((2, 1)) is None

@@ -20,7 +20,7 @@ from warmrank.worker.guards.constants import encode
 from warmrank.worker.guards.identity import describe
 from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.guards.words import tensor_differences
-from warmrank.worker.sources import TracedSource, type_name
+from warmrank.worker.keys.sources import TracedSource, type_name
 
 LIMIT = 5
 

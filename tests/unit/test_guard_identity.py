@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import json
 import math
 import operator
 import re
@@ -18,10 +17,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from tests.support.small_models import Plain
-from warmrank.worker import code_digests
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.identity import describe
-from warmrank.worker.sources import class_digest, function_digest
+from warmrank.worker.keys import code
+from warmrank.worker.keys.sources import class_digest, function_digest
 
 
 class Colour(enum.Enum):
@@ -71,30 +70,8 @@ def test_description_says_what_the_object_is(value: Any, expected: list[Any]) ->
     assert describe(value) == expected
 
 
-@pytest.mark.parametrize(
-    "value",
-    [math, Plain, add, Plain().affine, functools.partial(add, 1, y=2), len, torch.ops.aten, Colour.RED],
-    ids=lambda value: type(value).__name__,
-)
-def test_description_is_plain_json(value: Any) -> None:
-    described = describe(value)
-    assert json.loads(json.dumps(described)) == described
-
-
 def test_function_with_another_body_differs() -> None:
     assert describe(made(1)) != describe(made(2))
-
-
-def test_function_made_anew_with_the_same_body_is_the_same() -> None:
-    assert describe(made(1)) == describe(made(1))
-
-
-def test_method_of_another_instance_is_the_same() -> None:
-    assert describe(Plain().affine) == describe(Plain().affine)
-
-
-def test_method_is_not_taken_for_its_function() -> None:
-    assert describe(Plain().affine) != describe(Plain.affine)
 
 
 @pytest.mark.parametrize(
@@ -106,19 +83,10 @@ def test_partial_with_something_else_differs(other: Any) -> None:
     assert describe(other) != describe(functools.partial(add, 1, y=2))
 
 
-def test_builtin_method_of_another_type_differs() -> None:
-    assert describe(str.join) != describe(bytes.join)
-
-
 @pytest.mark.parametrize("value", [Plain(), torch.ones(2)], ids=["module", "tensor"])
 def test_object_with_nothing_but_an_address_is_refused_by_type(value: Any) -> None:
     with pytest.raises(NotPortable, match=f"type {type(value).__qualname__} is compared by address"):
         describe(value)
-
-
-def test_object_of_the_users_own_is_refused() -> None:
-    with pytest.raises(NotPortable, match="cannot be compared in another process"):
-        describe(object())
 
 
 def test_field_that_does_not_say_how_it_is_passed_has_the_same_digest_in_every_process() -> None:
@@ -126,4 +94,4 @@ def test_field_that_does_not_say_how_it_is_passed_has_the_same_digest_in_every_p
     made = dataclasses.make_dataclass("Made", [("size", int, 3)])
     (field,) = dataclasses.fields(made)
     field.kw_only = dataclasses.MISSING
-    assert not re.search(r"0x[0-9a-f]+", code_digests._field(field))
+    assert not re.search(r"0x[0-9a-f]+", code._field(field))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.guards.constants import encode
 from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.sources import TracedSource
+from warmrank.worker.keys.sources import TracedSource
 
 ARGUMENTS = st.one_of(
     st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a")))

@@ -25,7 +25,7 @@ from warmrank.orchestrator.look.store_contents import (
     show_partition,
 )
 from warmrank.orchestrator.ui.table import render_explanation, render_listing
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 AB = "ab" * 32
 OLDER = "2026-01-01T12:00:00+00:00"

@@ -22,8 +22,8 @@ from warmrank.cache_store.records.manifest import (
     parse_manifest,
     partition_key,
 )
-from warmrank.worker.manifests import with_node_files
 from warmrank.worker.node_collecting import entries
+from warmrank.worker.rank.manifests import with_node_files
 
 DIGEST = digest_bytes(b"kernel")
 FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)

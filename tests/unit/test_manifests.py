@@ -13,16 +13,14 @@ from tests.support.launching import rank_spec
 from tests.support.stored import GUARDS, make_artifact, open_store
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import Digest, digest_file
-from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.records.manifest import partition_key
 from warmrank.cache_store.store import Store
-from warmrank.worker import journal, manifests
+from warmrank.worker import journal
 from warmrank.worker.artifact import ArtifactFile
-from warmrank.worker.environment import environment
-from warmrank.worker.rank import RankWorker
-from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker.rank import manifests
+from warmrank.worker.rank.script import journal_of
+from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.results import FunctionResult
-from warmrank.worker.script import journal_of
 
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"
 LAUNCH_KEY = "0f" * 32
@@ -72,64 +70,11 @@ def test_script_manifest_lists_the_files_beside_an_artifact(spec: RankSpec) -> N
     }
 
 
-def test_files_beside_an_artifact_do_not_change_the_manifests_key(spec: RankSpec) -> None:
-    look_up(
-        spec,
-        "M.decode",
-        files=(ArtifactFile(name="ge_cache_" + "0" * 16 + ".pt2", sha256="0" * 64, size_bytes=7),),
-    )
-    listed = manifests.of_script(spec)
-    alone = listed.model_copy(update={"artifacts": listed.artifacts[:1]})
-    assert len(listed.artifacts) == 2
-    assert partition_key(LAUNCH_KEY, listed) == partition_key(LAUNCH_KEY, alone)
-
-
-def test_script_manifest_says_whose_it_is(spec: RankSpec) -> None:
-    manifest = manifests.of_script(spec)
-    assert (manifest.partition, manifest.rank, manifest.world_size) == ("world2global_rank1", 1, 2)
-    assert manifest.environment == environment()
-
-
-def test_script_that_cached_nothing_has_an_empty_manifest(spec: RankSpec) -> None:
-    manifest = manifests.of_script(spec)
-    assert (manifest.requests, manifest.artifacts, manifest.captures) == ((), (), ())
-
-
-def test_script_manifest_names_each_artifact(spec: RankSpec) -> None:
-    path = look_up(spec, "M.f")
-    (entry,) = manifests.of_script(spec).artifacts
-    assert entry.function == "M.f"
-    assert Path(spec.cache_dir) / entry.path == path
-    assert entry.digest == digest_file(path)
-    assert entry.provenance == make_artifact(name="M.f(x)").provenance()
-
-
-def test_script_manifest_holds_the_request_behind_each_artifact(spec: RankSpec) -> None:
-    look_up(spec, "M.f", components={"torch": "2.13.0"})
-    manifest = manifests.of_script(spec)
-    (asked,) = manifest.requests
-    assert (asked.function, asked.components) == ("M.f", {"torch": "2.13.0"})
-    assert asked.key == key_of({"torch": "2.13.0"})[:32] == manifest.artifacts[0].request_key
-
-
 def test_script_manifest_holds_each_runtime_state_that_a_function_was_used_with(spec: RankSpec) -> None:
     states: list[dict[str, str]] = [{"blocks": "512"}, {"blocks": "640"}]
     for state in (*states, states[0]):
         look_up(spec, "M.f", guards=replace(GUARDS, runtime_state=state))
     assert [asked.runtime_state for asked in manifests.of_script(spec).requests] == states
-
-
-def test_script_manifest_holds_an_artifact_once_however_often_it_was_looked_up(spec: RankSpec) -> None:
-    look_up(spec, "M.f")
-    look_up(spec, "M.f", outcome="loaded")
-    assert len(manifests.of_script(spec).artifacts) == 1
-
-
-def test_script_manifest_holds_every_variant_of_a_function(spec: RankSpec) -> None:
-    look_up(spec, "M.f", sections={"graph.py": b"1"})
-    look_up(spec, "M.f", sections={"graph.py": b"2"})
-    paths = [entry.path.rpartition("/")[2] for entry in manifests.of_script(spec).artifacts]
-    assert paths == ["compiled_module", "compiled_module.1"]
 
 
 def test_script_manifest_leaves_out_what_was_abandoned(spec: RankSpec) -> None:
@@ -143,32 +88,12 @@ def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(
     spec: RankSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = look_up(spec, "M.f", root=tmp_path / "elsewhere")
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.manifests"):
+    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.rank_worker.manifests"):
         assert manifests.of_script(spec).artifacts == ()
     assert f"M.f is not published: its cache {path} lies outside of the launch's" in caplog.text
 
 
-def test_script_manifest_can_be_published(spec: RankSpec, store: Store) -> None:
-    look_up(spec, "M.f")
-    manifest = manifests.of_script(spec)
-    ref = manifests.publish(store, LAUNCH_KEY, manifest, Path(spec.cache_dir)).ref
-    assert ref is not None
-    assert store.manifest(ref.manifest_key) == manifest
-
-
-def test_rank_without_an_entrypoint_takes_the_scripts_manifest(spec: RankSpec) -> None:
-    look_up(spec, "M.f")
-    assert [entry.function for entry in RankWorker(spec, None).manifest().artifacts] == ["M.f"]
-
-
 # Publishing.
-
-
-def test_publish_says_where_the_manifest_lies(spec: RankSpec, store: Store) -> None:
-    look_up(spec, "M.f")
-    ref = manifests.publish(store, LAUNCH_KEY, manifests.of_script(spec), Path(spec.cache_dir)).ref
-    assert ref is not None
-    assert (ref.partition, ref.rank) == ("world2global_rank1", 1)
 
 
 def test_publish_names_functions_whose_compile_is_not_deterministic(
@@ -182,3 +107,15 @@ def test_publish_names_functions_whose_compile_is_not_deterministic(
         for rank in (spec, other)
     ]
     assert found == [(), ("M.f",)]
+
+
+def test_files_beside_an_artifact_do_not_change_the_manifests_key(spec: RankSpec) -> None:
+    look_up(
+        spec,
+        "M.decode",
+        files=(ArtifactFile(name="ge_cache_" + "0" * 16 + ".pt2", sha256="0" * 64, size_bytes=7),),
+    )
+    listed = manifests.of_script(spec)
+    alone = listed.model_copy(update={"artifacts": listed.artifacts[:1]})
+    assert len(listed.artifacts) == 2
+    assert partition_key(LAUNCH_KEY, listed) == partition_key(LAUNCH_KEY, alone)

@@ -39,7 +39,7 @@ from warmrank.cache_store.publish_pending import (
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.worker.manifests import with_node_files
+from warmrank.worker.rank.manifests import with_node_files
 
 ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"

@@ -1,42 +1,37 @@
-"""Node caches: which are known, and where they may lie."""
+"""Node caches: where they may lie, and what an engine keeps in them."""
 
 from __future__ import annotations
 
+import io
+import os
+import stat
+import tarfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.node_artifacts import PACKAGE, package_bytes, write
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker.node_caches import (
+    GRAPHS,
+    PACKAGES,
     NodeCache,
+    archive_name,
+    drop_unused,
     engine_directory,
     operators,
+    pack,
     place_faults,
+    unpack,
 )
-from warmrank.worker.settings import Settings, expanded, settings
+from warmrank.worker.settings import expanded, settings
 
 CACHE = Path("/data/cache")
 OWN = {name: engine_directory(CACHE, name) for name in ("static_kernels", "ge")}
 
 
-def here(**changes: Any) -> Settings:
-    quiet: dict[str, Any] = {"ascend": {}, "op_compiler_cache": ""}
-    return replace(settings(), **(quiet | changes))
-
-
 # The known ones.
-
-
-def test_operators_lie_in_the_home_directory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", "/home/npu")
-    assert operators(here()).directory == "/home/npu/atc_data"
-
-
-def test_variable_of_the_operator_compiler_comes_before_the_common_one():
-    common = here(ascend={"ASCEND_CACHE_PATH": "/common"})
-    both = here(ascend={"ASCEND_CACHE_PATH": "/common"}, op_compiler_cache="/own")
-    assert [operators(found).directory for found in (common, both)] == ["/common", "/own"]
 
 
 def test_home_and_variables_are_put_in(monkeypatch: pytest.MonkeyPatch):
@@ -88,3 +83,112 @@ def test_link_into_the_cache_directory_is_seen_through(tmp_path: Path):
     cache = NodeCache(name="mine", directory=str(tmp_path / "link"))
     own_places = {"ge": engine_directory(tmp_path / "cache", "ge")}
     assert "overlaps" in place_faults([cache], tmp_path / "cache", own_places)["mine"]
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "expected"),
+    [("", None, "/home/npu/atc_data"), ("", "/common", "/common"), ("/own", "/common", "/own")],
+)
+def test_operators_lie_where_the_most_exact_variable_says(
+    own: str, common: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/npu")
+    ascend = {"ASCEND_CACHE_PATH": common} if common else {}
+    given = replace(settings(), ascend=ascend, op_compiler_cache=own)
+    assert operators(given).directory == expected
+
+
+OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
+NEW = f"static_kernel_compile_outputs/ts20260101000000_pid1_outputs/{PACKAGE}"
+GRAPH, INDEX = "graph_1_2026.om", "graph_1.idx"
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "node_caches/ge/artifact/formats"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Where GE left a graph and its index."""
+    for name in (GRAPH, INDEX):
+        write(tmp_path / "made" / name, name.encode())
+    return tmp_path / "made"
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    (tmp_path / "private").mkdir(mode=0o700)
+    return tmp_path / "private"
+
+
+def files(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(
+    tmp_path: Path, kept: Path, private: Path
+):
+    write(tmp_path / "made" / OLD, b"old")
+    write(tmp_path / "made" / NEW, package_bytes())
+    pack(tmp_path / "made", kept, PACKAGES)
+    unpack(kept, private)
+    assert files(private) == {NEW}
+    assert (private / NEW).read_bytes() == package_bytes()
+    assert stat.S_IMODE((private / NEW).stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / NEW).parent.stat().st_mode) == 0o700
+
+
+def test_graphs_are_replaced_together_with_their_index(kept: Path, made: Path, private: Path):
+    pack(made, kept, GRAPHS)
+    (made / GRAPH).unlink()
+    write(made / "graph_1_2027.om", b"later")
+    write(made / INDEX, b"of the later one")
+    pack(made, kept, GRAPHS)
+    unpack(kept, private)
+    assert files(private) == {INDEX, "graph_1_2027.om"}
+    assert (private / INDEX).read_bytes() == b"of the later one"
+
+
+def test_older_archive_that_is_whole_stands_in_for_a_torn_one(
+    kept: Path, made: Path, private: Path, caplog: pytest.LogCaptureFixture
+):
+    pack(made, kept, GRAPHS)
+    (good,) = kept.iterdir()
+    write(kept / f"{'0' * 32}.tar", good.read_bytes()[:-1])
+    os.utime(good, (1, 1))
+    unpack(kept, private)
+    assert (private / GRAPH).read_bytes() == GRAPH.encode()
+    assert "not those that its name says" in caplog.text
+
+
+def test_name_that_leads_out_of_the_private_directory_is_refused(
+    kept: Path, private: Path, caplog: pytest.LogCaptureFixture
+):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../evil.om"))
+    write(kept / archive_name(digest_bytes(data.getvalue())), data.getvalue())
+    unpack(kept, private)
+    assert not (private.parent / "evil.om").exists()
+    assert "no file below a directory" in caplog.text
+
+
+def test_nothing_is_kept_where_others_can_write_a_part_of_it(
+    kept: Path, made: Path, caplog: pytest.LogCaptureFixture
+):
+    (made / GRAPH).chmod(0o666)
+    pack(made, kept, GRAPHS)
+    assert "compiled again" in caplog.text
+    assert list(kept.iterdir()) == []
+
+
+def test_archive_that_nobody_used_for_long_goes(kept: Path, made: Path, private: Path):
+    node_cache = kept.parents[1]
+    for artifact in ("used", "unused"):
+        pack(made, node_cache / artifact / "0", GRAPHS)
+        for path in (*(node_cache / artifact / "0").iterdir(), node_cache / artifact / "0"):
+            os.utime(path, (1, 1))
+    unpack(node_cache / "used/0", private)
+    drop_unused(node_cache, age_s=1e8)
+    assert [path.name for path in node_cache.iterdir()] == ["used"]

@@ -16,10 +16,9 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.paths import MAX_PARTS
 from warmrank.cache_store.records.manifest import MAX_ENTRIES
 from warmrank.worker import node_collecting
-from warmrank.worker.engine_files import GRAPHS, pack
-from warmrank.worker.manifests import with_node_files
-from warmrank.worker.node_caches import NodeCache
+from warmrank.worker.node_caches import GRAPHS, NodeCache, pack
 from warmrank.worker.node_collecting import Collected, Room, collect, listing, room_in
+from warmrank.worker.rank.manifests import with_node_files
 
 ARTIFACT = "0f" * 16
 ROOM = Room(artifacts=frozenset({ARTIFACT}))

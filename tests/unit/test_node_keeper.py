@@ -29,8 +29,8 @@ from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.orchestrator.seed.here import seed_here
-from warmrank.worker.environment import environment
-from warmrank.worker.manifests import with_node_files
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.manifests import with_node_files
 
 
 def config(tmp_path: Path, **changes: Any) -> Config:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from warmrank.worker.nvidia import architectures
+from warmrank.worker.keys.environment import architectures
 
 
 class Library:

@@ -17,14 +17,12 @@ from tests.support.launching import rank_spec
 from tests.support.offline_ranks import small
 from warmrank.worker import groups
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope
-from warmrank.worker.devices.absent import AbsentBackend
-from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, NeedsValues
-from warmrank.worker.offline import OfflineRank
-from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker.keys.environment import Target, environment
+from warmrank.worker.rank.offline import OfflineRank
+from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.workload import RankContext, Workload
 from warmrank.worker.results import FunctionResult
-from warmrank.worker.target import Target, target
-from warmrank.worker.workload import RankContext, Workload
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -137,13 +135,6 @@ def test_function_that_is_compiled_to_kernels_is_left_out(tmp_path):
         assert (left.function, "engine aoti" in left.reason) == ("Small.by_rank", True)
 
 
-def test_engine_of_the_vendor_is_left_out_where_its_package_is_not(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
-    with offline(spec_of(tmp_path, engine="torchair")) as rank:
-        assert rank.build() == ()
-        assert "torch_npu is not here" in rank.left_out()[0].reason
-
-
 @pytest.mark.parametrize("entrypoint", ["asks_for_values", "asks_for_addresses"])
 def test_model_that_needs_real_tensors_is_refused_with_the_line(entrypoint, tmp_path):
     with (
@@ -169,6 +160,26 @@ def test_tensor_whose_values_a_graph_would_hold_is_refused(tmp_path):
     assert not list(tmp_path.rglob("compiled_module"))
 
 
+def test_cuda_wants_a_torch_with_cuda(tmp_path):
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA")
+    rank = OfflineRank(
+        spec_of(tmp_path, device_kind="cuda"), machines=Target(device_kind="cuda", environment={})
+    )
+    try:
+        with pytest.raises(DeviceUnavailable, match="needs no GPU"):
+            rank.start()
+    finally:
+        rank.stop()
+
+
+def test_engine_of_the_vendor_is_left_out_where_its_package_is_not(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    with offline(spec_of(tmp_path, engine="torchair")) as rank:
+        assert rank.build() == ()
+        assert "torch_npu is not here" in rank.left_out()[0].reason
+
+
 def test_model_that_needs_real_tensors_is_built_with_them(tmp_path):
     spec = spec_of(tmp_path, entrypoint="asks_for_values")
     machines = Target(device_kind="cpu", environment=environment())
@@ -184,33 +195,3 @@ def test_model_larger_than_any_memory_is_built_and_probed(tmp_path):
     with offline(spec_of(tmp_path, entrypoint="huge")) as rank:
         assert rank.build() == ("Huge.forward",)
         assert [probe.state for probe in rank.probe()] == ["miss"]
-
-
-def test_nothing_of_an_offline_rank_is_left_when_it_stops(tmp_path):
-    with offline(spec_of(tmp_path)) as rank:
-        rank.build()
-        assert target() is not None
-    assert target() is None
-    assert not dist.is_initialized()
-    assert type(torch.empty(1)) is torch.Tensor
-
-
-def test_cuda_wants_a_torch_with_cuda(tmp_path):
-    if torch.version.cuda is not None:
-        pytest.skip("this torch has CUDA")
-    rank = OfflineRank(
-        spec_of(tmp_path, device_kind="cuda"), machines=Target(device_kind="cuda", environment={})
-    )
-    try:
-        with pytest.raises(DeviceUnavailable, match="needs no GPU"):
-            rank.start()
-    finally:
-        rank.stop()
-
-
-def test_absent_device_captures_nothing_and_says_who_does():
-    backend = AbsentBackend("npu")
-    with pytest.raises(DeviceUnavailable, match="a launch does"):
-        backend.capture(
-            tuple, (), copied=frozenset(), aliased=frozenset(), pool=backend.pool(backend.new_handle())
-        )

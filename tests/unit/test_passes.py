@@ -17,7 +17,7 @@ from warmrank.cache_store.cache_dir.local import variants
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BadPass
-from warmrank.worker.reachable import reachable_digest
+from warmrank.worker.keys.reachable import reachable_digest
 
 FACTOR = [2.0]
 

@@ -17,21 +17,11 @@ from torch import nn
 from tests.support.devices import fake_world
 from tests.support.launching import rank_spec
 from tests.support.tracing import traced
-from warmrank.worker import process_groups
 from warmrank.worker.errors import PortInUse
-from warmrank.worker.torch_private.process_groups import group_name, known_groups
+from warmrank.worker.rank import start
+from warmrank.worker.torch_private.process_groups import group_name
 
 ROWS = torch.ones(2, 4)
-
-
-def test_known_groups_are_in_the_order_of_their_creation() -> None:
-    with fake_world(rank=0, world_size=4) as world:
-        made = [dist.new_group([0, 1]), dist.new_group([0, 2])]
-        assert list(known_groups()) == [group_name(group) for group in (world, *made)]
-
-
-def test_known_groups_without_torch_distributed_are_none() -> None:
-    assert known_groups() == {}
 
 
 def test_name_of_a_group_is_what_the_graph_holds() -> None:
@@ -67,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, timedelta]:
 
     monkeypatch.setattr(dist, "init_process_group", world)
     monkeypatch.setattr(dist, "new_group", group)
-    monkeypatch.setattr(process_groups, "_world", lambda: "the world")
+    monkeypatch.setattr(start, "_world", lambda: "the world")
     for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"):
         monkeypatch.setenv(name, "")
     return found
@@ -77,7 +67,7 @@ SPEC = rank_spec(Path("cache"), groups={"world": ((0,),), "tp": ((0,),)}, timeou
 
 
 def test_groups_of_all_roles_have_the_time_out_of_the_launch(asked: dict[str, timedelta]) -> None:
-    assert list(process_groups.start(SPEC, "gloo")) == ["world", "tp"]
+    assert list(start.start_groups(SPEC, "gloo")) == ["world", "tp"]
     assert asked == {"world": timedelta(seconds=200), "[0]": timedelta(seconds=200)}
     assert os.environ["HCCL_EXEC_TIMEOUT"] == ""
 
@@ -89,12 +79,12 @@ def test_rank_makes_its_own_groups_only_and_roles_in_one_order(asked: dict[str, 
         world_size=4,
         groups={"world": ((0, 1, 2, 3),), "tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3))},
     )
-    assert list(process_groups.start(spec, "gloo")) == ["world", "dp", "tp"]
+    assert list(start.start_groups(spec, "gloo")) == ["world", "dp", "tp"]
     assert list(asked) == ["world", "[0, 2]", "[2, 3]"]
 
 
 def test_hccl_times_out_by_the_launch_and_torch_s_watchdog_after_it(asked: dict[str, timedelta]) -> None:
-    process_groups.start(SPEC, "hccl")
+    start.start_groups(SPEC, "hccl")
     assert (os.environ["HCCL_CONNECT_TIMEOUT"], os.environ["HCCL_EXEC_TIMEOUT"]) == ("200", "200")
     assert asked == {"world": timedelta(seconds=260), "[0]": timedelta(seconds=260)}
 
@@ -103,7 +93,7 @@ def test_time_out_of_hccl_that_the_user_set_stays(
     asked: dict[str, timedelta], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HCCL_EXEC_TIMEOUT", "1836")
-    process_groups.start(SPEC, "hccl")
+    start.start_groups(SPEC, "hccl")
     assert os.environ["HCCL_EXEC_TIMEOUT"] == "1836"
     assert asked["world"] == timedelta(seconds=1896)
 
@@ -112,4 +102,4 @@ def test_port_that_another_process_has_taken_is_told_as_such(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         spec = rank_spec(tmp_path, master_addr="127.0.0.1", master_port=taken.getsockname()[1])
         with pytest.raises(PortInUse, match="another process's now"):
-            process_groups.start(spec, "gloo")
+            start.start_groups(spec, "gloo")

@@ -24,9 +24,9 @@ from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.launch.capture_order import order
-from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, WorkloadError
-from warmrank.worker.rank import RankWorker
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -391,7 +391,8 @@ def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
     rank = built(cache, entrypoint="tests.support.workloads:unchecked")
     rank.compile(("Cached.accumulate",))
     capture_all(rank)
-    assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
+    assert rank._workload is not None
+    assert torch.equal(rank._workload.model.get_buffer("cache"), torch.zeros(8, 4))
 
 
 def test_first_call_after_a_capture_captures_nothing_more(cache: Path, warmed: Warmed) -> None:

@@ -1,4 +1,4 @@
-"""What a rank proposes to capture, how it takes a step, and what its manifest lists."""
+"""Captures of a rank: what it proposes, how it takes a step, its manifest, and the streams of an NPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from warmrank.cache_store.records.manifest import CaptureEntry
-from warmrank.worker import rank_captures
 from warmrank.worker.capture import CaptureOptions, DirectRunner, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.devices.failures import Captures, exhausted, needed, not_capturable, problem
+from warmrank.worker.errors import NotCapturable
 from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.rank import captures
+from warmrank.worker.rank.captures import graphs_of
+from warmrank.worker.results import CaptureProposal
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -71,21 +75,12 @@ def planned(*sizes: int, artifact: str = DIGEST, cache: int = 4) -> tuple[Captur
 
 
 def proposed(units: list[Any], plan: tuple[CaptureEntry, ...]) -> list[tuple[str, int, bool]]:
-    return [(item.function, item.num_elements, item.planned) for item in rank_captures.propose(units, plan)]
+    return [(item.function, item.num_elements, item.planned) for item in captures.propose(units, plan)]
 
 
 def test_calls_are_proposed_and_then_what_the_plan_adds() -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
     assert proposed(units, planned(8, 2)) == [("M.f", 6, False), ("M.f", 12, True)]
-
-
-def test_plan_that_names_a_shape_twice_is_proposed_once() -> None:
-    units = [unit("M.f", 2, MadeVariant(runner()))]
-    assert len(proposed(units, planned(8, 8))) == 2
-
-
-def test_call_that_was_not_loaded_is_proposed_by_its_arguments() -> None:
-    assert proposed([unit("M.f", 2, None)], planned(8)) == [("M.f", 6, False)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +95,7 @@ def test_call_that_was_not_loaded_is_proposed_by_its_arguments() -> None:
 def test_plan_that_does_not_fit_is_left_out_with_the_reason(
     plan: tuple[CaptureEntry, ...], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank_captures"):
+    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank.rank_worker.captures"):
         assert len(proposed([unit("M.f", 2, MadeVariant(runner()))], plan)) == 1
     assert reason in caplog.text
 
@@ -108,6 +103,34 @@ def test_plan_that_does_not_fit_is_left_out_with_the_reason(
 def test_plan_beyond_the_limit_is_left_out() -> None:
     units = [unit("M.f", 2, MadeVariant(runner(limit=2)))]
     assert proposed(units, planned(8, 7, 6)) == [("M.f", 6, False), ("M.f", 12, True)]
+
+
+def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
+    units = [unit("M.f", 2, MadeVariant(runner()))]
+    for step in captures.propose(units, planned(8)):
+        captures.capture(units, step)
+    run = units[0].variant.runner
+    assert [shapes.inputs[1].sizes for shapes in run.shapes()] == [(2,), (8,)]
+    assert torch.equal(units[0].call.args[0], CACHE)
+
+
+def test_planned_shape_that_the_graph_cannot_take_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    units = [unit("M.f", 2, MadeVariant(runner()))]
+    *_, step = captures.propose(units, planned(0))
+    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.rank_worker.captures"):
+        captures.capture(units, step)
+    assert "not captured in advance: M.f of the plan: " in caplog.text
+    assert units[0].variant.runner.shapes() == ()
+
+
+def test_manifest_lists_what_is_captured_under_the_call_that_needs_it() -> None:
+    variant = MadeVariant(runner())
+    units = [unit("M.f", 2, variant), unit("M.f[1]", 6, variant)]
+    for step in captures.propose(units, planned(8)):
+        captures.capture(units, step)
+    found = captures.captured(units)
+    (first, second), (third,) = found["M.f"], found["M.f[1]"]
+    assert (first, second, third) == tuple(entry.signature for entry in planned(8, 2, 6))
 
 
 def test_function_that_is_never_captured_gets_nothing_of_the_plan() -> None:
@@ -122,37 +145,124 @@ def test_function_whose_kernels_run_as_they_are_takes_no_step() -> None:
     assert proposed(units, planned(8)) == [("M.g", 7, False)]
 
 
-def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
-    units = [unit("M.f", 2, MadeVariant(runner()))]
-    for step in rank_captures.propose(units, planned(8)):
-        rank_captures.capture(units, step)
-    run = units[0].variant.runner
-    assert [shapes.inputs[1].sizes for shapes in run.shapes()] == [(2,), (8,)]
-    assert torch.equal(units[0].call.args[0], CACHE)
+TP = frozenset({"tp"})
 
 
-def test_planned_shape_that_the_graph_cannot_take_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    units = [unit("M.f", 2, MadeVariant(runner()))]
-    *_, step = rank_captures.propose(units, planned(0))
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank_captures"):
-        rank_captures.capture(units, step)
-    assert "not captured in advance: M.f of the plan: " in caplog.text
-    assert units[0].variant.runner.shapes() == ()
+@pytest.mark.parametrize(
+    ("captures", "expansion", "expected"),
+    [
+        ((), "", 0),
+        ((Captures(name="f", num_graphs=0, roles=TP),), "", 0),
+        ((Captures(name="f", num_graphs=10),), "", 10),
+        ((Captures(name="f", num_graphs=10, roles=TP),), "", 40 + 10 * 3),
+        ((Captures(name="f", num_graphs=10, roles=TP),), "AIV", 10 * 2),
+        ((Captures(name="f", num_graphs=10, num_side_streams=2),), "", 30),
+        (
+            (Captures(name="f", num_graphs=2, roles=TP), Captures(name="g", num_graphs=3, roles=TP)),
+            "",
+            40 + 5 * 3,
+        ),
+    ],
+)
+def test_streams_are_those_of_graphs_and_of_their_communicators(
+    captures: tuple[Captures, ...], expansion: str, expected: int
+) -> None:
+    assert needed(captures, expansion=expansion) == expected
 
 
-def test_manifest_lists_what_is_captured_under_the_call_that_needs_it() -> None:
-    variant = MadeVariant(runner())
-    units = [unit("M.f", 2, variant), unit("M.f[1]", 6, variant)]
-    for step in rank_captures.propose(units, planned(8)):
-        rank_captures.capture(units, step)
-    found = rank_captures.captured(units)
-    (first, second), (third,) = found["M.f"], found["M.f[1]"]
-    assert (first, second, third) == tuple(entry.signature for entry in planned(8, 2, 6))
+@pytest.mark.parametrize(("layers", "num_groups"), [(48, 1), (64, 2), (28, 0)])
+def test_count_agrees_with_the_rule_of_vllm_ascend(layers: int, num_groups: int) -> None:
+    sizes = int((1800 - num_groups * 40) / (layers + 1) / (1 + num_groups * 2))
+    roles = frozenset(str(number) for number in range(num_groups))
+
+    def piecewise(num_sizes: int) -> str:
+        graphs = (Captures(name="layers", num_graphs=(layers + 1) * num_sizes, roles=roles),)
+        return problem(graphs, soc="Ascend910B2")
+
+    assert piecewise(sizes) == ""
+    assert piecewise(sizes + 1) != ""
 
 
-def test_what_a_check_captured_counts_to_the_first_call_of_its_artifact() -> None:
-    units = [unit("M.f", 2, MadeVariant(runner()))]
-    rank_captures.propose(units, ())
-    for size in (9, 9, 7):  # 7 comes once, and is not captured
-        units[0].variant.runner(CACHE.clone(), torch.ones(size))
-    assert rank_captures.captured(units) == {"M.f": tuple(entry.signature for entry in planned(9))}
+def test_problem_names_the_largest_and_what_to_change() -> None:
+    graphs = (Captures(name="A.f", num_graphs=3), Captures(name="B.g", num_graphs=900, roles=TP))
+    text = problem(graphs, soc="Ascend910B2")
+    assert text.startswith(
+        "captures will take about 2743 streams (B.g: 900 graphs of 3 streams, A.f: 3 graphs"
+    )
+    assert "1800 of this NPU's 1984 are for graphs" in text
+    for remedy in ("fewer gears or shapes", "static_capture_size_limit", "HCCL_OP_EXPANSION_MODE=AIV"):
+        assert remedy in text
+
+
+# Messages of vllm-ascend#9691, #8393 and #9564.
+NO_STREAM = (
+    "capture_begin:../torch_npu/csrc/core/npu/NPUGraph.cpp:230 NPU function error: "
+    "c10_npu::acl::AclmdlRICaptureBegin(capture_stream_, capture_mode), error code is 207008\n"
+    "[Error]: Stream resources are insufficient."
+)
+NO_RESOURCE = "stream wait event failed, runtime result = 207005[FUNC:ReportCallError][FILE:log_inner.cpp]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NO_STREAM,
+        NO_RESOURCE,
+        "Insufficient_Stream_Resources(EL0009): none left",
+        "driver error:no stream resource",
+    ],
+)
+def test_error_of_a_capture_without_streams_says_what_to_change(text: str) -> None:
+    found = not_capturable(RuntimeError(text), "npu")
+    assert isinstance(found, NotCapturable)
+    assert found.exhausted == "streams"
+    assert text.partition("\n")[0] in str(found)
+    assert "fewer gears or shapes" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("error code is 1207008", "npu"), ("error code is 507035", "npu"), (NO_STREAM, "cuda")]
+)
+def test_other_errors_of_a_capture_stay_what_they_are(text: str, kind: str) -> None:
+    assert "fewer gears" not in str(not_capturable(RuntimeError(text), kind))
+
+
+# --- what a rank will capture ---
+
+
+def made_unit(name: str, digest: str, signatures: tuple[str, ...], *roles: str, code: str = "") -> Any:
+    sections = {"torchair.py": code.encode()} if code else {}
+    stored = SimpleNamespace(sha256=digest, artifact=SimpleNamespace(roles=roles, sections=sections))
+    return SimpleNamespace(name=name, variant=SimpleNamespace(stored=stored), signatures=signatures)
+
+
+def proposal(function: str, signature: str = "", *, planned: bool = False) -> CaptureProposal:
+    return CaptureProposal(function=function, signature=signature, shapes="", num_elements=1, planned=planned)
+
+
+def test_calls_of_equal_shapes_share_a_graph_and_gears_do_not() -> None:
+    units = [
+        made_unit("f", "a", ("1", "2"), "tp"),
+        made_unit("f[1]", "a", ("2",), "tp"),
+        made_unit("g", "b", ("1",)),
+    ]
+    steps = [proposal("f"), proposal("f[1]"), proposal("g"), proposal("f", "3", planned=True)]
+    assert graphs_of(units, steps) == (
+        Captures(name="f", num_graphs=3, roles=TP),
+        Captures(name="g", num_graphs=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"), [("{'shared', 'moe'}", 2), ("['shared']", 1), ("set()", 0), ("{}", 0)]
+)
+def test_streams_that_a_model_switches_to_count_in_each_graph(labels: str, expected: int) -> None:
+    code = f"info = AclGraphCacheInfo(pool=None, user_stream_label={labels}, stream=None)\n"
+    (found,) = graphs_of([made_unit("f", "a", ("1", "2"), code=code)], [proposal("f")])
+    assert (found.num_graphs, found.num_side_streams) == (2, expected)
+
+
+def test_error_that_only_wraps_the_lack_of_streams_is_known() -> None:
+    outer = RuntimeError("the graph was not captured")
+    outer.__cause__ = RuntimeError(NO_STREAM)
+    assert exhausted(outer)

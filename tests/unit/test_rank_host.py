@@ -16,8 +16,8 @@ from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.opening import Opening, rank_spec
 from warmrank.orchestrator.gang.rank_host import RankHost, answer, failure_of
 from warmrank.worker.errors import GraphBreak
+from warmrank.worker.rank.script import journal_of
 from warmrank.worker.results import FunctionResult
-from warmrank.worker.script import journal_of
 
 
 def opening(tmp_path: Path, rank: int = 1, **changes: Any) -> Opening:

@@ -13,7 +13,7 @@ from tests.support.launching import rank_spec
 from warmrank.worker.artifact import parse
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.rank import RankWorker
+from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
 
 pytestmark = pytest.mark.usefixtures("no_grad")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,10 @@ from warmrank.cache_store.keys import changed_components
 from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
-from warmrank.worker.environment import environment
-from warmrank.worker.request import Request, request
+from warmrank.worker.keys.request import Request, request
 
 ENGINE = GraphEngine()
-ADD = torch.ops.aten.add.Tensor
+ADD, MUL = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
 
 
 class Small(nn.Module):
@@ -60,25 +58,6 @@ def by_global(x: torch.Tensor) -> torch.Tensor:
     return x * FACTOR
 
 
-def made() -> Callable[[torch.Tensor], torch.Tensor]:
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return x + x
-
-    return doubled
-
-
-def test_equal_modules_ask_for_the_same() -> None:
-    assert asked() == asked()
-
-
-def test_components_include_the_environment() -> None:
-    assert environment().items() <= asked().components.items()
-
-
-def test_key_is_short_hex() -> None:
-    assert re.fullmatch("[0-9a-f]{32}", asked().key)
-
-
 def test_weights_do_not_count() -> None:
     other = Small()
     nn.init.ones_(other.get_parameter("inner.weight"))
@@ -112,12 +91,6 @@ def test_option_counts_and_is_named(name: str) -> None:
     assert other.components["config"] == f"{name}={str(value).lower()}"
 
 
-def test_option_at_its_default_does_not_count() -> None:
-    config = with_option("debug.run_eagerly", value=False)
-    assert asked(config=config) == asked()
-    assert asked(config=config).components["config"] == "defaults"
-
-
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -137,35 +110,34 @@ def test_structure_of_the_module_counts(change: Callable[[nn.Module], Any], name
     assert changed_names(asked(), asked(module)) == names
 
 
-def test_decomposition_counts() -> None:
-    assert changed_names(asked(), asked(custom_decompositions={ADD: double})) == {"decompositions"}
-
-
-def test_body_of_a_decomposition_counts() -> None:
-    one, other = asked(custom_decompositions={ADD: double}), asked(custom_decompositions={ADD: triple})
-    assert changed_names(one, other) == {"decompositions"}
-
-
 def test_constant_that_a_decomposition_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = asked(custom_decompositions={ADD: by_global})
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
     assert changed_names(before, asked(custom_decompositions={ADD: by_global})) == {"decompositions"}
 
 
-def test_order_of_decompositions_does_not_count() -> None:
-    pairs = {ADD: double, torch.ops.aten.mul.Tensor: triple}
-    turned = dict(reversed(pairs.items()))
-    assert asked(custom_decompositions=pairs) == asked(custom_decompositions=turned)
+def made() -> Callable[[torch.Tensor], torch.Tensor]:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+    return doubled
 
 
-@pytest.mark.parametrize("make", [made, lambda: functools.partial(made())], ids=["function", "partial"])
-def test_address_of_a_decomposition_does_not_count(make: Callable[[], Any]) -> None:
-    kept = [make(), make()]  # both alive, so that their addresses differ
-    one, other = (asked(custom_decompositions={ADD: item}) for item in kept)
-    assert one == other
+KEPT = [made(), made()]  # both alive, so that their addresses differ
 
 
-def test_partial_decompositions_of_different_functions_differ() -> None:
-    one = asked(custom_decompositions={ADD: functools.partial(double)})
-    other = asked(custom_decompositions={ADD: functools.partial(triple)})
-    assert one != other
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({}, {ADD: double}, False),
+        ({ADD: double}, {ADD: triple}, False),
+        ({ADD: functools.partial(double)}, {ADD: functools.partial(triple)}, False),
+        ({ADD: KEPT[0]}, {ADD: KEPT[1]}, True),
+        ({ADD: functools.partial(KEPT[0])}, {ADD: functools.partial(KEPT[1])}, True),
+        ({ADD: double, MUL: triple}, {MUL: triple, ADD: double}, True),
+    ],
+    ids=["one more", "body", "body of a partial", "address", "address of a partial", "order"],
+)
+def test_decompositions_count_by_what_they_do(one: Any, other: Any, *, same: bool) -> None:
+    first, second = (asked(custom_decompositions=given) for given in (one, other))
+    assert changed_names(first, second) == (set() if same else {"decompositions"})

@@ -1,20 +1,25 @@
-"""A plain script on one rank: what it finds in its environment, and what is read back from it."""
+"""A plain script on one rank, and the journal of its look-ups."""
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.launching import rank_spec
-from warmrank.worker.errors import CompileForbidden, ScriptFailed, WorkloadError
-from warmrank.worker.rank_spec import RankSpec
-from warmrank.worker.script import journal_of, run_script
+from tests.support.stored import make_artifact
+from warmrank.worker import journal
+from warmrank.worker.errors import CompileForbidden, ScriptFailed
+from warmrank.worker.rank.script import journal_of, run_script
+from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.results import FunctionResult, StageSeconds
 
 
 @pytest.fixture
@@ -69,42 +74,6 @@ def test_script_finds_torchruns_variables(spec: RankSpec, tmp_path: Path) -> Non
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_script_gets_its_arguments(spec: RankSpec, tmp_path: Path) -> None:
-    text = "import sys\nassert sys.argv[1:] == ['--layers', '2'], sys.argv"
-    assert run_script(spec, script(tmp_path, text), ("--layers", "2")) == ()
-
-
-def test_script_can_import_what_this_process_can(spec: RankSpec, tmp_path: Path) -> None:
-    assert run_script(spec, script(tmp_path, "import warmrank, pytest"), ()) == ()
-
-
-def test_script_can_import_its_neighbours(spec: RankSpec, tmp_path: Path) -> None:
-    (tmp_path / "made_neighbour.py").write_text("")
-    assert run_script(spec, script(tmp_path, "import made_neighbour"), ()) == ()
-
-
-def test_script_runs_in_the_same_python_and_directory(spec: RankSpec, tmp_path: Path) -> None:
-    here = (sys.executable, str(Path.cwd()))
-    text = f"import os, sys\nassert (sys.executable, os.getcwd()) == {here!r}"
-    assert run_script(spec, script(tmp_path, text), ()) == ()
-
-
-def test_results_are_in_the_order_of_first_calls(spec: RankSpec, tmp_path: Path) -> None:
-    text = (
-        "import os\n" + looked_up("M.b", "compiled") + looked_up("M.a", "loaded") + looked_up("M.b", "loaded")
-    )
-    results = run_script(spec, script(tmp_path, text), ())
-    assert [(result.function, result.outcome) for result in results] == [
-        ("M.b", "compiled"),
-        ("M.a", "loaded"),
-    ]
-
-
-def test_results_of_an_earlier_run_are_forgotten(spec: RankSpec, tmp_path: Path) -> None:
-    run_script(spec, script(tmp_path, "import os\n" + looked_up("M.b", "compiled")), ())
-    assert run_script(spec, script(tmp_path, ""), ()) == ()
-
-
 def test_each_artifact_of_a_function_is_a_result(spec: RankSpec, tmp_path: Path) -> None:
     entries = [
         ("M.a", "compiled", "1"),
@@ -138,49 +107,6 @@ def test_journals_of_ranks_and_of_launches_are_apart(tmp_path: Path, monkeypatch
     assert len(here | {journal_of(rank) for rank in ranks}) == 4
 
 
-def test_journal_directory_is_private(spec: RankSpec, tmp_path: Path) -> None:
-    run_script(spec, script(tmp_path, ""), ())
-    assert journal_of(spec).parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_output_is_logged_line_by_line(
-    spec: RankSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = "import sys\nprint('one')\nprint('two', file=sys.stderr)"
-    with caplog.at_level(logging.INFO, logger="warmrank.worker.script"):
-        run_script(spec, script(tmp_path, text), ())
-    assert sorted(record.getMessage() for record in caplog.records) == ["one", "two"]
-
-
-def test_output_is_logged_while_the_script_runs(
-    spec: RankSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = tmp_path / "seen"
-    monkeypatch.setattr("warmrank.worker.script._log.info", lambda *_: mark.touch())
-    text = f"""
-    import pathlib, time
-    print("one")
-    for _ in range(1200):
-        if pathlib.Path({str(mark)!r}).exists():
-            raise SystemExit(0)
-        time.sleep(0.05)
-    raise SystemExit(1)
-    """
-    run_script(spec, script(tmp_path, text), ())
-
-
-def test_output_that_is_no_text_is_no_error(spec: RankSpec, tmp_path: Path) -> None:
-    assert run_script(spec, script(tmp_path, "import os\nos.write(1, bytes([255, 10]))"), ()) == ()
-
-
-def test_missing_script_is_an_error_that_says_where_it_was_looked_for(spec: RankSpec) -> None:
-    with pytest.raises(
-        WorkloadError, match=r"rank 3: script none.py is not there \(looked for from /"
-    ) as raised:
-        run_script(spec, "none.py", ())
-    assert (raised.value.rank, raised.value.script) == (3, "none.py")
-
-
 def test_script_that_fails_is_an_error_with_status_and_last_lines(spec: RankSpec, tmp_path: Path) -> None:
     text = "for number in range(50):\n    print('line', number)\nraise SystemExit(7)"
     with pytest.raises(
@@ -189,11 +115,6 @@ def test_script_that_fails_is_an_error_with_status_and_last_lines(spec: RankSpec
         run_script(spec, script(tmp_path, text), ())
     assert raised.value.status == 7
     assert "line 29" not in str(raised.value)
-
-
-def test_script_that_raises_is_an_error_with_its_traceback(spec: RankSpec, tmp_path: Path) -> None:
-    with pytest.raises(ScriptFailed, match="ValueError: no weights here"):
-        run_script(spec, script(tmp_path, "raise ValueError('no weights here')"), ())
 
 
 def test_script_that_misses_where_compiling_is_forbidden_says_so(spec: RankSpec, tmp_path: Path) -> None:
@@ -205,3 +126,98 @@ def test_script_that_misses_where_compiling_is_forbidden_says_so(spec: RankSpec,
     with pytest.raises(CompileForbidden, match=r"M.a would have to be compiled") as raised:
         run_script(spec, script(tmp_path, text), ())
     assert raised.value.function == "M.a"
+
+
+def test_results_of_an_earlier_run_are_forgotten(spec: RankSpec, tmp_path: Path) -> None:
+    run_script(spec, script(tmp_path, "import os\n" + looked_up("M.b", "compiled")), ())
+    assert run_script(spec, script(tmp_path, ""), ()) == ()
+
+
+def test_script_gets_arguments_python_directory_and_what_can_be_imported(
+    spec: RankSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "made_neighbour.py").write_text("")
+    here = (["--layers", "2"], sys.executable, str(Path.cwd()))
+    found = "(sys.argv[1:], sys.executable, os.getcwd())"
+    text = f"import os, sys, warmrank, made_neighbour\nassert {found} == {here!r}"
+    assert run_script(spec, script(tmp_path, text), ("--layers", "2")) == ()
+
+
+ARTIFACT = make_artifact()
+OUTCOMES = st.sampled_from(["compiled", "loaded", "adopted"])
+SECONDS = st.builds(StageSeconds, trace_s=st.floats(0, 9), load_s=st.floats(0, 9))
+RESULTS = st.builds(
+    FunctionResult,
+    function=st.text(),
+    ok=st.booleans(),
+    outcome=OUTCOMES,
+    reason=st.text(),
+    digest=st.text("0123456789abcdef"),
+    size_bytes=st.integers(0),
+    path=st.text(),
+    seconds=SECONDS,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "journal.jsonl"
+    monkeypatch.setenv("WARMRANK_JOURNAL", str(path))
+    return path
+
+
+def result(function: str = "M.f") -> FunctionResult:
+    return FunctionResult(function=function, ok=True, outcome="compiled", reason="")
+
+
+@given(results=st.lists(RESULTS, max_size=3))
+def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMRANK_JOURNAL", str(path))
+        for item in results:
+            journal.append(item, ARTIFACT, Path("/cache"))
+    assert [entry for entry, _ in journal.read(path)] == results
+
+
+def test_journal_without_the_variable_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    journal.append(result(), ARTIFACT, Path("/cache"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("WARMRANK_JOURNAL", raising=False)
+    monkeypatch.setenv("WARMRANK_JOURNAL_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_ranks_that_share_a_directory_have_files_of_their_own(directory: Path) -> None:
+    for rank in (1, 0):
+        path = f"/cache/M_dynamic_0f/world2global_rank{rank}/f/compiled_module"
+        journal.append(replace(result(), path=path), ARTIFACT, Path("/cache"))
+    found = journal.by_rank(directory)
+    assert list(found) == [(2, 0), (2, 1)]
+    assert [len(journal.read(file)) for files in found.values() for file in files] == [1, 1]
+
+
+def test_line_on_its_way_is_not_read_yet(file: Path) -> None:
+    journal.append(result(), ARTIFACT, Path("/cache"))
+    with file.open("a") as stream:
+        stream.write('{"result": {"func')
+    assert len(journal.read(file)) == 1
+
+
+def test_process_goes_on_where_a_directory_of_journals_takes_nothing(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory.rmdir()
+    journal.append(result(), ARTIFACT, Path("/cache"))
+    assert "Not noted, so not published" in caplog.text
+
+
+def test_launch_needs_its_journal(file: Path) -> None:
+    file.mkdir()
+    with pytest.raises(IsADirectoryError):
+        journal.append(result(), ARTIFACT, Path("/cache"))

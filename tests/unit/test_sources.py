@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections.abc
 import linecache
 import sys
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -18,16 +17,14 @@ from tests.support import small_models
 from tests.support.made_guards import MadeModule, code_of
 from tests.support.small_models import Plain
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.present_sources import changed
-from warmrank.worker.sources import (
+from warmrank.worker.keys.reachable import changed
+from warmrank.worker.keys.sources import (
     TracedSource,
     class_digest,
-    code_digest,
     collect,
     function_digest,
     is_pinned_module,
     present_digest,
-    type_name,
 )
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
@@ -59,10 +56,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeModule:
     return MadeModule(tmp_path)
 
 
-def inner_codes(code: CodeType) -> list[CodeType]:
-    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-
-
 # Digests of functions.
 
 
@@ -79,10 +72,6 @@ def inner_codes(code: CodeType) -> list[CodeType]:
 )
 def test_function_digest_is_the_same_for_what_does_the_same(same: str) -> None:
     assert function_digest(function_of(same)) == function_digest(function_of(BODY))
-
-
-def test_function_digest_does_not_depend_on_the_file() -> None:
-    assert function_digest(function_of(BODY, "/a/b.py")) == function_digest(function_of(BODY, "/c/d.py"))
 
 
 @pytest.mark.parametrize(
@@ -111,16 +100,6 @@ def test_function_digest_changes_with_what_it_does(other: str) -> None:
     assert function_digest(function_of(other)) != function_digest(function_of(BODY))
 
 
-def test_function_digest_sees_what_a_slice_says() -> None:
-    one, other = (function_of(f"def f(x=slice({stop})):\n    return x\n") for stop in (2, 3))
-    assert function_digest(one) != function_digest(other)
-
-
-def test_function_digest_sees_a_constant_of_a_nested_function() -> None:
-    text = "def f():\n    def g():\n        return {}\n    return g\n"
-    assert function_digest(function_of(text.format(1))) != function_digest(function_of(text.format(2)))
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [("(1, 2)", "(1, 3)"), ("(1, 2)", "(1, 2.0)"), ("'ab'", "b'ab'"), ("0.0", "-0.0"), ("{1, 2}", "{1, 3}")],
@@ -138,32 +117,12 @@ def test_function_digest_is_stable_for_any_default(default: str) -> None:
     assert function_digest(function_of(text)) == function_digest(function_of(text))
 
 
-def test_function_digest_sees_the_body_of_a_default_function() -> None:
-    text = "def f(x=lambda: {}):\n    return x\n"
-    assert function_digest(function_of(text.format(1))) != function_digest(function_of(text.format(2)))
-
-
-def test_function_digest_sees_a_default_dtype() -> None:
-    def f(x: Any, dtype: torch.dtype = torch.float32) -> Any:
-        return x
-
-    assert isinstance(f, FunctionType)
-    before = function_digest(f)
-    f.__defaults__ = (torch.float16,)
-    assert function_digest(f) != before
-
-
 @given(names=st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=2))
 def test_function_digest_does_not_depend_on_the_order_of_a_set(names: list[str]) -> None:
     texts = [
         f"def f(x):\n    return x in {{{', '.join(map(repr, order))}}}\n" for order in (names, names[::-1])
     ]
     assert function_digest(function_of(texts[0])) == function_digest(function_of(texts[1]))
-
-
-def test_code_digest_leaves_defaults_out() -> None:
-    one, other = function_of(BODY), function_of(BODY.replace("y=1", "y=2"))
-    assert code_digest(one.__code__) == code_digest(other.__code__)
 
 
 # Digests of classes.
@@ -207,33 +166,7 @@ def test_class_digest_sees_bodies_that_stand_in_no_file() -> None:
     assert class_digest(one) != class_digest(other)
 
 
-def test_class_digest_sees_a_method_added_to_a_base_of_the_users() -> None:
-    text = "class B(torch.nn.Linear):\n    {}\nclass C(B): pass\n"
-    one, other = class_of(text.format("pass")), class_of(text.format("def forward(self, x): return x"))
-    assert class_digest(one) != class_digest(other)
-
-
-def test_type_name_of_torch_has_no_digest() -> None:
-    assert type_name(torch.nn.Linear) == "torch.nn.modules.linear:Linear"
-
-
-def test_type_name_of_a_users_class_has_its_digest() -> None:
-    assert type_name(Plain) == f"tests.support.small_models:Plain#{class_digest(Plain)}"
-
-
 # Which modules the environment's versions pin.
-
-
-@pytest.mark.parametrize(
-    "name", ["torch", "torch.nn.modules.linear", "collections", "torch_npu.npu", "builtins"]
-)
-def test_module_of_torch_or_python_is_pinned(name: str) -> None:
-    assert is_pinned_module(name)
-
-
-@pytest.mark.parametrize("name", ["__main__", "transformers.models", "torchvision.ops", "tests.unit", None])
-def test_module_of_anybody_else_is_not_pinned(name: str | None) -> None:
-    assert not is_pinned_module(name)
 
 
 # Finding the source of traced code again.
@@ -258,27 +191,11 @@ def only(sources: tuple[TracedSource, ...]) -> TracedSource:
     return source
 
 
-def test_collect_names_module_and_function() -> None:
-    source = only(collect([code_of(Plain.affine)]))
-    assert (source.kind, source.module, source.name) == ("code", "tests.support.small_models", "Plain.affine")
-    assert source.digest == function_digest(Plain.affine)  # type: ignore[arg-type]
-
-
-def test_collect_notes_of_what_a_version_pins_that_it_stands_where_it_was_made() -> None:
-    (source,) = collect([code_of(torch.nn.Linear.forward), code_of(collections.abc.Mapping.get)])
-    assert (source.name, source.digest.partition(",")[0]) == ("Linear.forward", "as made")
-
-
 def test_pinned_module_that_nobody_imported_is_as_made(monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = collect([code_of(torch.nn.Linear.forward)])
     monkeypatch.delitem(sys.modules, "torch.nn.modules.linear")
     assert present_digest(source) == source.digest
     assert "torch.nn.modules.linear" not in sys.modules
-
-
-def test_collect_holds_each_source_once_and_sorted() -> None:
-    codes = [code_of(Plain.scaled), code_of(Plain.affine), code_of(Plain.affine)]
-    assert [source.name for source in collect(codes)] == ["Plain.affine", "Plain.scaled"]
 
 
 @pytest.mark.parametrize(
@@ -351,58 +268,6 @@ def traced(function: Any) -> tuple[TracedSource, ...]:
     return collect([code_of(function)])
 
 
-def test_nothing_changed_right_after_a_trace() -> None:
-    assert list(changed(traced(Plain.affine))) == []
-
-
-@pytest.mark.parametrize(
-    "text", [BODY + "\n\ndef more(): pass\n", "# a comment\n" + BODY, "import os\n\n\n" + BODY]
-)
-def test_change_elsewhere_in_the_file_does_not_count(module: MadeModule, text: str) -> None:
-    sources = traced(module.write(BODY).f)
-    module.write(text)
-    assert list(changed(sources)) == []
-
-
-def test_change_of_the_body_is_named(module: MadeModule) -> None:
-    sources = traced(module.write(BODY).f)
-    module.write(BODY.replace("x + y", "x - y"))
-    assert list(changed(sources)) == ["source of made_module:f changed"]
-
-
-def test_change_of_a_nested_function_is_named(module: MadeModule) -> None:
-    text = "def outer():\n    def inner(x):\n        return x + 1\n    return inner\n"
-    sources = collect([module.write(text).outer().__code__])
-    module.write(text.replace("x + 1", "x + 2"))
-    assert list(changed(sources)) == ["source of made_module:outer.<locals>.inner changed"]
-
-
-def test_change_of_one_of_two_lambdas_is_noticed(module: MadeModule) -> None:
-    text = "def outer():\n    return (lambda x: x + 1), (lambda x: x + 2)\n"
-    second = module.write(text).outer()[1]
-    sources = collect([second.__code__])
-    module.write(text.replace("x + 2", "x + 3"))
-    assert list(changed(sources)) == ["source of made_module:outer.<locals>.<lambda> changed"]
-
-
-def test_change_in_a_file_without_a_name_is_noticed(module: MadeModule) -> None:
-    sources = collect([module.write("f = lambda x: x + 1\n").f.__code__])
-    module.write("f = lambda x: x + 2\n")
-    assert list(changed(sources)) == ["source of made_module changed"]
-
-
-def test_comment_in_a_file_without_a_name_does_not_count(module: MadeModule) -> None:
-    sources = collect([module.write("f = lambda x: x + 1\n").f.__code__])
-    module.write("# why\n\nf = lambda x: x + 1  # that is why\n")
-    assert list(changed(sources)) == []
-
-
-def test_function_that_is_gone_is_named(module: MadeModule) -> None:
-    sources = traced(module.write(BODY).f)
-    module.write("def g(): pass\n")
-    assert list(changed(sources)) == ["source of made_module:f is gone"]
-
-
 def test_module_that_is_gone_is_named(module: MadeModule) -> None:
     sources = traced(module.write(BODY).f)
     module.path.unlink()
@@ -417,13 +282,60 @@ def test_module_that_was_not_imported_yet_is_imported(module: MadeModule) -> Non
     assert list(changed(sources)) == []
 
 
-def test_change_of_a_default_is_noticed(module: MadeModule) -> None:
-    sources = traced(module.write(BODY).f)
-    module.write(BODY.replace("z=2", "z=5"))
-    assert list(changed(sources)) == ["source of made_module:f changed"]
-
-
 def test_function_replaced_at_run_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = traced(Plain.affine)
     monkeypatch.setattr(small_models.Plain, "affine", lambda self, x: x)
     assert list(changed(sources)) == ["source of tests.support.small_models:Plain.affine changed"]
+
+
+NESTED = "def outer():\n    def inner(x):\n        return x + 1\n    return inner\n"
+LAMBDAS = "def outer():\n    return (lambda x: x + 1), (lambda x: x + 2)\n"
+UNNAMED = "f = lambda x: x + 1\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reach", "said"),
+    [
+        (BODY, BODY, lambda m: m.f, []),
+        (BODY, BODY + "\n\ndef more(): pass\n", lambda m: m.f, []),
+        (BODY, "import os\n# a comment\n" + BODY, lambda m: m.f, []),
+        (BODY, BODY.replace("x + y", "x - y"), lambda m: m.f, [":f changed"]),
+        (BODY, BODY.replace("z=2", "z=5"), lambda m: m.f, [":f changed"]),
+        (BODY, "def g(): pass\n", lambda m: m.f, [":f is gone"]),
+        (NESTED, NESTED.replace("1", "2"), lambda m: m.outer(), [":outer.<locals>.inner changed"]),
+        (LAMBDAS, LAMBDAS.replace("2", "3"), lambda m: m.outer()[1], [":outer.<locals>.<lambda> changed"]),
+        (UNNAMED, UNNAMED.replace("1", "2"), lambda m: m.f, [" changed"]),
+        (UNNAMED, "# why\n\n" + UNNAMED, lambda m: m.f, []),
+    ],
+    ids=[
+        "nothing", "more", "comment", "body", "default", "gone", "nested", "lambda", "no name", "its comment",
+    ],
+)  # fmt: skip
+def test_change_that_counts_is_named(
+    module: MadeModule, before: str, after: str, reach: Any, said: list[str]
+) -> None:
+    sources = collect([reach(module.write(before)).__code__])
+    module.write(after)
+    assert list(changed(sources)) == [f"source of made_module{text}" for text in said]
+
+
+def test_function_digest_sees_a_default_dtype() -> None:
+    def f(x: Any, dtype: torch.dtype = torch.float32) -> Any:
+        return x
+
+    assert isinstance(f, FunctionType)
+    before = function_digest(f)
+    f.__defaults__ = (torch.float16,)
+    assert function_digest(f) != before
+
+
+def test_class_digest_sees_a_method_added_to_a_base_of_the_users() -> None:
+    text = "class B(torch.nn.Linear):\n    {}\nclass C(B): pass\n"
+    one, other = class_of(text.format("pass")), class_of(text.format("def forward(self, x): return x"))
+    assert class_digest(one) != class_digest(other)
+
+
+def test_modules_of_torch_and_python_alone_are_pinned() -> None:
+    pinned = ["torch", "torch.nn.modules.linear", "collections", "torch_npu.npu", "builtins"]
+    others = ["__main__", "transformers.models", "torchvision.ops", "tests.unit", None]
+    assert [is_pinned_module(name) for name in (*pinned, *others)] == [True] * 5 + [False] * 5

@@ -24,7 +24,7 @@ from warmrank.orchestrator.ui.table import (
     render_partition,
     render_verified,
 )
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 
 def text_of(renderable: RenderableType, width: int = 100) -> str:

@@ -19,7 +19,7 @@ from tests.support.stored import FUNCTIONS
 from warmrank.orchestrator.cli.console import SafeConsole, SafeFormatter, defused, defused_json
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.others_output import others_on_stderr
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 HOSTILE = "de\x1b]0;owned\x07code\x1b[2J\x9b31m\u202e\x7f"
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from warmrank.worker.configs.effects import ASCEND, Effect
-from warmrank.worker.configs.section import Option, same
+from warmrank.worker.configs.section import ASCEND, Effect, Option, same
 
 Word = TypeVar("Word", bound=str | None)
 Bool = TypeVar("Bool", bound=bool | None)
@@ -33,31 +32,23 @@ class Choice(Option[Word]):
         super().__init__(default, effect=effect)
         self.choices = tuple(choices)
         self.of_ascend = tuple(of_ascend)
+        self.words = ", ".join((*map(repr, choices), *(("None",) if default is None else ())))
 
     def effect_of(self, value: object) -> Effect:
         """That of the option, or none for a word of the Ascend toolchain."""
         return ASCEND if value in self.of_ascend else self.effect
 
-    def allows(self, value: object) -> bool:
-        """Whether it is one of the words."""
+    def _allows(self, value: object) -> bool:
         return any(same(value, choice) for choice in self.choices)
-
-    def allowed(self) -> str:
-        """The words."""
-        default = ("None",) if self.default is None else ()
-        return ", ".join((*map(repr, self.choices), *default))
 
 
 class Directory(Option[str | None]):
     """Where something is written to; it is made when it is needed."""
 
-    def allows(self, value: object) -> bool:
-        """Whether it is a str that names something."""
-        return isinstance(value, str) and bool(value) and "\0" not in value
+    words = "the path of a directory, as a str, None"
 
-    def allowed(self) -> str:
-        """The type."""
-        return "the path of a directory, as a str, None"
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, str) and bool(value) and "\0" not in value
 
     def canonical(self, value: str | None) -> str:
         """Only whether there is one: where a dump goes changes nothing that is compiled."""
@@ -67,13 +58,10 @@ class Directory(Option[str | None]):
 class Flag(Option[Bool]):
     """True or False; 0 and 1 are refused, because they may be meant as a number."""
 
-    def allows(self, value: object) -> bool:
-        """Whether it is a bool."""
-        return isinstance(value, bool)
+    words = "True, False"
 
-    def allowed(self) -> str:
-        """Both values."""
-        return "True, False"
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, bool)
 
 
 class IntRange(Option[Int]):
@@ -85,26 +73,19 @@ class IntRange(Option[Int]):
         super().__init__(default, effect=effect)
         self.minimum = minimum
         self.maximum = maximum
+        self.words = f"an int from {minimum} to {maximum}"
 
-    def allows(self, value: object) -> bool:
-        """Whether it is an int, no bool, within the bounds."""
+    def _allows(self, value: object) -> bool:
         return type(value) is int and self.minimum <= value <= self.maximum
-
-    def allowed(self) -> str:
-        """The bounds."""
-        return f"an int from {self.minimum} to {self.maximum}"
 
 
 class IntList(Option[Sequence[int] | None]):
     """A list or tuple of whole numbers."""
 
-    def allows(self, value: object) -> bool:
-        """Whether it is a list or tuple that holds only ints, no bools."""
-        return isinstance(value, list | tuple) and all(type(element) is int for element in value)
+    words = "a list or tuple of ints"
 
-    def allowed(self) -> str:
-        """The form."""
-        return "a list or tuple of ints"
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, list | tuple) and all(type(element) is int for element in value)
 
 
 class Text(Option[Word]):
@@ -115,39 +96,28 @@ class Text(Option[Word]):
     ) -> None:
         super().__init__(default, effect=effect)
         self.form = form
-        self.example = example
+        self.words = f"a str such as {example!r}" if example else "a str"
 
-    def allows(self, value: object) -> bool:
-        """Whether it is a str, of the form that was asked for."""
+    def _allows(self, value: object) -> bool:
         return isinstance(value, str) and (not self.form or re.fullmatch(self.form, value) is not None)
-
-    def allowed(self) -> str:
-        """The form, with an example."""
-        return f"a str such as {self.example!r}" if self.example else "a str"
 
 
 class Number(Option[str | int | None]):
     """A number that the Ascend engine reads as text: an int, or a str that it knows how to read."""
 
-    def allows(self, value: object) -> bool:
-        """Whether it is a str or an int, no bool."""
-        return type(value) in {str, int}
+    words = "an int or a str"
 
-    def allowed(self) -> str:
-        """Both types."""
-        return "an int or a str"
+    def _allows(self, value: object) -> bool:
+        return type(value) in {str, int}
 
 
 class ExistingDirectory(Option[str]):
     """A directory that is there when the option is set."""
 
-    def allows(self, value: object) -> bool:
-        """Whether it names a directory."""
-        return isinstance(value, str) and Path(value).is_dir()
+    words = "the path of an existing directory, as a str"
 
-    def allowed(self) -> str:
-        """What has to be there."""
-        return "the path of an existing directory, as a str"
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, str) and Path(value).is_dir()
 
     def canonical(self, value: str) -> str:
         """Only whether it is another than the default: where something is written changes no compile."""
@@ -160,14 +130,10 @@ class ExistingFile(Option[str | None]):
     def __init__(self, *, suffix: str = "") -> None:
         super().__init__(None)
         self.suffix = suffix
+        self.words = f"the path of an existing {suffix}{' ' if suffix else ''}file, as a str"
 
-    def allows(self, value: object) -> bool:
-        """Whether it names a file with the right ending."""
+    def _allows(self, value: object) -> bool:
         return isinstance(value, str) and value.endswith(self.suffix) and Path(value).is_file()
-
-    def allowed(self) -> str:
-        """What has to be there."""
-        return f"the path of an existing {self.suffix or ''} file, as a str".replace("  ", " ")
 
     def canonical(self, value: str | None) -> str:
         """The digest of what stands in it: the same path may hold something else tomorrow."""
@@ -179,8 +145,9 @@ class ExistingFile(Option[str | None]):
 class PlainMapping(Option[Mapping[str, Any] | None]):
     """A dict that JSON can hold, so that it can be part of a key whatever the order of its literal."""
 
-    def allows(self, value: object) -> bool:
-        """Whether it is a dict with str keys, plain throughout."""
+    words = "a dict with str keys that holds only str, numbers, bools, None, lists and dicts"
+
+    def _allows(self, value: object) -> bool:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
             return False
         try:
@@ -189,21 +156,14 @@ class PlainMapping(Option[Mapping[str, Any] | None]):
             return False
         return True
 
-    def allowed(self) -> str:
-        """The form."""
-        return "a dict with str keys that holds only str, numbers, bools, None, lists and dicts"
-
 
 class PoolHandle(Option[tuple[Any, ...] | None]):
     """The handle of a memory pool."""
 
-    def allows(self, value: object) -> bool:
-        """Whether it is a pair of ints, as every device's ``graph_pool_handle()`` returns."""
-        return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
+    words = "the pair of ints that warmrank.graph_pool_handle() returns"
 
-    def allowed(self) -> str:
-        """Where a handle comes from."""
-        return "the pair of ints that warmrank.graph_pool_handle() returns"
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
 
     def canonical(self, value: tuple[Any, ...] | None) -> str:
         """Only whether there is one: the handle differs in every process and changes no compile."""
@@ -213,20 +173,17 @@ class PoolHandle(Option[tuple[Any, ...] | None]):
 class Function(Option[Callable[..., Any] | None]):
     """A function."""
 
-    def allows(self, value: object) -> bool:
-        """Whether it can be called."""
-        return callable(value)
+    words = "a callable"
 
-    def allowed(self) -> str:
-        """The type."""
-        return "a callable"
+    def _allows(self, value: object) -> bool:
+        return callable(value)
 
     def canonical(self, value: Callable[..., Any] | None) -> str:
         """Its name, and a digest of what it does and of all that it reaches; never an address."""
         if value is None:
             return "null"
         # Only for who sets such an option: it looks at modules and source files.
-        from warmrank.worker.reachable import reachable_digest
+        from warmrank.worker.keys.reachable import reachable_digest
 
         kind = value if hasattr(value, "__qualname__") else type(value)
         return json.dumps(f"{kind.__module__}:{kind.__qualname__}#{reachable_digest(value)}")

@@ -1,19 +1,106 @@
-"""The frame of `CompilerConfig`: options that check what is assigned to them, gathered in sections.
+"""The frame of `CompilerConfig`: sections of options that check what is assigned, and what each option does.
 
 A section holds options and other sections, and nothing else: any other name is refused, with the nearest
 known one. Values are kept as they were given, never converted, so equal configurations have equal values.
+Each option declares its effect, so that none is accepted and then ignored in silence: `CompilerConfig.check`
+says which have none, and engine torchair hands the others to TorchAir, or refuses them.
 """
 
 from __future__ import annotations
 
 import copy
 import difflib
+import enum
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
-from warmrank.worker.configs.effects import EVERY_MODE, Effect
 from warmrank.worker.errors import BadConfig, UnknownOption
+from warmrank.worker.values import Value
+
+MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
+
+
+TORCHAIR = "torchair"
+_CAPTURED = ("reduce-overhead", "npugraph_ex")
+
+
+class Scope(enum.Enum):
+    """Which engines do something about an option."""
+
+    HERE = "every engine"
+    ASCEND = "engine torchair only"
+    NOWHERE = "no engine"
+
+
+class Effect(Value):
+    """What a value other than the default does.
+
+    Attributes:
+        scope: which engines do something about it.
+        modes: in which modes they do; an option of another mode has no effect, as in TorchAir.
+        torchair_modes: in which modes engine torchair does, where these differ from `modes`.
+        why: why it does nothing where it does nothing; empty for an option that always does.
+    """
+
+    scope: Scope = Scope.HERE
+    modes: tuple[str, ...] = MODES
+    torchair_modes: tuple[str, ...] | None = None
+    why: str = ""
+
+    def modes_of(self, engine: str) -> tuple[str, ...]:
+        """The modes in which an engine does something about it."""
+        return self.modes if engine != TORCHAIR or self.torchair_modes is None else self.torchair_modes
+
+
+EVERY_MODE = Effect()
+CAPTURE = Effect(modes=("reduce-overhead",), torchair_modes=_CAPTURED)
+FROZEN = replace(CAPTURE, torchair_modes=MODES)
+ASCEND = Effect(scope=Scope.ASCEND, why="it belongs to engine torchair")
+ASCEND_ENGINE = replace(ASCEND, modes=("max-autotune",))
+ASCEND_CAPTURE = replace(ASCEND, modes=_CAPTURED)
+ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
+
+
+def torchair_only(why: str, *, modes: tuple[str, ...] = MODES) -> Effect:
+    """The effect of an option that only TorchAir's graphs know; `why` says why those of others do not."""
+    return Effect(scope=Scope.ASCEND, torchair_modes=modes, why=why)
+
+
+def captured_by_torchair(why: str) -> Effect:
+    """As `torchair_only`, of the graphs that TorchAir captures."""
+    return torchair_only(why, modes=_CAPTURED)
+
+
+def nowhere(why: str) -> Effect:
+    """The effect of an option that changes nothing in warmrank, whatever the engine."""
+    return Effect(scope=Scope.NOWHERE, why=why)
+
+
+class Verdict(enum.Enum):
+    """What comes of a value that somebody set."""
+
+    WORKS = "works"
+    NO_EFFECT = "no effect"
+
+
+def verdict(effect: Effect, *, mode: str, engine: str = "") -> tuple[Verdict, str]:
+    """What comes of an effect in a mode with an engine, and why where it does not work.
+
+    Args:
+        effect: what the option declares.
+        mode: of the configuration.
+        engine: name of the engine that compiles; empty for the one of warmrank's own that the mode means.
+    """
+    engine = engine or (TORCHAIR if mode == "npugraph_ex" else "")
+    modes = effect.modes_of(engine)
+    if mode not in modes:
+        return Verdict.NO_EFFECT, f"it belongs to mode {' and '.join(modes)}"
+    if effect.scope is Scope.HERE or (effect.scope is Scope.ASCEND and engine == TORCHAIR):
+        return Verdict.WORKS, ""
+    return Verdict.NO_EFFECT, effect.why
+
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Section")
@@ -26,7 +113,10 @@ class Option(Generic[T]):
         default: the value while nobody has set one; always allowed.
         effect: what any other value does; the section's, where the option does not say.
         name: the attribute's name, set by Python.
+        words: the allowed values, for an error message.
     """
+
+    words: str = ""
 
     def __init__(self, default: T, *, effect: Effect | None = None) -> None:
         self.default = default
@@ -53,22 +143,17 @@ class Option(Generic[T]):
         return value
 
     def __set__(self, section: Section, value: T) -> None:
-        if not (same(value, self.default) or self.allows(value)):
+        if not (same(value, self.default) or self._allows(value)):
             place = dotted(section, self.name)
             msg = (
                 f"config.{place} = {value!r} ({type(value).__name__}) is not allowed; "
-                f"allowed: {self.allowed()}; default: {self.default!r}"
+                f"allowed: {self.words}; default: {self.default!r}"
             )
-            raise BadConfig(msg, option=place, value=repr(value), allowed=self.allowed())
+            raise BadConfig(msg, option=place, value=repr(value), allowed=self.words)
         # A caller that goes on to change its list or dict must not change the configuration unchecked.
         section.__dict__[self.name] = copy.deepcopy(value) if isinstance(value, list | dict) else value
 
-    def allows(self, value: object) -> bool:
-        """Whether `value` may be assigned; not asked about the default, which always may."""
-        raise NotImplementedError
-
-    def allowed(self) -> str:
-        """The allowed values in words, for an error message."""
+    def _allows(self, value: object) -> bool:
         raise NotImplementedError
 
     def effect_of(self, value: object) -> Effect:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from warmrank.worker.target import target
+from warmrank.worker.keys.environment import target
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
@@ -26,32 +27,24 @@ class Pool(Protocol):
         ...
 
 
-class CapturedGraph(Protocol):
-    """One recorded graph with fixed addresses for its inputs and outputs."""
+class CapturedGraph(Value):
+    """One recorded graph with fixed addresses for its inputs and outputs.
 
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """What every replay reads: for the copied inputs buffers in the pool, else the given ones."""
-        ...
+    Attributes:
+        inputs: what every replay reads: for the copied inputs buffers in the pool, else the given ones.
+        outputs: the next replay of any graph of the same pool overwrites their memory.
+        origins: of each output, the input or earlier output whose memory it lies in; None for its own.
+        size_bytes: bytes of the pool that this graph uses, buffers included: what it would need alone.
+        replay: runs the graph on what its inputs' memory now holds; no frame of ours around it.
+        held: keeps the memory.
+    """
 
-    @property
-    def outputs(self) -> tuple[Any, ...]:
-        """The outputs; the next replay of any graph of the same pool overwrites their memory."""
-        ...
-
-    @property
-    def origins(self) -> tuple[Origin | None, ...]:
-        """Of each output, the input or earlier output whose memory it lies in; None for its own."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the pool that this graph uses, buffers included: what it would need alone."""
-        ...
-
-    def replay(self) -> None:
-        """Run the graph on what its inputs' memory now holds."""
-        ...
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    origins: tuple[Origin | None, ...]
+    size_bytes: int
+    replay: Callable[[], None]
+    held: tuple[object, ...]
 
 
 class DeviceBackend(Protocol):

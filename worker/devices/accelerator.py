@@ -16,40 +16,19 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.ascend.chips import device_numbers, visible_devices
+from warmrank.worker.ascend.versions import cann_of, driver_of, here
 from warmrank.worker.device_kinds import memory_of
-from warmrank.worker.devices import Pool, PoolHandle
-from warmrank.worker.devices.accelerator_pool import AcceleratorPool, PrivatePool
+from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
+from warmrank.worker.devices.accelerator_memory import AcceleratorPool, PrivatePool, Recorder
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
-from warmrank.worker.devices.recorder import Recorder
 from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.graph_memory import borrowed
-from warmrank.worker.torch_private.origins import Origin, origins
+from warmrank.worker.torch_private.origins import origins
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
 _CAPTURING = threading.RLock()
-
-
-class AcceleratorGraph:
-    """One captured graph of an accelerator."""
-
-    __slots__ = ("_pool", "inputs", "origins", "outputs", "replay", "size_bytes")
-
-    def __init__(
-        self,
-        recorded: Any,
-        *,
-        inputs: tuple[Any, ...],
-        outputs: tuple[Any, ...],
-        origins: tuple[Origin | None, ...],
-        size_bytes: int,
-        pool: AcceleratorPool,
-    ) -> None:
-        self.inputs = inputs
-        self.outputs = outputs
-        self.origins = origins
-        self.size_bytes = size_bytes
-        self.replay: Callable[[], None] = recorded.replay  # every call goes through it: no frame of ours
-        self._pool = pool  # its private pool and its segments
 
 
 class AcceleratorBackend:
@@ -114,7 +93,7 @@ class AcceleratorBackend:
         copied: frozenset[int],
         aliased: frozenset[int],
         pool: Pool,
-    ) -> AcceleratorGraph:
+    ) -> CapturedGraph:
         """See `worker.devices.DeviceBackend.capture`."""
         if not isinstance(pool, AcceleratorPool):
             msg = f"a pool of another device kind ({type(pool).__name__}); take one from this backend"
@@ -134,13 +113,13 @@ class AcceleratorBackend:
                 self._recorder.recover(index)
                 raise not_capturable(error, self.kind) from error
             refuse_foreign(outputs, "output", device)
-            return AcceleratorGraph(
-                recorded,
+            return CapturedGraph(
                 inputs=static,
                 outputs=_unowned(outputs, aliased, private),
                 origins=origins(static, outputs, copied),
                 size_bytes=work_bytes + buffer_bytes,
-                pool=pool,
+                replay=recorded.replay,
+                held=(pool,),  # its private pool and its segments
             )
 
     def _index_of(self, inputs: Sequence[Any]) -> int:
@@ -195,6 +174,81 @@ def accelerator(kind: str) -> AcceleratorBackend:
     Raises:
         DeviceUnavailable: torch does not know the device kind, or finds no such device.
     """
-    from warmrank.worker.devices.availability import device_module
-
     return AcceleratorBackend(kind, device_module(kind), memory=memory_of(kind))
+
+
+def device_module(kind: str) -> Any:
+    """``torch.cuda`` or ``torch.npu``, with at least one device.
+
+    Raises:
+        DeviceUnavailable: torch is built without it, torch_npu does not import, or there is no device.
+    """
+    if kind == "npu":
+        _import_torch_npu()
+    elif torch.version.cuda is None:
+        msg = (
+            f"device kind cuda needs a torch with CUDA; torch {torch.__version__} is built without. "
+            "Install a CUDA build of the same version."
+        )
+        raise DeviceUnavailable(msg, kind=kind, missing="torch with CUDA")
+    module = torch.get_device_module(kind)
+    if kind == "npu":
+        check_visible()
+    if not module.is_available():
+        raise _no_device(kind)
+    return module
+
+
+def check_visible() -> None:
+    """Refuse an ``ASCEND_RT_VISIBLE_DEVICES`` that CANN would cut short in silence.
+
+    Without device files the check is left out: NPUs may be reached in ways that are not known here.
+
+    Raises:
+        DeviceUnavailable: the variable is no list of NPUs that are there, or hides them all.
+    """
+    num_devices = len(device_numbers(here()))
+    if num_devices and not visible_devices(settings().ascend, num_devices):
+        msg = (
+            f"ASCEND_RT_VISIBLE_DEVICES hides all {num_devices} NPUs of this machine from this process. In a "
+            "launch Ray sets it for each rank: ask for a NPU each (device: npu); elsewhere unset it."
+        )
+        raise DeviceUnavailable(msg, kind="npu", num_devices=num_devices)
+
+
+def _no_device(kind: str) -> DeviceUnavailable:
+    driver, tool, variable = {
+        "cuda": ("NVIDIA driver", "nvidia-smi", "CUDA_VISIBLE_DEVICES"),
+        "npu": ("Ascend driver", "npu-smi info", "ASCEND_RT_VISIBLE_DEVICES"),
+    }[kind]
+    seen = f" ({_seen()})" if kind == "npu" else ""
+    msg = (
+        f"device kind {kind}: torch finds no device{seen}; either the {driver} is missing (see {tool}), or "
+        f"{variable} hides all devices from this process"
+    )
+    return DeviceUnavailable(msg, kind=kind, missing=driver)
+
+
+def _import_torch_npu() -> None:
+    """It makes itself ``torch.npu``; where its autoload is switched off, nobody has done that before."""
+    try:
+        import torch_npu  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError as error:
+        msg = (
+            f"device kind npu needs torch_npu on top of CANN, and it does not import: {error}. Install "
+            f"warmrank[npu] where CANN is, and source CANN's set_env.sh. Seen here: {_seen()}."
+        )
+        raise DeviceUnavailable(msg, kind="npu", missing="torch_npu") from error
+
+
+def _seen() -> str:
+    """What of Ascend is on this machine, in a line."""
+    places = here()
+    cann = cann_of(places)
+    return ", ".join(
+        (
+            f"CANN {cann.release} in {cann.home}" if cann.release else "no CANN",
+            f"driver {driver_of(places)}" if driver_of(places) else "no driver",
+            f"{len(device_numbers(places))} files /dev/davinci<N>",
+        )
+    )

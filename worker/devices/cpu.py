@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
-from warmrank.worker.devices.arena import ArenaPool, Pools, new_handle
+from warmrank.worker.devices.memory import ArenaPool, Pools, new_handle
 
 _POOLS = Pools()
 

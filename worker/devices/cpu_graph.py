@@ -1,66 +1,51 @@
 """A captured graph on the CPU; imported with the first capture, which a process that only loads never makes.
 
 A recording of one run says which kernels the graph calls on which memory (`worker.torch_private.recording`).
-All that the run allocated gets a place in the work region of a pool (`worker.devices.memory_plan`), and a
-replay calls the same kernels on these fixed addresses: no Python of the graph, no views, no allocator. As on
-a device, outputs hold nothing before the first replay, and every replay in the pool may overwrite them.
+All that the run allocated gets a place in the work region of a pool (`worker.devices.memory`), and a replay
+calls the same kernels on these fixed addresses: no Python of the graph, no views, no allocator. As on a
+device, outputs hold nothing before the first replay, and every replay in the pool may overwrite them. Each
+operation becomes one call that leaves its results where the plan says:
+
+    in-place operators, and those with ``out``    as recorded
+    structured ones (they have ``out`` variants)  that variant, on the planned tensors
+    ``clone``, conversions                        ``copy_`` into the planned tensor
+    all others, collectives                       as recorded, and a copy of those results that are used
+
+An output in the memory of a copied input is a copy in the work region: filling the buffer for a later call
+must not change what an earlier one returned before that call's own replay does.
 """
 
 from __future__ import annotations
 
+import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from warmrank.worker import collection
-from warmrank.worker.devices.arena import ArenaPool, buffers
-from warmrank.worker.devices.program import Program, program
-from warmrank.worker.torch_private.kernels import run
-from warmrank.worker.torch_private.origins import Origin
-from warmrank.worker.torch_private.places import check
-from warmrank.worker.torch_private.recording import record
-
-
-class CpuGraph:
-    """A graph recorded on a CPU: its calls, with all that they read and write."""
-
-    def __init__(self, inputs: tuple[Any, ...], program: Program, held: tuple[Any, ...], size: int) -> None:
-        self._inputs = inputs
-        self._outputs = program.outputs
-        self._origins = program.origins
-        self._calls = program.calls
-        self._held = held
-        self._size_bytes = size
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """See `worker.devices.CapturedGraph.inputs`."""
-        return self._inputs
-
-    @property
-    def outputs(self) -> tuple[Any, ...]:
-        """See `worker.devices.CapturedGraph.outputs`."""
-        return self._outputs
-
-    @property
-    def origins(self) -> tuple[Origin | None, ...]:
-        """See `worker.devices.CapturedGraph.origins`."""
-        return self._origins
-
-    @property
-    def size_bytes(self) -> int:
-        """See `worker.devices.CapturedGraph.size_bytes`."""
-        return self._size_bytes
-
-    def replay(self) -> None:
-        """See `worker.devices.CapturedGraph.replay`."""
-        run(self._calls)
+from warmrank.worker.devices import CapturedGraph
+from warmrank.worker.devices.memory import (
+    ArenaPool,
+    Lifetime,
+    Region,
+    Segment,
+    buffers,
+    memory_of,
+    planned,
+    tensor_in,
+)
+from warmrank.worker.errors import StateChanged
+from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run, waited
+from warmrank.worker.torch_private.places import Place, check, lazily
+from warmrank.worker.torch_private.recording import Operation, Recording, leaves, record
+from warmrank.worker.values import Value
 
 
 def captured(
     graph: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], *, copied: frozenset[int], pool: ArenaPool
-) -> CpuGraph:
+) -> CapturedGraph:
     """Record ``graph`` on ``inputs``; see `worker.devices.DeviceBackend.capture`."""
     for value in inputs:
         if isinstance(value, torch.Tensor):
@@ -70,5 +55,232 @@ def captured(
         given = buffers(pool, inputs, copied)
         recording = record(graph, given.values, copied)
         made = program(recording, copied=copied, region=pool.work)
-    held = (pool, given.segment, made.segment)
-    return CpuGraph(given.values, made, held, given.size_bytes + made.size_bytes)
+    return CapturedGraph(
+        inputs=given.values,
+        outputs=made.outputs,
+        origins=recording.origins,
+        size_bytes=given.size_bytes + made.size_bytes,
+        replay=functools.partial(run, made.calls),
+        held=(pool, given.segment, made.segment),
+    )
+
+
+class Program(Value):
+    """What a replay does.
+
+    Attributes:
+        calls: in their order.
+        outputs: of the graph, at fixed addresses.
+        size_bytes: work memory that the plan spans.
+        segment: where it lies; hold it as long as the calls are used.
+    """
+
+    calls: tuple[Call, ...]
+    outputs: tuple[Any, ...]
+    size_bytes: int
+    segment: Segment
+
+
+def program(recording: Recording, *, copied: frozenset[int], region: Region) -> Program:
+    """Plan the memory of a recording, take it out of a region, and bind every call to it.
+
+    Args:
+        recording: of a run.
+        copied: positions of the inputs that are buffers.
+        region: where the memory comes from.
+    """
+    buffers = frozenset(recording.inputs[index].storage for index in copied)
+    twins = {storage: -1 - storage for storage in buffers & _storages(recording.outputs)}
+    steps = _steps(recording)
+    lifetimes = _lifetimes(recording, steps, twins)
+    plan = planned(list(lifetimes.values()))
+    apart = [tensor for storage, tensor in recording.given.items() if storage not in buffers]
+    segment = region.segment(plan.size_bytes, apart)
+    memory = _Memory(recording)
+    for (storage, lifetime), offset in zip(lifetimes.items(), plan.offsets, strict=True):
+        memory.storages[storage] = segment.block(offset, lifetime.size_bytes)
+    calls = [_call(step, memory) for step in steps]
+    calls += [memory.copied(storage, twin) for storage, twin in twins.items()]
+    outputs = tuple(_output(value, memory, twins) for value in recording.outputs)
+    return Program(
+        calls=tuple(calls),
+        outputs=outputs,
+        size_bytes=plan.size_bytes,
+        segment=segment,
+    )
+
+
+class _Way(enum.Enum):
+    """How a replay repeats an operation."""
+
+    AS_RECORDED = enum.auto()
+    COPY = enum.auto()
+    OUT = enum.auto()
+    COMPUTED = enum.auto()
+
+
+class _Step(Value):
+    """One operation of the program.
+
+    Attributes:
+        number: of the operation in the recording.
+        way: how it is repeated.
+        kept: positions of the results that need memory.
+    """
+
+    number: int
+    operation: Operation
+    way: _Way
+    kept: tuple[int, ...]
+
+
+def _steps(recording: Recording) -> list[_Step]:
+    """The operations that have an effect on the outputs or on inputs, or may have one outside."""
+    last = dict.fromkeys(_storages(recording.outputs), len(recording.operations))
+    for number in range(len(recording.operations) - 1, -1, -1):
+        for storage in recording.operations[number].touched:
+            last.setdefault(storage, number)
+    steps = []
+    for number, operation in enumerate(recording.operations):
+        made = {index: place for index, place in enumerate(operation.results) if place is not None}
+        used = tuple(index for index, place in made.items() if last[place.storage] > number)
+        way = _way(operation, list(made.values()))
+        if made and not used and way in (_Way.COPY, _Way.OUT):
+            continue
+        kept = used if way is _Way.COMPUTED else tuple(made)
+        steps.append(_Step(number=number, operation=operation, way=way, kept=kept))
+    return steps
+
+
+def _way(operation: Operation, made: Sequence[Place]) -> _Way:
+    if operation.collective:
+        return _Way.COMPUTED
+    if not made:
+        return _Way.AS_RECORDED
+    plain = not any(place.conjugate or place.negative or _overlaps(place) for place in made)
+    if plain and only_copies(operation.overload):
+        return _Way.COPY
+    if plain and len(made) == len(operation.results) and out_variant(operation.overload) is not None:
+        return _Way.OUT
+    return _Way.COMPUTED
+
+
+def _overlaps(place: Place) -> bool:
+    """Whether elements lie on each other, which a kernel refuses to write to."""
+    return 0 in place.stride and any(
+        stride == 0 and size > 1 for stride, size in zip(place.stride, place.size, strict=True)
+    )
+
+
+def _lifetimes(recording: Recording, steps: Sequence[_Step], twins: dict[int, int]) -> dict[int, Lifetime]:
+    """First and last use of each storage that needs memory."""
+    end = len(recording.operations)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step in steps:
+        results = step.operation.results
+        dropped = {
+            place.storage
+            for index, place in enumerate(results)
+            if place is not None and index not in step.kept
+        }
+        kept = {place.storage for index in step.kept if (place := results[index]) is not None}
+        for storage in step.operation.touched - (dropped - kept):
+            first.setdefault(storage, step.number)
+            last[storage] = step.number
+    for storage in _storages(recording.outputs):
+        first.setdefault(storage, end)
+        last[storage] = end
+    lifetimes = {
+        storage: Lifetime(size_bytes=recording.made[storage], first=begin, last=last[storage])
+        for storage, begin in first.items()
+        if storage in recording.made
+    }
+    for storage, twin in twins.items():
+        size_bytes = recording.given[storage].untyped_storage().nbytes()
+        lifetimes[twin] = Lifetime(size_bytes=size_bytes, first=end, last=end)
+    return lifetimes
+
+
+class _Memory:
+    """The tensors of a program: one for each place, on the storage that the place now stands for."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.storages = {storage: tensor.untyped_storage() for storage, tensor in recording.given.items()}
+        self._tensors: dict[Place, torch.Tensor] = {}
+
+    def tensor(self, place: Place) -> torch.Tensor:
+        """The tensor at a place; the same object each time."""
+        found = self._tensors.get(place)
+        if found is None:
+            storage = self.storages[place.storage]
+            plain = tensor_in(storage, place.offset, place.size, place.stride, place.dtype)
+            found = self._tensors[place] = lazily(plain, place)
+        return found
+
+    def resolved(self, value: Any) -> Any:
+        """The value, with tensors instead of places."""
+        if isinstance(value, Place):
+            return self.tensor(value)
+        if type(value) is list or type(value) is tuple:
+            return type(value)([self.resolved(item) for item in value])
+        return value
+
+    def copied(self, source: int, target: int) -> Call:
+        """The call that copies a whole storage into another one of its size."""
+        size = (self.storages[source].nbytes(),)
+        from_bytes, to_bytes = (
+            tensor_in(self.storages[storage], 0, size, (1,), torch.uint8) for storage in (source, target)
+        )
+        return functools.partial(to_bytes.copy_, from_bytes)
+
+
+def _call(step: _Step, memory: _Memory) -> Call:
+    operation = step.operation
+    args = memory.resolved(operation.args)
+    kwargs = {key: memory.resolved(value) for key, value in operation.kwargs.items()}
+    targets = [memory.resolved(operation.results[index]) for index in step.kept]
+    if step.way is _Way.AS_RECORDED:
+        return call_of(operation.overload, args, kwargs)
+    if step.way is _Way.COPY:
+        return functools.partial(targets[0].copy_, args[0])
+    variant = out_variant(operation.overload) if step.way is _Way.OUT else None
+    if variant is not None:
+        return into(variant, args, kwargs, targets)
+    call = (waited if operation.collective else call_of)(operation.overload, args, kwargs)
+    return _stored(call, tuple(zip(step.kept, targets, strict=True)))
+
+
+def _stored(call: Call, targets: tuple[tuple[int, torch.Tensor], ...]) -> Call:
+    """The call, followed by a copy of its results into their places."""
+
+    def compute() -> None:
+        produced = leaves(call())
+        for index, target in targets:
+            _store(produced[index], target)
+
+    return compute if targets else call
+
+
+def _store(produced: torch.Tensor, target: torch.Tensor) -> None:
+    if produced.shape != target.shape or produced.dtype != target.dtype:  # copy_ would broadcast
+        raise StateChanged(f"a result inside a captured graph, of {_form(target)},", _form(produced))
+    memory_of(target).copy_(memory_of(produced))
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def _output(value: Any, memory: _Memory, twins: dict[int, int]) -> Any:
+    if isinstance(value, Place) and value.storage in twins:
+        value = value._replace(storage=twins[value.storage])
+    return memory.resolved(value)
+
+
+def _storages(value: Any) -> set[int]:
+    if isinstance(value, Place):
+        return {value.storage}
+    if isinstance(value, list | tuple):
+        return set().union(*(_storages(item) for item in value))
+    return set()

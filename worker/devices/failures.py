@@ -1,15 +1,126 @@
-"""Why a graph cannot be captured on an accelerator, with the operator's name where the traceback has it."""
+"""Why a graph cannot be captured on an accelerator, and the streams that captured graphs take on an NPU.
+
+A captured graph keeps its streams for life, and an NPU has few: when they are used up, a capture fails with
+error 207008 (no stream) or 207005 (a resource that cannot be had, mostly the same). Counts are estimates, on
+the cautious side. Sources:
+
+* numbers of streams: ``aclrtCreateStream`` in CANN's reference, section "restrictions",
+  https://www.hiascend.com/document/detail/zh/CANNCommunityEdition/910beta3/API/runtimeapi/aclcppdevg_03_0065.html
+* streams of a graph and its communicators, and the reserve: the rule by which vllm-ascend chose how many
+  batch sizes to capture (``update_aclgraph_sizes``, until pull request #9962), with 1800 of 1984 streams for
+  graphs; see also its issues #1168, #8585 (streams of a shared NPU), #9564 and #9596
+* the errors: ``NPUErrorCodes.h`` of torch_npu; vllm-ascend's issues #9564 (207005) and #9691 (207008)
+"""
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from warmrank.worker.devices import streams
 from warmrank.worker.errors import NotCapturable
+from warmrank.worker.values import Value
+
+# Atlas A2, A3 and later have 1984; a model that is not listed counts as one of them.
+_LIMIT = 1984
+_LIMITS = {
+    "Ascend910A": 2048,
+    "Ascend910Pro": 2048,
+    "Ascend910Premium": 2048,
+    "Ascend310B": 512,
+    "Ascend310": 1024,
+}
+_RESERVE = 184  # for what runs beside graphs: 1984 less vllm-ascend's 1800
+# HCCL unfolds a collective into streams of its own. By AIV it does so within a kernel, at one more stream.
+_PER_GROUP, _PER_GROUP_AIV = 2, 1
+_FIXED_PER_GROUP = 40  # of a communicator, whatever the number of graphs; none by AIV
+# Text, not a pattern: it is compiled where a capture failed.
+_EXHAUSTED = r"(?i)\b(20700[58]|EL0009)\b|no stream resource|stream resources are insufficient"
+
+REMEDY = (
+    "Capture fewer graphs: fewer gears or shapes, or a lower debug.aclgraph.static_capture_size_limit "
+    "(npugraph_ex: capture_limit); let functions share communicators; and set HCCL_OP_EXPANSION_MODE=AIV, by "
+    "which collectives take fewer streams."
+)
+
+
+class Captures(Value):
+    """Graphs of one artifact that a rank will capture.
+
+    Attributes:
+        name: of the function.
+        num_graphs: graphs: one for each shape or gear.
+        roles: roles of the communicators that each graph uses.
+        num_side_streams: further streams of each graph, where the model spreads its operators.
+    """
+
+    name: str
+    num_graphs: int
+    roles: frozenset[str] = frozenset()
+    num_side_streams: int = 0
+
+
+def limit_of(soc: str) -> int:
+    """Streams of an NPU of this model, such as ``Ascend910B2``."""
+    return next((limit for model, limit in _LIMITS.items() if soc.startswith(model)), _LIMIT)
+
+
+def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:
+    """Streams that these graphs take in all, with those of their communicators.
+
+    Args:
+        captures: what a rank will capture.
+        expansion: ``HCCL_OP_EXPANSION_MODE``; empty where it is not set.
+    """
+    planned = tuple(captures)
+    aiv = expansion == "AIV"
+    roles = frozenset[str]().union(*(one.roles for one in planned if one.num_graphs))
+    fixed = 0 if aiv else _FIXED_PER_GROUP * len(roles)
+    return fixed + sum(one.num_graphs * _streams_of(one, aiv=aiv) for one in planned)
+
+
+def problem(captures: Iterable[Captures], *, soc: str, expansion: str = "") -> str:
+    """What to say before too much is captured; empty where the streams suffice.
+
+    Args:
+        captures: what a rank will capture.
+        soc: model of its NPU.
+        expansion: ``HCCL_OP_EXPANSION_MODE``; empty where it is not set.
+    """
+    planned = tuple(captures)
+    limit, wanted = limit_of(soc), needed(planned, expansion=expansion)
+    if wanted <= limit - _RESERVE:
+        return ""
+    aiv = expansion == "AIV"
+    largest = sorted(planned, key=lambda one: -one.num_graphs * _streams_of(one, aiv=aiv))
+    listed = ", ".join(
+        f"{one.name}: {one.num_graphs} graphs of {_streams_of(one, aiv=aiv)} streams" for one in largest[:3]
+    )
+    return (
+        f"captures will take about {wanted} streams ({listed}), and {limit - _RESERVE} of this NPU's {limit} "
+        "are for graphs: captures beyond them fail with error 207008 or 207005, and run without capture. "
+        f"{REMEDY}"
+    )
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an error says that the NPU has no stream left; so may one of an error's causes."""
+    found: BaseException | None = error
+    while found is not None:
+        if re.search(_EXHAUSTED, str(found)):
+            return True
+        found = found.__cause__
+    return False
+
+
+def _streams_of(captures: Captures, *, aiv: bool) -> int:
+    """Streams of one graph: its own, those of its communicators, and those that the model asks for."""
+    per_group = _PER_GROUP_AIV if aiv else _PER_GROUP
+    return 1 + len(captures.roles) * per_group + captures.num_side_streams
+
 
 # File name in the code that engine graph writes; each operator stands there on a line of its own.
 _GENERATED = "<warmrank graph>"
@@ -42,7 +153,7 @@ def not_capturable(error: RuntimeError, kind: str) -> Exception:
     """What to raise for an error in a capture whose warm-up succeeded: a lack of memory stays what it is."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
-    if kind == "npu" and streams.exhausted(error):
+    if kind == "npu" and exhausted(error):
         return _no_stream_left(error)
     operator = failing_operator(error)
     named = f"operator {operator}" if operator else "the graph (its traceback names no operator)"
@@ -60,7 +171,7 @@ def refuse_exhausted(error: RuntimeError, kind: str) -> None:
     Raises:
         NotCapturable: they did.
     """
-    if kind == "npu" and streams.exhausted(error):
+    if kind == "npu" and exhausted(error):
         raise _no_stream_left(error) from error
 
 
@@ -68,7 +179,7 @@ def _no_stream_left(error: RuntimeError) -> NotCapturable:
     reason = str(error).partition("\n")[0]
     msg = (
         "the NPU has no stream left for another captured graph (or, with error 207005, no memory): "
-        f"{reason}. {streams.REMEDY}"
+        f"{reason}. {REMEDY}"
     )
     return NotCapturable(msg, operator="", exhausted="streams")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from warmrank.worker.engines import Engine, engine_named
 from warmrank.worker.errors import BadConfig
-from warmrank.worker.target import target
+from warmrank.worker.keys.environment import target
 
 if TYPE_CHECKING:
     from warmrank.worker.cache_options import EngineChoice

@@ -16,7 +16,6 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from warmrank.cache_store.cache_dir.private_files import discard_tree
-from warmrank.worker.engine_files import KernelFiles
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.torchair_code import Own, Written, bound, put_back
 from warmrank.worker.engines.torchair_vendor import (
@@ -30,6 +29,7 @@ from warmrank.worker.engines.torchair_vendor import (
     written_privately,
 )
 from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.node_caches import KernelFiles
 
 _GRAPH_NAME = "__compiled_fn"
 

@@ -1,29 +1,44 @@
-"""Gears in one compile: how it is traced, what is refused, what the artifact says; compile time only."""
+"""Gears in one compile: how a call is traced, what is refused, and the artifact's `GearFacts`."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from warmrank.worker.cache_options import OnGearMiss
-from warmrank.worker.gears.carried import carried, geared_arguments
-from warmrank.worker.gears.misses import refuse_arguments, refuse_miss
-from warmrank.worker.gears.record import TracedGears, record, settled, unlike_traced
+from warmrank.worker.errors import GearError
+from warmrank.worker.gears.carried import Gears, carried, geared_arguments
+from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, evaluate, hold, merged
+from warmrank.worker.gears.rules import condition_text, membership, refuse_arguments, refuse_miss
 from warmrank.worker.gears.runner import refuse_unpaddable
+from warmrank.worker.graph_facts import MUTATED, USER
 from warmrank.worker.guards.check import node_values
-from warmrank.worker.torch_private.symbols import marks_obeyed, refuse_constant
+from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.symbols import (
+    Symbols,
+    free_symbols,
+    marks_obeyed,
+    other_shape,
+    refuse_constant,
+    size_text,
+)
 from warmrank.worker.values import Value
 from warmrank.worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
-    import torch
-
     from warmrank.worker.graph_facts import GraphFacts
     from warmrank.worker.guards.model import PortableGuards
     from warmrank.worker.torch_private.lowering import LoweredGraph
+
+_log = logging.getLogger("torchair")
 
 
 class GearCompile(Value):
@@ -123,3 +138,214 @@ def _hints(tensor: torch.Tensor, gears: Mapping[int, Sequence[int]]) -> dict[int
         gear = min(size for size in sizes if size >= tensor.shape[dim])
         hints[dim] = gear if gear > 1 else max(sizes)
     return hints
+
+
+_SIZE = re.compile(r"\bp(\d+)\(\)\[(\d+)\]")
+
+
+class TracedGears(Value):
+    """A geared tensor of a trace: Dynamo's name of it, its node in the guards' table, and its gears."""
+
+    source: str
+    node: int
+    gears: Gears
+
+
+def record(
+    lowered: LoweredGraph, facts: GraphFacts, geared: Sequence[TracedGears], policy: str
+) -> GearFacts | None:
+    """The gears of a traced graph; None if no geared dimension is a size that the graph depends on.
+
+    Raises:
+        GearError: the gears cannot be merged.
+    """
+    symbols = Symbols(lowered)
+    axes = [axis for item in geared for axis in _axes(lowered, symbols, item)]
+    if not axes:
+        return None
+    names = [f"{readable(axis.source)} dimension {axis.dim}" for axis in axes]
+    combinations = merged([axis.gears for axis in axes], policy, names)
+    own = frozenset(axis.symbol for axis in axes)
+    numbers = [(index, value) for index, value in enumerate(symbols.values) if free_symbols(value)]
+    result = GearFacts(
+        axes=tuple(axes),
+        combinations=combinations,
+        inputs=tuple(_inputs(axes, symbols)),
+        numbers=tuple((index, size_text(value)) for index, value in numbers if free_symbols(value) & own),
+        bound=tuple(
+            (size_text(value), index)
+            for index, value in numbers
+            if free_symbols(value) == {size_text(value)} - own
+        ),
+        outputs=tuple(map(_output, symbols.outputs)),
+    )
+    result = replace(
+        result,
+        ahead=all(facts.input_classes[item.position] == USER for item in result.inputs)
+        and bool(result.inputs),
+        unpaddable=_unpaddable(result, lowered, facts),
+    )
+    return replace(result, combinations=tuple(sorted(combinations, key=lambda item: _order(result, item))))
+
+
+def _axes(lowered: LoweredGraph, symbols: Symbols, geared: TracedGears) -> list[Axis]:
+    sources = {item.source: index for index, item in enumerate(lowered.inputs)}
+    found = []
+    for dim, sizes in sorted(geared.gears.items()):
+        symbol = symbols.of_size(geared.source, dim)
+        position = sources.get(geared.source, -1)
+        number = sources.get(f"{geared.source}.size()[{dim}]", -1)
+        if symbol and max(position, number) >= 0:
+            found.append(
+                Axis(
+                    source=geared.source,
+                    node=geared.node,
+                    dim=dim,
+                    gears=sizes,
+                    symbol=symbol,
+                    position=position,
+                    number=number,
+                )
+            )
+    return found
+
+
+def _inputs(axes: Sequence[Axis], symbols: Symbols) -> list[GearedInput]:
+    found = []
+    for position in sorted({axis.position for axis in axes if axis.position >= 0}):
+        value = symbols.values[position]
+        found.append(
+            GearedInput(
+                position=position,
+                sizes=tuple(map(size_text, value.shape)),
+                strides=tuple(map(size_text, value.stride())),
+            )
+        )
+    return found
+
+
+def _output(value: Any) -> tuple[str, ...] | str | None:
+    if isinstance(value, torch.Tensor):
+        return tuple(map(size_text, value.shape))
+    return size_text(value) if isinstance(value, torch.SymInt) else None
+
+
+def _order(gears: GearFacts, combination: Combination) -> tuple[int, Combination]:
+    """Largest first: by the elements of the geared tensors, then by size."""
+    known = dict(zip((axis.symbol for axis in gears.axes), combination, strict=True))
+    known |= {symbol: 1 for symbol, _ in gears.bound}
+    elements = sum(math.prod(evaluate(size, known) for size in item.sizes) for item in gears.inputs)
+    return -elements, tuple(-size for size in combination)
+
+
+def _unpaddable(gears: GearFacts, lowered: LoweredGraph, facts: GraphFacts) -> str:
+    """Why inputs of this graph cannot be padded; empty if they can."""
+    if facts.data_dependent:
+        return f"{facts.data_dependent}'s result depends on data"
+    if facts.random:
+        return f"{facts.random} draws random numbers, and a larger graph draws others"
+    for item, kind in zip(lowered.inputs, facts.input_classes, strict=True):
+        if kind == MUTATED:
+            return f"the function writes to {readable(item.source)}, and padded rows would be written as well"
+    for geared in gears.inputs:
+        source = readable(lowered.inputs[geared.position].source)
+        if facts.input_classes[geared.position] != USER:
+            return f"{source} has gears, and is state of the module or shares memory with an output"
+        if "0" in geared.strides:
+            return f"elements of {source} share memory (expand)"
+    return _unknown_size(gears, lowered)
+
+
+def _unknown_size(gears: GearFacts, lowered: LoweredGraph) -> str:
+    """Which size cannot be told from the sizes of the inputs, in words; empty if all can."""
+    symbols = Symbols(lowered)
+    known = {axis.symbol for axis in gears.axes} | {symbol for symbol, _ in gears.bound}
+    for index, _ in gears.numbers:
+        if free_symbols(symbols.values[index]) - known:
+            return (
+                f"{readable(lowered.inputs[index].source)} depends on a geared size and on an unknown number"
+            )
+    for index, value in enumerate(symbols.outputs):
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        if any(free_symbols(size) - known for size in sizes):
+            return f"the size of output {index} cannot be told from the sizes of the inputs"
+    return ""
+
+
+def settled(
+    gears: GearFacts, guards: PortableGuards, sizes: Combination, unlike: Mapping[Combination, str]
+) -> tuple[GearFacts, PortableGuards]:
+    """Gears and guards that fit each other: the combinations stand in the place of conditions on axes.
+
+    Args:
+        gears: as `record` gave them.
+        guards: of the same trace.
+        sizes: of the axes in the call that was traced.
+        unlike: combinations with which the graph does something else than was traced, and what.
+
+    Raises:
+        GearError: the traced code can run with none of the combinations, or not with this call's.
+    """
+    symbols = {(axis.node, axis.dim): axis.symbol for axis in gears.axes}
+    conditions, kept, mixed = [], [], ""
+    for expression, used in guards.shapes:
+        text = _SIZE.sub(lambda match: _symbol(match, guards, symbols), expression)
+        if not re.search(r"\bp\d+\b", text):
+            conditions.append(text)
+        else:
+            kept.append((expression, used))
+            if text != expression and not _on_strides(guards, text):
+                mixed = expression
+    held = {
+        item: hold(conditions, _values(gears, item)) or unlike.get(item, "") for item in gears.combinations
+    }
+    allowed = tuple(item for item in gears.combinations if not held[item])
+    dropped = tuple(item for item in gears.combinations if held[item])
+    for item in dropped:
+        _log.info(
+            "gears %s are dropped: the traced code asks for %s", item, condition_text(gears, held[item])
+        )
+    if sizes in dropped or not allowed:
+        reason = condition_text(gears, held.get(sizes) or held[dropped[0]])
+        msg = (
+            f"gears {sizes} cannot be compiled together with the others: the traced code asks for {reason}. "
+            "Write the code for all of them, or take these gears out."
+        )
+        raise GearError(msg, found=repr(sizes), reason=reason)
+    final = replace(
+        gears,
+        combinations=allowed,
+        dropped=dropped,
+        conditions=tuple(conditions),
+        unpaddable=gears.unpaddable
+        or (f"a size has to agree with another number ({mixed})" if mixed else ""),
+    )
+    return final, replace(guards, shapes=(*kept, membership(final)))
+
+
+def _symbol(match: re.Match[str], guards: PortableGuards, symbols: dict[tuple[int, int], str]) -> str:
+    parent, step, argument = guards.nodes[int(match[1])]
+    name = symbols.get((parent, int(match[2]))) if (step, argument) == ("attr", "size") else None
+    return name or match[0]
+
+
+def _on_strides(guards: PortableGuards, text: str) -> bool:
+    """Whether all that a condition asks beside axes are strides."""
+    nodes = [guards.nodes[int(index)] for index in re.findall(r"\bp(\d+)\b", text)]
+    return all((step, argument) == ("attr", "stride") for _, step, argument in nodes)
+
+
+def _values(gears: GearFacts, sizes: Combination) -> dict[str, int]:
+    return dict(zip((axis.symbol for axis in gears.axes), sizes, strict=True))
+
+
+def unlike_traced(lowered: LoweredGraph, gears: GearFacts) -> dict[Combination, str]:
+    """Combinations with a size of 1 for which an operation gives another shape than was traced.
+
+    The trace did not tell 1 from other sizes, but ``squeeze`` and its like do.
+    """
+    return {
+        item: reason
+        for item in gears.combinations
+        if 1 in item and (reason := other_shape(lowered, _values(gears, item)))
+    }

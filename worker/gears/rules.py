@@ -1,4 +1,4 @@
-"""Which artifact a call may use, by gears: the conditions that they add to the guards. Pure.
+"""Which artifact a call may use, by gears, and what is said of a shape that is no gear.
 
 ======================  ====================================================================
 artifact                may be used for a call
@@ -14,14 +14,22 @@ In all cases with gears the sizes must be one of the combinations, or lie under 
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.cache_options import OnGearMiss
-from warmrank.worker.gears.carried import any_set
-from warmrank.worker.gears.model import GearFacts
+from warmrank.worker.errors import GearError
+from warmrank.worker.gears.carried import any_set, carried
+from warmrank.worker.gears.model import Combination, GearFacts, hold
+from warmrank.worker.guards.check import node_values
+from warmrank.worker.guards.inputs import compile_input_check
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.torch_private.source_names import readable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -116,3 +124,118 @@ def compile_carries_none(guards: PortableGuards, function: FunctionType) -> Call
         (node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor"
     )
     return compile_input_check(replace(guards, checks=tensors, shapes=()), function)
+
+
+_SHOWN = 12
+
+
+def condition_text(gears: GearFacts, condition: str) -> str:
+    """A condition on symbols as a reader would write it."""
+    for axis in gears.axes:
+        condition = re.sub(rf"\b{axis.symbol}\b", f"{axis.source}.size({axis.dim})", condition)
+    return readable(condition)
+
+
+def refuse_miss(gears: GearFacts, sizes: Combination, on_miss: OnGearMiss) -> None:
+    """Refuse sizes that no gear stands for.
+
+    Raises:
+        GearError: it names the inputs, dimensions and sizes, what is allowed, and what to do.
+    """
+    combinations = gears.combinations
+    if sizes in combinations or (on_miss == "pad" and gears.gear_of(sizes)):
+        return
+    found = ", ".join(
+        f"{readable(axis.source)} dimension {axis.dim} is {size}"
+        for axis, size in zip(gears.axes, sizes, strict=True)
+    )
+    why = ""
+    values = dict(zip((axis.symbol for axis in gears.axes), sizes, strict=True))
+    unmet = hold(gears.conditions, values)
+    if unmet:
+        why = f" What was compiled asks for {condition_text(gears, unmet)}, which does not hold for them."
+    shown = ", ".join(map(str, combinations[:_SHOWN])) + (", ..." if len(combinations) > _SHOWN else "")
+    msg = f"no gear for these sizes: {found}; allowed combinations: {shown}.{why} {_remedy(on_miss)}"
+    raise GearError(msg, sizes=sizes, allowed=combinations)
+
+
+def _remedy(on_miss: OnGearMiss) -> str:
+    if on_miss == "pad":
+        return (
+            "Padding only goes up to a larger gear, where the code is the same for both sizes: give "
+            "set_dim_gears a gear that is as large as this."
+        )
+    return (
+        "Pad the inputs to a gear, give set_dim_gears a gear of this size, or let cache_compile pad "
+        '(on_gear_miss="pad", for functions whose rows do not depend on each other).'
+    )
+
+
+def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, policy: str) -> None:
+    """Refuse, before anything is traced, tensors whose own sizes are none of the gears that they carry.
+
+    Raises:
+        GearError: it names tensor, dimension and size, the gears, and what to do.
+    """
+    for where, tensor in geared:
+        for dim, gears in (carried(tensor) or {}).items():
+            size = tensor.shape[dim]
+            if size in gears or (on_miss == "pad" and size <= max(gears)):
+                continue
+            msg = (
+                f"{where}: dimension {dim} is {size}, which is none of its gears {gears} (merged by "
+                f"{policy!r}). {_remedy(on_miss)}"
+            )
+            raise GearError(msg, input=where, dim=str(dim), found=str(size), allowed=repr(gears))
+
+
+class LoadedGears:
+    """What an artifact's gears, or its lack of any, mean for calls of one function."""
+
+    def __init__(
+        self,
+        gears: GearFacts | None,
+        guards: PortableGuards,
+        function: FunctionType,
+        on_miss: OnGearMiss,
+    ) -> None:
+        self.gears = gears
+        self.rule = GearRule(on_miss=on_miss, learned=True)
+        self._guards = guards
+        self._function = function
+
+    @property
+    def guards(self) -> PortableGuards:
+        """The artifact's guards for calls in this process."""
+        return self._guards if self.gears is None else call_guards(self._guards, self.gears, self.rule)
+
+    def suit(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call that fits the guards may run an artifact that was made without gears."""
+        return self.gears is not None or not any_set() or self._carries_none(module, *args, **kwargs)
+
+    def refuse_miss(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call that would fit, were its geared sizes others.
+
+        Tensors that carry the gears may bring a combination that was dropped: it is compiled on its own.
+
+        Raises:
+            GearError: it names inputs, dimensions and sizes, what is allowed, and what to do.
+        """
+        if self.gears is None or not self._fits_any_size(module, *args, **kwargs):
+            return
+        bound = inspect.signature(self._function).bind(module, *args, **kwargs)
+        bound.apply_defaults()
+        values = node_values(self._guards.nodes, self._function, bound.arguments)
+        sizes = tuple(values[axis.node].shape[axis.dim] for axis in self.gears.axes)
+        if sizes in self.gears.dropped and all(carried(values[axis.node]) for axis in self.gears.axes):
+            return
+        refuse_miss(self.gears, sizes, self.rule.on_miss)
+
+    @cached_property
+    def _carries_none(self) -> Callable[..., bool]:
+        return compile_carries_none(self._guards, self._function)
+
+    @cached_property
+    def _fits_any_size(self) -> Callable[..., bool]:
+        assert self.gears is not None  # noqa: S101 - asked before
+        return compile_input_check(any_size(self._guards, self.gears), self._function)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.code_digests import forget_types, type_name
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.gears.carried import carried, encoded
 from warmrank.worker.guards import ambient, asked, constants
@@ -19,7 +18,8 @@ from warmrank.worker.guards.model import Check, PortableGuards
 from warmrank.worker.guards.paths import MISSING, Node, resolve, root_names, text
 from warmrank.worker.guards.plain_types import plain_type
 from warmrank.worker.guards.words import describe_failure, describe_shape, tensor_differences
-from warmrank.worker.present_sources import changed
+from warmrank.worker.keys.code import forget_types, type_name
+from warmrank.worker.keys.reachable import changed
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)

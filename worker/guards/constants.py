@@ -15,8 +15,8 @@ import re
 import types
 from typing import Any
 
-from warmrank.worker.code_digests import function_digest, globals_module, is_pinned_module, type_name
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import function_digest, globals_module, is_pinned_module, type_name
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}

@@ -19,15 +19,15 @@ from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
 
-from warmrank.worker.code_digests import (
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards import constants
+from warmrank.worker.keys.code import (
     code_digest,
     function_digest,
     globals_module,
     is_pinned_module,
     type_name,
 )
-from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards import constants
 
 _ADDRESS = " at 0x"
 

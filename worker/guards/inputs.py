@@ -23,8 +23,8 @@ from warmrank.worker.guards.model import Check, PortableGuards
 from warmrank.worker.guards.once import cheap_globals
 from warmrank.worker.guards.paths import STEPS, Node, resolve, root_names
 from warmrank.worker.guards.plain_types import plain_type
-from warmrank.worker.sources import type_name
-from warmrank.worker.target import target
+from warmrank.worker.keys.environment import target
+from warmrank.worker.keys.sources import type_name
 
 Others = Mapping[int, frozenset[int]]
 

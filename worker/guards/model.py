@@ -19,7 +19,7 @@ from typing import Any
 
 from warmrank.worker.guards.asked import Call
 from warmrank.worker.guards.paths import Node
-from warmrank.worker.sources import TracedSource
+from warmrank.worker.keys.sources import TracedSource
 from warmrank.worker.values import Value
 
 Check = tuple[int, str, Any]

@@ -11,8 +11,8 @@ import sys
 from types import FunctionType, ModuleType
 from typing import Any
 
-from warmrank.worker.code_digests import is_pinned_module
 from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.keys.code import is_pinned_module
 
 _FLAG = "training"
 _CHEAP = frozenset({"none", "not_none", "tensor", "gears", "geared"})

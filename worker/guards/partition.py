@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.code_digests import globals_module, is_pinned_module
 from warmrank.worker.guards.model import Check
 from warmrank.worker.guards.paths import MISSING, Node
+from warmrank.worker.keys.code import globals_module, is_pinned_module
 
 # Values whose identity says nothing: equal ones serve as well.
 _INTERCHANGEABLE = (

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.code_digests import type_name
 from warmrank.worker.errors import WorkerError
 from warmrank.worker.gears.carried import carried, encoded
 from warmrank.worker.guards import constants
 from warmrank.worker.guards.model import Check, PortableGuards
 from warmrank.worker.guards.paths import MISSING, text
 from warmrank.worker.guards.plain_types import plain_type
+from warmrank.worker.keys.code import type_name
 
 MAX_SHOWN = 80
 MAX_REASONS_SHOWN = 3

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.code_digests import is_pinned_module
+from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import wrapped
 

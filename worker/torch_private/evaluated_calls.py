@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import torch
 
-from warmrank.worker.code_digests import is_pinned_module, package_of
+from warmrank.worker.keys.code import is_pinned_module, package_of
 from warmrank.worker.torch_private.patching import wrapped
 from warmrank.worker.values import Value
 

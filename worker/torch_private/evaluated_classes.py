@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from warmrank.worker.code_digests import is_pinned_module
+from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.evaluated_attributes import Note
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import wrapped

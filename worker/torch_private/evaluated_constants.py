@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from warmrank.worker.code_digests import globals_module, is_pinned_module
+from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.torch_private.patching import wrapped
 
 FACTS = {

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
 
-from warmrank.worker.code_digests import globals_module, is_pinned_module, layers
+from warmrank.worker.keys.code import globals_module, is_pinned_module, layers
 from warmrank.worker.torch_private.evaluated_attributes import with_subclasses
 from warmrank.worker.torch_private.evaluated_calls import Arguments
 from warmrank.worker.torch_private.patching import wrapped

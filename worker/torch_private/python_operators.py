@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.code_digests import is_pinned_module, package_of
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import is_pinned_module, package_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -146,7 +146,7 @@ def _is_pinned(function: Any) -> bool:
 
 def _module_at(file: str, operator: str) -> str:
     """The module of a file; empty for one in C++."""
-    from warmrank.worker.sources import modules_by_file
+    from warmrank.worker.keys.sources import modules_by_file
 
     if not file.endswith(".py") and not file.startswith("<"):
         return ""

@@ -21,8 +21,8 @@ from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
-from warmrank.worker.code_digests import globals_module
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import globals_module
 from warmrank.worker.values import Value
 
 _OF_THE_VENDOR = ("torch_npu", "torchair", "npugraph_ex")  # the version of torch_npu stands for theirs

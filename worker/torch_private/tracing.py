@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from warmrank.worker.code_digests import globals_read
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
+from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.config_reads import settings_read_by_value
 from warmrank.worker.torch_private.evaluated import Evaluations
 from warmrank.worker.torch_private.guard_tree import GuardTree

@@ -1,24 +1,30 @@
-"""The units of work of a rank: each call of the workload, and what becomes of it in the stages of a launch.
+"""The units of work of a rank: each call of the workload through the stages of a launch.
 
 A unit is named after its cached function (``Llama.decode``; a second call of the same function is
-``Llama.decode[1]``).
+``Llama.decode[1]``). An artifact that another node hands in lies where what a store offers lies, in no
+partition: the guards of each rank decide whether it fits. It brings the marks of its cache directory along,
+so a revocation reaches it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.errors import StoreError, UnwritableDisk
-from warmrank.worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
+from warmrank.cache_store.cache_dir.local import add_companion, add_variant
+from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+from warmrank.cache_store.errors import Corrupt, StoreError, UnwritableDisk
+from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, WorkerError, WorkloadError
 from warmrank.worker.function_lookup import OFFERED
 from warmrank.worker.lookup import Found, other_request
 from warmrank.worker.results import (
+    Failure,
     FunctionProbe,
     FunctionResult,
     Retraced,
@@ -33,12 +39,27 @@ if TYPE_CHECKING:
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.store import Store
     from warmrank.worker.artifact import Artifact
-    from warmrank.worker.audit import TracePrint
     from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.rank.audit import TracePrint
+    from warmrank.worker.rank.workload import Call
     from warmrank.worker.variant import StoredArtifact, Variant
-    from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """The files of one artifact.
+
+    Attributes:
+        data: of the artifact itself.
+        beside: of the files beside it, by name.
+        marks: of the cache directory that it comes from.
+    """
+
+    data: bytes
+    beside: Mapping[str, bytes]
+    marks: Marks
 
 
 @dataclass(slots=True)
@@ -151,7 +172,7 @@ class RankUnit:
         Raises:
             WorkloadError: it has none.
         """
-        from warmrank.worker.audit import print_of
+        from warmrank.worker.rank.audit import print_of
 
         stored = self.found.stored if self.variant is None and self.found is not None else None
         return print_of((stored or self.bound().stored).artifact)
@@ -172,7 +193,7 @@ class RankUnit:
         Raises:
             WorkerError: the function cannot be traced here.
         """
-        from warmrank.worker.audit import print_of
+        from warmrank.worker.rank.audit import print_of
 
         started, cpu_s = perf_counter(), process_time()
         # As in `compile`: a call that an earlier unit's artifact would cover is not traced.
@@ -192,7 +213,7 @@ class RankUnit:
         Raises:
             WorkerError: the function cannot be traced here.
         """
-        from warmrank.worker.audit import first_difference, print_of
+        from warmrank.worker.rank.audit import first_difference, print_of
 
         found = self.found or self.find()
         key = self.function.request().key
@@ -219,7 +240,7 @@ class RankUnit:
 
     def difference(self, trace: bytes) -> str:
         """The first difference between a trace of another rank and this rank's own, in words."""
-        from warmrank.worker.audit import TracePrint, first_difference
+        from warmrank.worker.rank.audit import TracePrint, first_difference
 
         own = self.outlined or self.trace()
         return first_difference(TracePrint.from_bytes(trace), own)
@@ -241,7 +262,7 @@ class RankUnit:
         if self.found is None or self.found.stored is None:
             self.found = self.find()
         if self.found.stored is None:
-            return self._refused(self.found.reason)
+            return self._refused(self.found.reason, Failure.MISSING)
         self.use(self.found, started=perf_counter())
         return self._finish()
 
@@ -252,11 +273,11 @@ class RankUnit:
         offered = self.function.offered(digest, store)
         if offered is None:
             missing = f"artifact {digest[:12]} is neither in the cache nor in the store"
-            return None, self._refused(missing)
+            return None, self._refused(missing, Failure.MISSING)
         wrong = other_request(offered, self.function.request())
         wrong = wrong or self.function.mismatches(offered, self.call.args, self.call.kwargs)
         if wrong:
-            return None, self._refused("; ".join(wrong), guard_failed=True)
+            return None, self._refused("; ".join(wrong), Failure.GUARDS)
         would = FunctionResult(function=self.name, ok=True, outcome="adopted", reason="", digest=digest)
         return offered, would
 
@@ -272,6 +293,28 @@ class RankUnit:
         reason = "" if own else where if partition == OFFERED else f"same as {partition}"
         self.use(Found(stored=offered, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()
+
+    def hand_out(self, digest: str) -> Handed | None:
+        """The artifact with this digest for other nodes, if this rank's cache directory has it."""
+        stored = self.function.offered(digest, None)
+        if stored is None:
+            return None
+        beside = {name: path.read_bytes() for name, path in stored.files().items()}
+        return Handed(data=stored.path.read_bytes(), beside=beside, marks=marks_of(self.function.root()))
+
+    def take_in(self, handed: Handed) -> None:
+        """Lay an artifact of another node into this one's cache directory.
+
+        Raises:
+            cache_store.errors.UnusableCache: the directory cannot be written.
+        """
+        place, root = self.function.place(), self.function.root()
+        ensure_cache_dir(root)
+        permit_copies(root, handed.marks.policy, handed.marks.signers)
+        directory = place.model_dir / OFFERED / place.function_dir.name
+        for name, data in handed.beside.items():
+            add_companion(directory, name, data)
+        add_variant(directory, handed.data)
 
     def later(self, name: str) -> RankUnit | None:
         """The same call as a unit of its own, if nothing that is loaded fits it any more; else None.
@@ -296,7 +339,7 @@ class RankUnit:
         except UnwritableDisk:
             raise  # no other unit, and no other attempt, could keep anything there
         except (WorkerError, StoreError) as error:
-            self.result = self._refused(f"{type(error).__name__}: {error}")
+            self.result = self._refused(f"{type(error).__name__}: {error}", failure_of(error))
         return self.result
 
     def timed(self, **seconds: float) -> FunctionResult:
@@ -311,9 +354,9 @@ class RankUnit:
             pool_bytes=captured.pool_bytes,
         )
 
-    def _refused(self, reason: str, *, guard_failed: bool = False) -> FunctionResult:
+    def _refused(self, reason: str, failure: Failure) -> FunctionResult:
         return FunctionResult(
-            function=self.name, ok=False, outcome="adopted", reason=reason, guard_failed=guard_failed,
+            function=self.name, ok=False, outcome="adopted", reason=reason, failure=failure,
             seconds=self.seconds,
         )  # fmt: skip
 
@@ -325,6 +368,15 @@ class RankUnit:
             result.seconds, load_s=result.seconds.load_s + looked_s, audit_s=self.seconds.audit_s
         )
         return replace(result, function=self.name, seconds=self.seconds)
+
+
+def failure_of(error: WorkerError | StoreError) -> Failure:
+    """The kind of a failure that was raised."""
+    if isinstance(error, CompileForbidden):
+        return Failure.FORBIDDEN
+    if isinstance(error, ArtifactCorrupt | Corrupt):
+        return Failure.CORRUPT
+    return Failure.STORE if isinstance(error, StoreError) else Failure.ERROR
 
 
 def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:

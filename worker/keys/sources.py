@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from warmrank.worker.code_digests import (
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import (
     class_digest,
     code_digest,
     digested_codes,
@@ -34,7 +35,6 @@ from warmrank.worker.code_digests import (
     type_name,
     with_inner,
 )
-from warmrank.worker.errors import NotPortable
 from warmrank.worker.values import Value
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A rank's captures: what it proposes to the driver, each step, and what its manifest says of them.
+"""A rank's captures: what it proposes, each step, the streams that they take, and its manifest's plan.
 
 All ranks capture in step, because graphs hold collectives: the driver gathers proposals, and hands every rank
 its part of one order (`orchestrator.launch.capture_order`).
@@ -6,18 +6,23 @@ its part of one order (`orchestrator.launch.capture_order`).
 
 from __future__ import annotations
 
+import ast
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from warmrank.worker.capture.direct import DirectRunner
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
+from warmrank.worker.devices.failures import Captures, problem
+from warmrank.worker.keys.environment import environment
 from warmrank.worker.results import CaptureProposal
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry
+    from warmrank.worker.artifact import Artifact
+    from warmrank.worker.rank.workload import Call
     from warmrank.worker.variant import Variant
-    from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
 
@@ -178,3 +183,49 @@ def _num_elements(call: Call) -> int:
 
     found = leaves((call.args, dict(call.kwargs)))
     return sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor))
+
+
+def stream_problem(units: Sequence[Unit], proposals: Sequence[CaptureProposal]) -> str:
+    """What to say of the streams of an NPU, before the first capture; empty where they suffice."""
+    return problem(
+        graphs_of(units, proposals),
+        soc=environment()["accelerator"],
+        expansion=settings().ascend.get("HCCL_OP_EXPANSION_MODE", ""),
+    )
+
+
+def graphs_of(units: Sequence[Unit], proposals: Sequence[CaptureProposal]) -> tuple[Captures, ...]:
+    """The graphs that these proposals make, by artifact: calls of equal shapes share one."""
+    by_name = {unit.name: unit for unit in units}
+    owners: dict[str, str] = {}
+    graphs: dict[str, set[str]] = {}
+    artifacts: dict[str, Artifact] = {}
+    for item in proposals:
+        unit = by_name[item.function]
+        if unit.variant is None:
+            continue
+        stored = unit.variant.stored
+        owners.setdefault(stored.sha256, unit.name)
+        graphs.setdefault(stored.sha256, set()).update((item.signature,) if item.planned else unit.signatures)
+        artifacts[stored.sha256] = stored.artifact
+    return tuple(
+        Captures(
+            name=owners[digest],
+            num_graphs=len(own),
+            roles=frozenset(artifacts[digest].roles),
+            num_side_streams=_num_side_streams(artifacts[digest].sections),
+        )
+        for digest, own in graphs.items()
+    )
+
+
+def _num_side_streams(sections: Mapping[str, bytes]) -> int:
+    """Streams that the model switches to (``npu_stream_switch``), which TorchAir lists in its code.
+
+    Each joins the capture of each graph, where the runtime makes a stream for it.
+    """
+    code = sections.get("torchair.py", b"").decode()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.keyword) and node.arg == "user_stream_label":
+            return len(node.value.elts) if isinstance(node.value, ast.Set | ast.List | ast.Tuple) else 0
+    return 0

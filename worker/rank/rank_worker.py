@@ -1,7 +1,7 @@
 """One rank of a launch: a plain object that the driver steps through the stages; it knows no Ray.
 
 Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `capture`, `first_call`,
-`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank_units`). Torch is
+`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank.rank_worker.units`). Torch is
 imported from `start` on, not before.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from warmrank.worker import rank_start
 from warmrank.worker.errors import WorkloadError
+from warmrank.worker.rank import start
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
@@ -36,16 +36,15 @@ if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
     from warmrank.cache_store.store import Store
     from warmrank.worker.cached_function import CachedFunction
-    from warmrank.worker.handover import Handed
-    from warmrank.worker.rank_spec import RankSpec
-    from warmrank.worker.rank_units import RankUnit
-    from warmrank.worker.workload import Workload
+    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.units import Handed, RankUnit
+    from warmrank.worker.rank.workload import Workload
 
 _log = logging.getLogger(__name__)
 
 
 class RankWorker:
-    """Steps one rank through a launch."""
+    """Steps one rank through a launch; see `worker.rank.rank_worker.Rank` for what each stage does."""
 
     def __init__(self, spec: RankSpec, store: Store | None) -> None:
         self._spec = spec
@@ -65,25 +64,22 @@ class RankWorker:
         Raises:
             DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
         """
-        self._groups = rank_start.bring_up(self._spec)
+        self._groups = start.bring_up(self._spec)
         if self._groups:
             self._owns_process_group = True
-            rank_start.name_groups(self._groups)
-        return rank_start.place_of(self._spec)
+            start.name_groups(self._groups)
+        return start.place_of(self._spec)
 
     def build(self) -> tuple[str, ...]:
-        """Import the entrypoint and build model and calls.
-
-        Returns:
-            Names of the units of work, in call order.
+        """Import the entrypoint and build model and calls; return the names of the units, in call order.
 
         Raises:
             WorkloadError: the entrypoint does not import, or returns something else than a workload.
         """
-        from warmrank.worker.rank_units import units_of
+        from warmrank.worker.rank.units import units_of
 
         with self._in_launch():
-            self._workload = rank_start.workload_of(self._spec, self._groups)
+            self._workload = start.workload_of(self._spec, self._groups)
         self._functions += [call.function for call in self._workload.calls]  # also of an earlier import
         self._units = units_of(self._workload.calls, Path(self._spec.cache_dir))
         self._calls = list(self._units.values())
@@ -93,10 +89,10 @@ class RankWorker:
         """Lay down what the launch says while user code runs, and note the cached functions that it makes."""
         from warmrank.worker.cache_options import launch_scope
 
-        return launch_scope.of(rank_start.defaults_of(self._spec), self._functions)
+        return launch_scope.of(start.defaults_of(self._spec), self._functions)
 
     def probe(self) -> tuple[FunctionProbe, ...]:
-        """Say for each unit what is asked for, and whether it is there. Compiles nothing."""
+        """Look each unit up."""
         return tuple(self._probe(unit) for unit in self._units.values())
 
     def _probe(self, unit: RankUnit) -> FunctionProbe:
@@ -110,7 +106,7 @@ class RankWorker:
         return unit.compile(self._store, withheld=self._spec.audited)
 
     def audit(self, functions: tuple[str, ...]) -> tuple[TraceResult, ...]:
-        """Trace units as their compile would, for a comparison with the traces of other ranks.
+        """Trace units as their compile would.
 
         Raises:
             WorkerError: one cannot be traced here.
@@ -134,9 +130,7 @@ class RankWorker:
 
     def hand_out(self, digests: Mapping[str, str]) -> dict[str, Handed | None]:
         """Artifacts for other nodes, by unit; None for one that is not here."""
-        from warmrank.worker.handover import hand_out
-
-        return {name: hand_out(self._units[name].function, digest) for name, digest in digests.items()}
+        return {name: self._units[name].hand_out(digest) for name, digest in digests.items()}
 
     def take_in(self, name: str, handed: Handed) -> None:
         """Keep a unit's artifact of another node, for all ranks of this one.
@@ -144,9 +138,7 @@ class RankWorker:
         Raises:
             cache_store.errors.UnusableCache: the cache directory cannot be written.
         """
-        from warmrank.worker.handover import take_in
-
-        take_in(self._units[name].function, handed)
+        self._units[name].take_in(handed)
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
         """Load what the probe found (or what was compiled here since)."""
@@ -181,19 +173,19 @@ class RankWorker:
             planned: of earlier launches.
             names: units to capture; None for all.
         """
-        from warmrank.worker import rank_captures
+        from warmrank.worker.rank import captures
 
         units = [
             unit
             for name, unit in self._units.items()
             if unit.variant is not None and (names is None or name in names)
         ]
-        self._proposed = rank_captures.propose(units, planned)
+        self._proposed = captures.propose(units, planned)
         return self._proposed
 
     def stream_problem(self) -> str:
-        """What the proposed captures will take too much of; see `worker.devices.streams`."""
-        from warmrank.worker.rank_streams import stream_problem
+        """What the proposed captures will take too much of; see `worker.devices.failures`."""
+        from warmrank.worker.rank.captures import stream_problem
 
         return stream_problem(tuple(self._units.values()), self._proposed)
 
@@ -203,11 +195,11 @@ class RankWorker:
         return (unit.guarded(functools.partial(self._capture, step=step)),)
 
     def _capture(self, unit: RankUnit, step: CaptureProposal) -> FunctionResult:
-        from warmrank.worker import rank_captures
+        from warmrank.worker.rank import captures
 
         bound = unit.bound()
         started = perf_counter()
-        rank_captures.capture(tuple(self._units.values()), step)
+        captures.capture(tuple(self._units.values()), step)
         seconds = perf_counter() - started
         _log.info("Captured %s in %.3f s: %s", unit.name, seconds, bound.runner.statistics)
         return unit.timed(capture_s=unit.seconds.capture_s + seconds)
@@ -245,11 +237,13 @@ class RankWorker:
         return unit_name(function.name, num)
 
     def verify(self) -> Verification:
-        """Compare the warm model with its reference, if the workload has one."""
-        from warmrank.worker.rank_check import check
+        """Compare the warm model with its reference, if the workload has one.
 
+        Raises:
+            WorkloadError: the rank was not built, or the check returned something else than a verification.
+        """
         with self._in_launch():
-            found = check(self._require_workload(), self._spec.entrypoint)
+            found = self._check()
         if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
             for function in self._functions:
                 for variant in function.variants:
@@ -267,8 +261,8 @@ class RankWorker:
 
     def _extra(self, function: CachedFunction) -> Iterator[FunctionResult]:
         """Make units of what was loaded or compiled beside the calls, so that the manifest names it."""
-        from warmrank.worker.rank_units import RankUnit, check_cache_dir
-        from warmrank.worker.workload import Call
+        from warmrank.worker.rank.units import RankUnit, check_cache_dir
+        from warmrank.worker.rank.workload import Call
 
         check_cache_dir(function, Path(self._spec.cache_dir))
         known = {unit.variant for unit in self._units.values()}
@@ -281,11 +275,21 @@ class RankWorker:
             self._units[name] = unit
             yield result
 
-    def _require_workload(self) -> Workload:
+    def _check(self) -> Verification:
         if self._workload is None:
             msg = f"rank {self._spec.rank} was not built yet; call build() before"
             raise WorkloadError(msg, rank=self._spec.rank)
-        return self._workload
+        if self._workload.check is None:
+            return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
+        found = self._workload.check()
+        if not isinstance(found, Verification):
+            entrypoint, kind = self._spec.entrypoint, type(found).__qualname__
+            msg = (
+                f"the check of {entrypoint} returned {kind}; expected a warmrank.Verification "
+                "(ok, max_error, tolerance, compared)"
+            )
+            raise WorkloadError(msg, entrypoint=entrypoint)
+        return found
 
     def keep_for_node(self, files: tuple[NodeFile, ...]) -> None:
         """Take node artifacts into the manifest of this rank, the first one of its node."""
@@ -293,28 +297,23 @@ class RankWorker:
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds."""
-        from warmrank.worker.manifests import with_node_files
+        from warmrank.worker.rank import captures, manifests
 
-        return with_node_files(self._own_manifest(), self._node_files)
-
-    def _own_manifest(self) -> PartitionManifest:
-        from warmrank.worker import rank_captures
-        from warmrank.worker.manifests import of_script, of_units
-
-        spec = self._spec
-        if not spec.entrypoint:
-            return of_script(spec)
-        units = tuple(self._units.values())
-        captured = rank_captures.captured(units)
-        listed = [(unit.name, unit.function, unit.bound().stored, captured[unit.name]) for unit in units]
-        return of_units(spec, listed)
+        if not self._spec.entrypoint:
+            found = manifests.of_script(self._spec)
+        else:
+            units = tuple(self._units.values())
+            captured = captures.captured(units)
+            listed = [(unit.name, unit.function, unit.bound().stored, captured[unit.name]) for unit in units]
+            found = manifests.of_units(self._spec, listed)
+        return manifests.with_node_files(found, self._node_files)
 
     def publish(self, launch_key: str) -> Published | None:
         """Put this rank's manifest and artifacts into the store; None without a store.
 
         What it shared right after compiling counts as new too.
         """
-        from warmrank.worker.manifests import publish
+        from warmrank.worker.rank.manifests import publish
 
         if self._store is None:
             return None
@@ -325,7 +324,7 @@ class RankWorker:
     def stop(self) -> None:
         """Take the process groups down."""
         if self._owns_process_group:
-            rank_start.take_down()
+            start.take_down()
             self._owns_process_group = False
         self._units.clear()
         self._workload = None

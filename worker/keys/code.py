@@ -53,7 +53,7 @@ _NEVER_FOREIGN = frozenset(
         types.MemberDescriptorType,
     }
 )
-# Classes whose members conditions of another kind compare (`worker.present_sources`).
+# Classes whose members conditions of another kind compare (`worker.keys.reachable`).
 _COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
 # Members of ``nn.Module`` that its source gives a second name.
 _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})

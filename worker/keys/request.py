@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from warmrank.cache_store.keys import key_of
 from warmrank.worker import artifact
 from warmrank.worker.configs.section import changed
-from warmrank.worker.environment import environment
-from warmrank.worker.instruction_set import instruction_set
-from warmrank.worker.reachable import reachable_digest
+from warmrank.worker.keys.environment import environment, instruction_set
+from warmrank.worker.keys.reachable import reachable_digest
 from warmrank.worker.torch_private.registered_converters import registered_converters
 from warmrank.worker.torch_private.registered_patterns import registered_patterns
 from warmrank.worker.values import Value

@@ -1,12 +1,52 @@
-"""Memory plans: what is needed at once does not overlap, and little is wasted."""
+"""Memory of captured graphs on the CPU: plans of blocks, segments, pools."""
 
 from __future__ import annotations
 
-import pytest
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.worker.devices.memory_plan import ALIGNMENT, Lifetime, aligned, planned
+from warmrank.worker.devices.memory import (
+    ALIGNMENT,
+    ArenaPool,
+    Lifetime,
+    Pools,
+    Segment,
+    aligned,
+    buffers,
+    new_handle,
+    planned,
+    tensor_in,
+)
+
+
+def test_tensor_in_a_block_keeps_its_memory_when_the_segment_is_gone() -> None:
+    segment = Segment(1 << 16)
+    tensor = tensor_in(segment.block(0, 1 << 16), 0, (1 << 14,), (1,), torch.float32).fill_(3.0)
+    del segment
+    gc.collect()
+    others = [torch.zeros(1 << 14) for _ in range(8)]
+    assert tensor.eq(3.0).all()
+    assert not any(other.any() for other in others)
+
+
+def test_buffers_never_lie_where_an_input_lies() -> None:
+    pool = ArenaPool()
+    first = buffers(pool, [torch.ones(4)], frozenset({0}))
+    second = buffers(pool, [first.values[0] * 0, first.values[0]], frozenset({0, 1}))
+    assert torch.equal(first.values[0], torch.ones(4))
+    assert second.segment is not first.segment
+
+
+def test_threads_that_ask_with_one_handle_get_one_pool() -> None:
+    pools = Pools()
+    handle = new_handle()
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: pools.pool(handle), range(200)))
+    assert len({id(pool) for pool in found}) == 1
 
 
 def block(size_bytes: int, first: int, last: int) -> Lifetime:
@@ -55,23 +95,3 @@ def test_plan_lies_between_what_is_needed_at_once_and_what_is_needed_in_all(bloc
 def test_chain_of_equal_blocks_needs_two() -> None:
     blocks = [block(1000, step, step + 1) for step in range(50)]
     assert planned(blocks).size_bytes == 2 * aligned(1000)
-
-
-def test_free_neighbours_make_room_for_a_larger_block() -> None:
-    blocks = [block(64, 0, 1), block(64, 0, 1), block(128, 2, 3)]
-    assert planned(blocks).size_bytes == 128
-
-
-def test_smallest_range_that_is_large_enough_is_taken() -> None:
-    blocks = [block(256, 0, 1), block(64, 0, 4), block(64, 0, 1), block(64, 0, 4), block(64, 2, 3)]
-    plan = planned(blocks)
-    assert plan.offsets[4] == plan.offsets[2]
-
-
-@pytest.mark.parametrize(("size_bytes", "expected"), [(0, 0), (1, 64), (64, 64), (65, 128)])
-def test_sizes_are_rounded_up(size_bytes: int, expected: int) -> None:
-    assert aligned(size_bytes) == expected
-
-
-def test_no_blocks_need_no_memory() -> None:
-    assert planned([]).size_bytes == 0

@@ -18,7 +18,7 @@ from warmrank.worker.results import FunctionResult
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank.start import RankSpec
 
 _log = logging.getLogger(__name__)
 _TAIL_LINES = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
@@ -15,10 +15,10 @@ from warmrank.cache_store.records.manifest import (
     utc_now,
 )
 from warmrank.worker import journal
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 from warmrank.worker.node_collecting import entries
+from warmrank.worker.rank.script import journal_of
 from warmrank.worker.results import Published
-from warmrank.worker.script import journal_of
 from warmrank.worker.withheld import is_withheld
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.store import Store
     from warmrank.worker.cached_function import CachedFunction
-    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank.start import RankSpec
     from warmrank.worker.variant import StoredArtifact
 
 _log = logging.getLogger(__name__)
@@ -49,23 +49,19 @@ def of_units(
                 runtime_state=stored.artifact.guards.runtime_state,
             )
         )
-        path = _listed(name, stored.path, Path(spec.cache_dir))
-        if path is None or is_withheld(stored.path.parent, stored.sha256):
-            continue
-        artifacts.setdefault(
-            path,
-            ArtifactEntry(
-                function=name,
-                path=path,
-                request_key=asked.key,
-                provenance=stored.artifact.provenance(),
-                sha256=stored.sha256,
-                size_bytes=stored.size_bytes,
-            ),
+        listed = _listed(
+            stored.path,
+            Path(spec.cache_dir),
+            function=name,
+            request_key=asked.key,
+            provenance=stored.artifact.provenance(),
+            sha256=stored.sha256,
+            size_bytes=stored.size_bytes,
+            files=[(file.name, file.sha256, file.size_bytes) for file in stored.artifact.files],
         )
-        files = [(file.name, file.sha256, file.size_bytes) for file in stored.artifact.files]
-        artifacts |= _files_beside(artifacts[path], files)
-        captures += [CaptureEntry(function=name, signature=signature) for signature in captured]
+        if listed:
+            artifacts |= {path: entry for path, entry in listed.items() if path not in artifacts}
+            captures += [CaptureEntry(function=name, signature=signature) for signature in captured]
     return _manifest(spec.rank, spec.world_size, requests, artifacts, captures)
 
 
@@ -95,18 +91,16 @@ def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path
         requests[result.function, frozenset(state.items())] = RequestEntry(
             function=result.function, key=key, components=details["components"], runtime_state=state
         )
-        path = _listed(result.function, Path(result.path), root)
-        if path is None or is_withheld(Path(result.path).parent, result.digest):
-            continue
-        artifacts[path] = ArtifactEntry(
+        artifacts |= _listed(
+            Path(result.path),
+            root,
             function=result.function,
-            path=path,
             request_key=key,
             provenance=details["provenance"],
             sha256=result.digest,
             size_bytes=result.size_bytes,
+            files=details["files"],
         )
-        artifacts |= _files_beside(artifacts[path], details["files"])
     return _manifest(rank, world_size, list(requests.values()), artifacts, [])
 
 
@@ -116,17 +110,6 @@ def with_node_files(manifest: PartitionManifest, files: Collection[NodeFile]) ->
         return manifest
     fields = {name: value for name, value in manifest if name != "format"}
     return PartitionManifest(**{**fields, "artifacts": (*manifest.artifacts, *entries(files))})
-
-
-def _files_beside(entry: ArtifactEntry, files: Iterable[tuple[str, str, int]]) -> dict[str, ArtifactEntry]:
-    """Entries of the files that belong to an artifact, given its own entry, by path."""
-    directory = entry.path.rpartition("/")[0]
-    return {
-        f"{directory}/{name}": entry.model_copy(
-            update={"path": f"{directory}/{name}", "sha256": sha256, "size_bytes": size_bytes}
-        )
-        for name, sha256, size_bytes in files
-    }
 
 
 def _manifest(
@@ -148,17 +131,30 @@ def _manifest(
     )
 
 
-def _listed(function: str, path: Path, root: Path) -> str | None:
-    """An artifact's path below the launch's cache directory; None for one that is abandoned or elsewhere."""
+def _listed(
+    path: Path, root: Path, *, files: Iterable[tuple[str, str, int]], **fields: Any
+) -> dict[str, ArtifactEntry]:
+    """Entries of an artifact and its files, by path; none if it is withheld, abandoned or lies elsewhere."""
     if not path.is_file():
-        return None
+        return {}
     found, wanted = path.resolve(), root.resolve()
     if not found.is_relative_to(wanted):
         _log.warning(
-            "%s is not published: its cache %s lies outside of the launch's %s", function, path, root
+            "%s is not published: its cache %s lies outside of the launch's %s",
+            fields["function"],
+            path,
+            root,
         )
-        return None
-    return found.relative_to(wanted).as_posix()
+        return {}
+    if is_withheld(path.parent, fields["sha256"]):
+        return {}
+    relative = found.relative_to(wanted)
+    entry = ArtifactEntry(path=relative.as_posix(), **fields)
+    beside = ((relative.with_name(name).as_posix(), sha256, size) for name, sha256, size in files)
+    return {entry.path: entry} | {
+        name: entry.model_copy(update={"path": name, "sha256": sha256, "size_bytes": size})
+        for name, sha256, size in beside
+    }
 
 
 def publish(

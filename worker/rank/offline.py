@@ -16,18 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.worker import rank_start
-from warmrank.worker.code_digests import package_of
 from warmrank.worker.errors import NeedsValues, NotPortable
 from warmrank.worker.guards.asked import asks_for_rank
-from warmrank.worker.rank import RankWorker
+from warmrank.worker.keys.code import package_of
+from warmrank.worker.keys.environment import Target, building_for
+from warmrank.worker.rank import start
+from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
-from warmrank.worker.target import Target, building_for
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import PartitionManifest
-    from warmrank.worker.rank_spec import RankSpec
-    from warmrank.worker.rank_units import RankUnit
+    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.units import RankUnit
 
 
 class OfflineRank(RankWorker):
@@ -58,16 +58,15 @@ class OfflineRank(RankWorker):
             DeviceUnavailable: this torch cannot trace for the device kind.
             TorchUnsupported: a fact about torch does not hold on which an offline build relies.
         """
-        from warmrank.worker import process_groups
         from warmrank.worker.devices import backend_for
         from warmrank.worker.torch_private import facts
 
         facts.require("offline")
         self._exits.enter_context(building_for(self._machines))
         backend_for(self._spec.device_kind).device(self._spec.local_rank)
-        self._groups = process_groups.pretend(self._spec)
+        self._groups = start.pretend_groups(self._spec)
         self._owns_process_group = True
-        rank_start.name_groups(self._groups)
+        start.name_groups(self._groups)
         return RankPlace(
             rank=self._spec.rank,
             host=socket.gethostname(),
@@ -118,7 +117,7 @@ class OfflineRank(RankWorker):
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds; nothing is captured."""
-        from warmrank.worker.manifests import of_units
+        from warmrank.worker.rank.manifests import of_units
 
         listed = [
             (name, unit.function, unit.variant.stored, ())
@@ -202,7 +201,7 @@ def _place_of(error: BaseException) -> str:
     while step is not None:
         code = step.tb_frame.f_code
         module = str(step.tb_frame.f_globals.get("__name__", ""))
-        if module == "warmrank.worker.reachable":
+        if module == "warmrank.worker.keys.reachable":
             return " that a pass or a decomposition of its configuration holds"
         if package_of(module) not in ("torch", "warmrank.worker", "contextlib"):
             found = f" ({Path(code.co_filename).name}:{step.tb_lineno} in {code.co_name})"

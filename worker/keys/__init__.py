@@ -1,0 +1,1 @@
+"""What decides whether an artifact fits: environment, code and configuration, as parts of a request key."""

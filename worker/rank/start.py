@@ -1,0 +1,231 @@
+"""What the driver tells a rank, and how the rank comes up: device, process groups, workload."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from warmrank.worker.ascend import hccl
+from warmrank.worker.errors import PortInUse
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.results import RankPlace
+from warmrank.worker.settings import settings
+from warmrank.worker.values import Value
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from warmrank.worker.cache_options import LaunchDefaults
+    from warmrank.worker.rank.workload import RankContext, Workload
+
+
+class RankSpec(Value):
+    """What the driver tells one rank.
+
+    Attributes:
+        rank: global rank, from 0.
+        world_size: number of ranks.
+        local_rank: rank within its node.
+        local_world_size: ranks on its node.
+        node_rank: number of its node.
+        master_addr: address of rank 0's node.
+        master_port: free port there; 0 where no process groups are wanted.
+        device_kind: ``cpu``, ``cuda`` or ``npu``.
+        groups: role -> the ranks of every group of that role; every rank is in one group of each role.
+        entrypoint: ``module:function``; empty for a script.
+        arguments: keyword arguments of the entrypoint.
+        cache_dir: the rank's cache directory.
+        guards: ``once``, ``always`` or ``skip``.
+        timeout_s: time-out of collectives, in seconds.
+        no_compile: a miss is an error, wherever on this rank it comes up.
+        engine: ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say.
+        audited: what is compiled is compared with other ranks' traces before they adopt it.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    device_kind: str
+    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    entrypoint: str
+    arguments: Mapping[str, Any]
+    cache_dir: str
+    guards: str
+    timeout_s: float
+    no_compile: bool = False
+    engine: str = "auto"
+    audited: bool = False
+
+
+def pretend_groups(spec: RankSpec) -> dict[str, ProcessGroup]:
+    """The groups of a rank whose world is not there, each at the position that it has in a launch."""
+    import torch.distributed as dist
+
+    from warmrank.worker.torch_private.fake_ranks import start_world
+
+    start_world(spec.rank, spec.world_size)
+    groups = {"world": _world()}
+    for role, ranks in _own(spec):
+        groups[role] = dist.new_group(list(ranks))
+    return groups
+
+
+def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
+    """Meet the other ranks, and make every group of every role.
+
+    Each role gets groups of its own, also where they hold the same ranks as another role's: an artifact
+    binds to the role, and in another launch the roles' groups may differ.
+
+    Args:
+        spec: this rank's place.
+        backend: name of the collectives' backend (``gloo``).
+
+    Returns:
+        Role -> the group of that role that this rank is in.
+    """
+    import torch.distributed as dist
+
+    timeout = _timeout(spec.timeout_s, backend)
+    if spec.device_kind == "npu":
+        _tell_torchair(spec)
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{spec.master_addr}:{spec.master_port}",
+            rank=spec.rank,
+            world_size=spec.world_size,
+            timeout=timeout,
+        )
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise PortInUse(spec.master_addr, spec.master_port) from error
+    groups = {"world": _world()}
+    for role, ranks in _own(spec):
+        # Only its members meet to make a group: all ranks for each would cost the square of their number.
+        # Without its own time-out a group would get torch's default of half an hour, not the world's.
+        groups[role] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    return groups
+
+
+def _own(spec: RankSpec) -> list[tuple[str, tuple[int, ...]]]:
+    """The role and the ranks of each group that this rank is in, but for the world.
+
+    In the same order on every rank, or the members of two groups would wait for each other; and one of each
+    role, because torch names a group that its members alone make by how many groups they have.
+    """
+    return [
+        (role, tuple(ranks))
+        for role in sorted(set(spec.groups) - {"world"})
+        for ranks in spec.groups[role]
+        if spec.rank in ranks
+    ]
+
+
+def _timeout(timeout_s: float, backend: str) -> timedelta:
+    """Time-out of collectives; HCCL has its own, which torch's watchdog must not come before."""
+    if backend != "hccl":
+        return timedelta(seconds=timeout_s)
+    os.environ.update(hccl.time_outs(timeout_s, settings().ascend))
+    return timedelta(seconds=hccl.watchdog_s(timeout_s, settings().ascend))
+
+
+def _tell_torchair(spec: RankSpec) -> None:
+    """TorchAir makes static kernels of several ranks only where it sees torchrun's variables."""
+    os.environ.update(LOCAL_RANK=str(spec.local_rank), LOCAL_WORLD_SIZE=str(spec.local_world_size))
+
+
+def _world() -> ProcessGroup:
+    import torch.distributed as dist
+
+    world = dist.group.WORLD
+    assert world is not None  # noqa: S101 - it was just initialised
+    return world
+
+
+def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
+    """Bring up the device and the process groups.
+
+    Returns:
+        Role -> the group of that role that this rank is in; empty where none are wanted.
+
+    Raises:
+        DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
+    """
+    import torch
+
+    from warmrank.worker.devices import backend_for
+
+    backend = backend_for(spec.device_kind)
+    device = backend.device(spec.local_rank)
+    # Collectives and new tensors go to the current device. The CPU's function of this name does nothing.
+    torch.get_device_module(device.type).set_device(device)
+    return start_groups(spec, backend.collectives) if spec.master_port else {}
+
+
+def name_groups(started: Mapping[str, ProcessGroup]) -> None:
+    """Let artifacts name the groups of this rank by their roles."""
+    from warmrank.worker import groups
+
+    # World comes last: a group of its own role names an artifact's group more exactly.
+    groups.register(dict(sorted(started.items(), key=lambda item: item[0] == "world")))
+
+
+def place_of(spec: RankSpec) -> RankPlace:
+    """Where this rank runs."""
+    return RankPlace(rank=spec.rank, host=socket.gethostname(), pid=os.getpid(), environment=environment())
+
+
+def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
+    """Import the entrypoint and build model and calls.
+
+    Raises:
+        WorkloadError: the entrypoint does not import, or returns something else than a workload.
+    """
+    from warmrank.worker.rank.workload import build_workload
+
+    return build_workload(spec.entrypoint, _context(spec, groups), spec.arguments)
+
+
+def defaults_of(spec: RankSpec) -> LaunchDefaults:
+    """What the launch lays down for cached functions of this rank."""
+    from warmrank.worker.cache_options import LaunchDefaults
+
+    return LaunchDefaults(
+        cache_dir=spec.cache_dir,
+        guards=spec.guards,  # type: ignore[arg-type]
+        engine=spec.engine,  # type: ignore[arg-type]
+        no_compile=spec.no_compile,
+        place=None if spec.master_port else (spec.rank, spec.world_size),
+    )
+
+
+def _context(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> RankContext:
+    from warmrank.worker.devices import backend_for
+    from warmrank.worker.rank.workload import RankContext
+
+    return RankContext(
+        rank=spec.rank,
+        world_size=spec.world_size,
+        local_rank=spec.local_rank,
+        device_kind=spec.device_kind,
+        device=backend_for(spec.device_kind).device(spec.local_rank),
+        groups=dict(groups),
+    )
+
+
+def take_down() -> None:
+    """Take the process groups down."""
+    import torch.distributed as dist
+
+    from warmrank.worker import groups
+
+    groups.register({})
+    dist.destroy_process_group()
