@@ -29,10 +29,8 @@ from warmrank.worker.guards.check import argument_names
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.passes import with_passes
 from warmrank.worker.runtime_state import declared_for
-from warmrank.worker.torch_private.higher_order import nodes_within
-from warmrank.worker.torch_private.lowering import LoweredGraph
-from warmrank.worker.torch_private.operators import named_argument
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.lowering import LoweredGraph, nodes_within
+from warmrank.worker.torch_private.operators import named_argument, readable
 from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.values import Value
 from warmrank.worker.variant import arguments_of, function_of

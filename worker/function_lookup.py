@@ -23,7 +23,7 @@ from warmrank.worker.partition_paths import model_directory, partition_name
 from warmrank.worker.present_sources import missing_operators
 from warmrank.worker.request import Request, request
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.prepared import prepare
+from warmrank.worker.torch_private.switches import prepare
 from warmrank.worker.variant import StoredArtifact
 
 if TYPE_CHECKING:

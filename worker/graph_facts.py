@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.gears.model import GearFacts
 from warmrank.worker.random_ops import check, draws
-from warmrank.worker.torch_private.higher_order import higher_order_name, nodes_within, refuse_writes_within
+from warmrank.worker.torch_private.lowering import higher_order_name, nodes_within, refuse_writes_within
 from warmrank.worker.torch_private.operators import (
     aliased_arguments,
     arguments_at,

@@ -8,7 +8,7 @@ import torch
 
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.errors import RandomOp
-from warmrank.worker.torch_private.traits import draws_nothing
+from warmrank.worker.torch_private.recording import draws_nothing
 
 if TYPE_CHECKING:
     from torch.fx import Node

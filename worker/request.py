@@ -12,8 +12,7 @@ from warmrank.worker.configs.section import changed
 from warmrank.worker.environment import environment
 from warmrank.worker.instruction_set import instruction_set
 from warmrank.worker.reachable import reachable_digest
-from warmrank.worker.torch_private.registered_converters import registered_converters
-from warmrank.worker.torch_private.registered_patterns import registered_patterns
+from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from warmrank.worker.torch_private.graph_memory import borrowed
 from warmrank.worker.torch_private.kernels import waited
 from warmrank.worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
 from warmrank.worker.torch_private.patching import Watch
-from warmrank.worker.torch_private.trees import leaves, put_together, taken_apart, with_tensors
+from warmrank.worker.torch_private.places import leaves, put_together, taken_apart, with_tensors
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

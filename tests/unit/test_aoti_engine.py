@@ -31,8 +31,8 @@ from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from warmrank.worker.graph_facts import analyse
 from warmrank.worker.instruction_set import instruction_set, of_features
 from warmrank.worker.request import request
-from warmrank.worker.torch_private.library_inputs import bind_inputs
-from warmrank.worker.torch_private.symbolic import describe, rebuild
+from warmrank.worker.torch_private.inductor import bind_inputs
+from warmrank.worker.torch_private.symbols import describe, rebuild
 
 V3 = frozenset(
     ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",

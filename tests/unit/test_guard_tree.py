@@ -19,7 +19,7 @@ from tests.support.zoo_child import _contexts
 from warmrank.worker.errors import GraphBreak, NotPortable
 from warmrank.worker.guards.accounts import RULES, accounts
 from warmrank.worker.guards.translate import AMBIENT_KINDS, TRANSLATED_KINDS
-from warmrank.worker.torch_private.guard_tree import GuardTree, Leaf
+from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
 from warmrank.worker.torch_private.patching import wrapped
 
 ROWS = torch.ones(2, 4)

@@ -20,7 +20,7 @@ from warmrank.worker.engines.aoti import AotiEngine, _compile_again
 from warmrank.worker.errors import NotYet
 from warmrank.worker.graph_facts import analyse
 from warmrank.worker.torch_private import inductor
-from warmrank.worker.torch_private.symbolic import rebuild
+from warmrank.worker.torch_private.symbols import rebuild
 from warmrank.worker.torch_private.tracing import trace
 
 X = torch.arange(12.0).reshape(3, 4)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from warmrank.worker.torch_private import object_words
-from warmrank.worker.torch_private.object_words import Watched
+from warmrank.worker.torch_private import unchanged
+from warmrank.worker.torch_private.unchanged import Watched
 
 
 class Base:
@@ -43,7 +43,7 @@ def closed_over(value: float) -> Callable[[], float]:
 @pytest.fixture(params=["words", "slower readers"], autouse=True)
 def _reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "slower readers":
-        monkeypatch.setattr(object_words, "FAST", frozenset())
+        monkeypatch.setattr(unchanged, "FAST", frozenset())
 
 
 def made() -> dict[str, Any]:
@@ -122,4 +122,4 @@ def test_object_that_took_the_place_of_another_is_seen() -> None:
 
 @pytest.mark.skipif(sys.version_info[:2] not in ((3, 11), (3, 12)), reason="read more slowly elsewhere")
 def test_words_of_all_kinds_are_where_they_should_be() -> None:
-    assert object_words._fast_kinds() == object_words._ADDRESS.keys()
+    assert unchanged._fast_kinds() == unchanged._ADDRESS.keys()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from warmrank.worker.torch_private.patching import Watch, wrapped
-from warmrank.worker.torch_private.trees import leaves
+from warmrank.worker.torch_private.places import leaves
 
 
 class Owner:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from warmrank.worker.torch_private.tensor_metadata import Metadata
+from warmrank.worker.torch_private.unchanged import Metadata
 
 MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 
@@ -81,7 +81,7 @@ def test_gradients_are_recorded_or_not_as_before() -> None:
 
 def test_nothing_of_dynamo_is_imported() -> None:
     script = (
-        "import sys, torch; from warmrank.worker.torch_private.tensor_metadata import Metadata\n"
+        "import sys, torch; from warmrank.worker.torch_private.unchanged import Metadata\n"
         "t = (torch.ones(2),)\n"
         "known = Metadata(t); assert known.of(t) and known.of(t)\n"
         "assert not [name for name in sys.modules if name.startswith(('torch._dynamo.', 'sympy'))]"

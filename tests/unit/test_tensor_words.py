@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from warmrank.worker.torch_private.tensor_words import TensorWatch, _places
+from warmrank.worker.torch_private.unchanged import TensorWatch, _places
 
 MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import traced
-from warmrank.worker.torch_private.traced_guards import TracedGuard
+from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.ones(2, 4)

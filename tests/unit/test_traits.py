@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmrank.worker.torch_private.traits import RANDOM, draws_nothing, is_mask, traits_of
+from warmrank.worker.torch_private.recording import RANDOM, draws_nothing, is_mask, traits_of
 
 aten = torch.ops.aten
 

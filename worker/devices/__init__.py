@@ -10,7 +10,7 @@ from warmrank.worker.target import target
 if TYPE_CHECKING:
     import torch
 
-    from warmrank.worker.torch_private.origins import Origin
+    from warmrank.worker.torch_private.places import Origin
 
 KINDS = ("cpu", "cuda", "npu")
 

@@ -23,7 +23,7 @@ from warmrank.worker.devices.failures import not_capturable, refuse_foreign
 from warmrank.worker.devices.recorder import Recorder
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.torch_private.graph_memory import borrowed
-from warmrank.worker.torch_private.origins import Origin, origins
+from warmrank.worker.torch_private.places import Origin, origins
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
 _CAPTURING = threading.RLock()

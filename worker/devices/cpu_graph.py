@@ -17,8 +17,7 @@ from warmrank.worker import collection
 from warmrank.worker.devices.arena import ArenaPool, buffers
 from warmrank.worker.devices.program import Program, program
 from warmrank.worker.torch_private.kernels import run
-from warmrank.worker.torch_private.origins import Origin
-from warmrank.worker.torch_private.places import check
+from warmrank.worker.torch_private.places import Origin, check
 from warmrank.worker.torch_private.recording import record
 
 

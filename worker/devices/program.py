@@ -25,8 +25,7 @@ from warmrank.worker.devices.memory import memory_of
 from warmrank.worker.devices.memory_plan import Lifetime, planned
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, waited
-from warmrank.worker.torch_private.origins import Origin
-from warmrank.worker.torch_private.places import Place, lazily
+from warmrank.worker.torch_private.places import Origin, Place, lazily
 from warmrank.worker.torch_private.recording import Operation, Recording, leaves
 from warmrank.worker.values import Value
 

@@ -4,7 +4,7 @@ Sections::
 
     graph.py, graph.code, constants   as engine ``graph`` writes them: the whole graph, to read, to replay,
                                       and to compile again without Dynamo
-    aoti                              JSON: inputs as `worker.torch_private.symbolic` describes them, how to
+    aoti                              JSON: inputs as `worker.torch_private.symbols` describes them, how to
                                       call the library, its file's name, and conditions that Inductor added
     tail.py, tail.code, tail.constants   the tail (`aoti_split`), in that form; only where there is one
 
@@ -112,7 +112,7 @@ class AotiEngine:
         Raises:
             NotPortable: as `compile`.
         """
-        from warmrank.worker.torch_private.symbolic import describe
+        from warmrank.worker.torch_private.symbols import describe
 
         if facts.data_dependent:
             msg = (
@@ -226,7 +226,7 @@ def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Ma
 
 def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
     """How a library is called, whichever of several equal numbers stands for all of them."""
-    from warmrank.worker.torch_private.symbolic import same_input
+    from warmrank.worker.torch_private.symbols import same_input
 
     def first(positions: list[int]) -> list[int]:
         return [same_input(described["described"], position) for position in positions]

@@ -90,7 +90,7 @@ class TorchairEngine:
         Raises:
             NotPortable: TorchAir does not cache the function, or its cache would give other results.
         """
-        from warmrank.worker.torch_private.aot_facts import left_to_wrappers
+        from warmrank.worker.torch_private.torchair import left_to_wrappers
 
         del keep_compiled
         call = lowered.captured

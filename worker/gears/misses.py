@@ -11,7 +11,7 @@ from warmrank.worker.errors import GearError
 from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.merge import Combination
 from warmrank.worker.gears.model import GearFacts, hold
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.operators import readable
 
 _SHOWN = 12
 

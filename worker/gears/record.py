@@ -18,7 +18,7 @@ from warmrank.worker.gears.misses import condition_text
 from warmrank.worker.gears.model import Axis, GearedInput, GearFacts, evaluate, hold
 from warmrank.worker.gears.rules import membership
 from warmrank.worker.graph_facts import MUTATED, USER
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
 from warmrank.worker.values import Value
 
