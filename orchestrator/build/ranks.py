@@ -174,7 +174,7 @@ def _import_ahead(module: str) -> None:
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     for name in (
-        "warmrank.worker.compiler",
+        "warmrank.worker.compile.compiler",
         "warmrank.worker.cached_function",
         "warmrank.worker.engines.graph",
         "warmrank.worker.offline",

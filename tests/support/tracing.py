@@ -10,7 +10,7 @@ import torch
 
 from warmrank.worker.artifact import Artifact
 from warmrank.worker.cache_options import CacheOptions
-from warmrank.worker.compiler import compile_call
+from warmrank.worker.compile.compiler import compile_call
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines import engine_named
 from warmrank.worker.request import Request

@@ -20,6 +20,7 @@ from tests.support.fake_group import fake_world
 from tests.support.tracing import traced
 from warmrank import CompilerConfig
 from warmrank.worker.cache_options import CacheOptions
+from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines import aoti_place, engine_named
 from warmrank.worker.engines.aoti import AotiEngine
 from warmrank.worker.engines.aoti_call import CompiledGraph, Parts
@@ -28,7 +29,6 @@ from warmrank.worker.engines.aoti_place import compile_place
 from warmrank.worker.engines.aoti_split import Division, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
-from warmrank.worker.graph_facts import analyse
 from warmrank.worker.instruction_set import instruction_set, of_features
 from warmrank.worker.request import request
 from warmrank.worker.torch_private.inductor import bind_inputs

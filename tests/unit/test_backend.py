@@ -15,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 import warmrank
 from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
-from warmrank.worker.backend import compile_graph
+from warmrank.worker.compile.backend import compile_graph
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BackwardNotSupported, BadConfig, RandomOp
 

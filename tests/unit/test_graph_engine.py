@@ -18,10 +18,10 @@ from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Spread
 from tests.support.tracing import traced
 from warmrank.worker import groups
+from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines import engine_named
 from warmrank.worker.engines.graph import GraphEngine, pack_constants, unpack_constants
 from warmrank.worker.errors import ArtifactCorrupt, NotYet
-from warmrank.worker.graph_facts import analyse
 from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.arange(8.0).reshape(2, 4)

@@ -58,7 +58,7 @@ def test_leaves_are_accounted_for_and_counts_agree(name: str, printed: list[Any]
     case = CASES[name]
     call = case.calls()[0]
     with _contexts(case.context):
-        # What has no symbols is traced for its sizes, see `worker.compiler`.
+        # What has no symbols is traced for its sizes, see `worker.compile.compiler`.
         dynamic = case.options.get("dynamic", name != "NoSymbol")
         trace_ = traced(case.build().forward, *call.args, dynamic=dynamic, **call.kwargs)
     found = accounts(trace_.tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())

@@ -16,9 +16,9 @@ from torch import nn
 
 from tests.support.releases import compiles_ahead
 from tests.support.tracing import bound
+from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines.aoti import AotiEngine, _compile_again
 from warmrank.worker.errors import NotYet
-from warmrank.worker.graph_facts import analyse
 from warmrank.worker.torch_private import inductor
 from warmrank.worker.torch_private.symbols import rebuild
 from warmrank.worker.torch_private.tracing import trace

@@ -557,7 +557,7 @@ def test_publish_of_equal_ranks_gives_equal_manifest_keys(tmp_path: Path, store:
 def test_launch_of_a_warm_cache_traces_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch, warmed: Warmed
 ) -> None:
-    from warmrank.worker import compiler
+    from warmrank.worker.compile import compiler
 
     warmed(cache)
     monkeypatch.setattr(compiler, "compile_call", None)

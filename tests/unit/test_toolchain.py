@@ -11,10 +11,9 @@ import torch
 from tests.support.small_models import Plain
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
-from warmrank.worker import toolchain
-from warmrank.worker.engines import engine_named
+from warmrank.worker.engines import engine_named, toolchain
+from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
 from warmrank.worker.errors import BadConfig, ToolchainError
-from warmrank.worker.toolchain import check_cpp_compiler, check_cuda
 
 OLD = """#!/bin/sh
 case "$*" in *--version*) echo "g++ (Made up) 9.3.0"; exit 0;; esac
@@ -64,7 +63,7 @@ def test_compiler_is_checked_before_anything_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("warmrank.worker.compiler.trace", None)
+    monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
     config = CompilerConfig()
     config.mode = "max-autotune"
     function = cache_compile(Plain().forward, config=config, cache_dir=tmp_path)

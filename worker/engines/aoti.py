@@ -60,7 +60,7 @@ class AotiEngine:
             BadConfig: it does not compile for this kind of device.
             ToolchainError: a compiler is missing, or too old.
         """
-        from warmrank.worker import toolchain
+        from warmrank.worker.engines import toolchain
         from warmrank.worker.torch_private import facts as torch_facts
 
         if device_kind not in ("cpu", "cuda"):
