@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from warmrank.worker import files_beside
 from warmrank.worker.cache_options import CacheOptions, EngineChoice, GuardMode, LaunchDefaults
 from warmrank.worker.device_kinds import kind_of
-from warmrank.worker.engines.choice import check_choice, engine_for
+from warmrank.worker.engines import check_choice, engine_for
 from warmrank.worker.gears.rules import GearRule
 from warmrank.worker.lookup import Found, Place, by_digest, look_up, read_stored
 from warmrank.worker.partition_paths import model_directory, partition_name

@@ -21,12 +21,9 @@ from tests.support.tracing import traced
 from warmrank import CompilerConfig
 from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.engines import aoti_place, engine_named
-from warmrank.worker.engines.aoti import AotiEngine
-from warmrank.worker.engines.aoti_call import CompiledGraph, Parts
-from warmrank.worker.engines.aoti_package import pack, package_name, unpack
-from warmrank.worker.engines.aoti_place import compile_place
-from warmrank.worker.engines.aoti_split import Division, divide
+from warmrank.worker.engines import aoti_compile, engine_named
+from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, Parts, pack, package_name, unpack
+from warmrank.worker.engines.aoti_compile import Division, compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from warmrank.worker.instruction_set import instruction_set, of_features
@@ -369,10 +366,10 @@ def test_compile_place_of_others_is_not_used(
 
 
 def test_compile_place_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = aoti_place.ROOT
+    before = aoti_compile.ROOT
     monkeypatch.setenv("TMPDIR", "/elsewhere")
     monkeypatch.setenv("HOME", "/elsewhere")
-    assert before == importlib.reload(aoti_place).ROOT
+    assert before == importlib.reload(aoti_compile).ROOT
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from warmrank import CompilerConfig
-from warmrank.worker.engines.choice import check_choice, engine_for
+from warmrank.worker.engines import check_choice, engine_for
 from warmrank.worker.errors import BadConfig
 
 

@@ -15,7 +15,7 @@ from warmrank.worker.compile.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines.choice import engine_for
+from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported
 from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.record import TracedGears, record
