@@ -164,12 +164,6 @@ def test_number_of_threads_stands_in_the_code(
 
 
 @compiles_ahead
-def test_library_has_as_many_threads_as_the_process(tmp_path: Path) -> None:
-    settings = inductor._settings(tmp_path, None, "g++")
-    assert (settings["cpp.threads"], settings["cpp.dynamic_threads"]) == (torch.get_num_threads(), False)
-
-
-@compiles_ahead
 def test_conditions_of_the_compile_are_those_of_the_trace(sources: list[str]) -> None:
     call = call_of(built("numbered"))
     (number,) = (call["described"]["inputs"][position]["number"] for position in call["numbers"])

@@ -28,26 +28,6 @@ def affine() -> Trace:
     return traced(Plain().affine, ROWS, dynamic=False)
 
 
-def test_placeholders_are_the_inputs_in_order(store: Trace) -> None:
-    placeholders = [node for node in store.lowered.graph.graph.nodes if node.op == "placeholder"]
-    assert len(placeholders) == len(store.lowered.inputs)
-    is_tensor = [isinstance(node.meta["val"], torch.Tensor) for node in placeholders]
-    assert is_tensor == [item.is_tensor for item in store.lowered.inputs]
-
-
-def test_placeholders_of_dynamic_sizes_are_numbers(store: Trace) -> None:
-    numbers = [item.source for item in store.lowered.inputs if not item.is_tensor]
-    assert numbers == ["L['x'].size()[0]"]
-
-
-def test_placeholders_all_have_a_source(store: Trace) -> None:
-    assert all(item.source for item in store.lowered.inputs)
-
-
-def test_placeholders_of_static_sizes_are_tensors_only(affine: Trace) -> None:
-    assert all(item.is_tensor for item in affine.lowered.inputs)
-
-
 def test_operators_in_place_stay_in_place(store: Trace) -> None:
     assert "aten.copy_.default" in operators_of(store.lowered)
 
@@ -80,25 +60,6 @@ def test_casts_of_autocast_within_the_method_are_operators_of_the_graph() -> Non
                 return nn.functional.linear(x, x)
 
     assert "aten._to_copy.default" in operators_of(traced(Casts().forward, ROWS).lowered)
-
-
-def test_switches_of_gradients_leave_no_operator() -> None:
-    class Quiet(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                return x * 2
-
-    with torch.enable_grad():
-        lowered = trace(Quiet().forward, (ROWS,), {}, dynamic=True, decompositions={}, build=str)[0].lowered
-    assert operators_of(lowered) == ["aten.mul.Tensor"]
-
-
-def test_decomposition_replaces_its_operator() -> None:
-    def twice(x: torch.Tensor, factor: float) -> torch.Tensor:
-        return x + x
-
-    found = operators_of(traced(Plain().affine, ROWS, decompositions={aten.mul.Tensor: twice}).lowered)
-    assert found == ["aten.linear.default", "aten.add.Tensor"]
 
 
 def test_operator_without_effect_or_use_is_dropped() -> None:

@@ -58,57 +58,9 @@ def attributes() -> Trace:
     return traced(Attributes().forward, ROWS, flag=True)
 
 
-@pytest.mark.parametrize(
-    ("source", "value"),
-    [("L['self'].factor", 0.5), ("L['self'].sizes[0]", 2), ("L['flag']", True)],
-)
-def test_guard_on_a_constant_has_its_value(attributes: Trace, source: str, value: object) -> None:
-    values = [guard.value for guard in attributes.guards if guard.source == source and guard.has_value]
-    assert value in values
-
-
-def test_guard_on_a_tensor_has_the_tensor() -> None:
-    x = torch.ones(2, 4)
-    found = [guard for guard in guards(traced(Plain().affine, x), "TENSOR_MATCH") if guard.source == "L['x']"]
-    assert [tuple(guard.value.shape) for guard in found] == [(2, 4)]
-
-
-def test_guard_on_sizes_has_readable_conditions(store: Trace) -> None:
-    (shapes,) = guards(store, "SHAPE_ENV")
-    assert any("L['x'].size()[0] <= 8" in condition for condition in shapes.conditions)
-
-
-def test_guard_on_absence_names_the_attribute(attributes: Trace) -> None:
-    absent = guards(attributes, "NOT_PRESENT_IN_GENERIC_DICT")
-    assert {"forward"} <= {guard.details["attr"] for guard in absent}
-
-
-def test_guard_on_the_same_object_names_the_other() -> None:
-    class Twice(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return x + y
-
-    x = torch.ones(4)
-    (same,) = guards(traced(Twice().forward, x, x), "DUPLICATE_INPUT")
-    assert {same.source, same.same_as} == {"L['x']", "L['y']"}
-
-
-def test_guard_on_the_hooks_of_a_layer_is_there(attributes: Trace) -> None:
-    hooks = {guard.source.rpartition(".")[2] for guard in guards(attributes, "EMPTY_NN_MODULE_HOOKS_DICT")}
-    assert {"_forward_hooks", "_forward_pre_hooks"} <= hooks
-
-
 def sizes_of_x(trace_: Trace) -> tuple[Any, Any]:
     (guard,) = [guard for guard in guards(trace_, "TENSOR_MATCH") if guard.source == "L['x']"]
     return guard.sizes, guard.strides
-
-
-def test_sizes_of_a_static_trace_are_numbers(affine: Trace) -> None:
-    assert sizes_of_x(affine) == ((2, 4), (4, 1))
-
-
-def test_sizes_of_a_dynamic_trace_are_open() -> None:
-    assert sizes_of_x(traced(Doubles().forward, ROWS)) == ((None, None), (None, 1))
 
 
 def test_size_that_a_parameter_fixes_is_a_number(store: Trace) -> None:

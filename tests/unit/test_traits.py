@@ -36,11 +36,6 @@ def test_what_cannot_be_repeated_has_a_reason(operator: Any, why: str) -> None:
     assert why in traits_of(operator).refused
 
 
-@pytest.mark.parametrize("operator", [aten.add.Tensor, aten.index.Tensor, aten.view.default], ids=str)
-def test_what_can_be_repeated_has_none(operator: Any) -> None:
-    assert traits_of(operator).refused == ""
-
-
 @pytest.mark.parametrize(
     ("operator", "trait"),
     [
