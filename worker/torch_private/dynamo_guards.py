@@ -1,4 +1,4 @@
-"""The guards of one trace as plain values: Dynamo's own, its guard tree in C++, and those that it leaves out.
+"""The guards of one trace as plain values: Dynamo's own, and its guard tree in C++.
 
 Relied on (torch 2.11 to 2.15), besides what `MADE` says:
 
@@ -12,21 +12,17 @@ Relied on (torch 2.11 to 2.15), besides what `MADE` says:
   the keys' order. All others fail where there is nothing at their place;
 * ``output_graph.input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides, in
   which a dynamic dimension is a ``SymInt``; a specialised one has a ``node.maybe_as_int()``, which
-  ``TENSOR_MATCH`` compares and the shape guards leave out;
-* a missing key raises ``ObservedKeyError`` out of
-  ``ConstDictVariable.getitem_const_raise_exception_if_absent``, and leaves no guard.
+  ``TENSOR_MATCH`` compares and the shape guards leave out.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import wrapped
 from warmrank.worker.values import Value
 
 FACTS = {
@@ -34,17 +30,12 @@ FACTS = {
     "torch._C._dynamo.guards:GuardManager": "get_source get_leaf_guards get_child_managers",
     "torch._C._dynamo.guards:LeafGuard": "verbose_code_parts",
     "torch._C._dynamo.guards:RootGuardManager": "get_epilogue_lambda_guards",
-    "torch._dynamo.exc": "ObservedKeyError",
     "torch._dynamo.guards": "CheckFunctionManager make_guard_filter_entry(guard, builder)",
     "torch._dynamo.guards:CheckFunctionManager": "build_guards(sorted_guards)",
     "torch._dynamo.guards:GuardBuilder": "get_guard_manager_from_source",
     "torch._dynamo.output_graph:OutputGraph": "input_source_to_sizes_strides",
     "torch._dynamo.source": "CodeSource TypeSource is_from_skip_guard_source",
-    "torch._dynamo.symbolic_convert": "is_stdlib(mod)",
     "torch._dynamo.types:GuardFilterEntry": "name has_value value guard_type orig_guard",
-    "torch._dynamo.variables:ConstDictVariable": (
-        "getitem_const_raise_exception_if_absent install_dict_contains_guard"
-    ),
     "torch._guards:Guard": "originating_source create_fn code_list user_stack",
 }
 
@@ -287,34 +278,6 @@ class TracedGuard(Value):
     sizes: tuple[int | None, ...] = ()
     strides: tuple[int | None, ...] = ()
     stack: tuple[tuple[str, int, str, str], ...] = ()
-
-
-@contextlib.contextmanager
-def omissions_guarded() -> Iterator[None]:
-    """Add the guards that Dynamo leaves out.
-
-    * A missing key ends in an exception that is caught: ``os.environ.get``, ``try: d["k"] except KeyError``.
-    * Variables of modules of the standard library that its functions read: ``os.getenv`` reads ``environ``.
-    """
-    from torch._dynamo import symbolic_convert
-    from torch._dynamo.exc import ObservedKeyError
-    from torch._dynamo.variables import ConstDictVariable
-
-    def wrap_item(original: Callable[..., Any]) -> Callable[..., Any]:
-        def getitem(variable: Any, tx: Any, key: Any) -> Any:
-            try:
-                return original(variable, tx, key)
-            except ObservedKeyError:
-                variable.install_dict_contains_guard(tx, [key])
-                raise
-
-        return getitem
-
-    with (
-        wrapped(ConstDictVariable, "getitem_const_raise_exception_if_absent", wrap_item),
-        wrapped(symbolic_convert, "is_stdlib", lambda _: lambda _module: False),
-    ):
-        yield
 
 
 def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...], GuardTree]:

@@ -20,7 +20,6 @@ from torch._ops import HigherOrderOperator
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
-from warmrank.worker.torch_private.patching import wrapped
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 FACTS = {
     "torch._C": "_set_grad_enabled",
     "torch._C._autograd": "_get_data_attr",
-    "torch._guards": "InvokeSubgraphCache",
     "torch._higher_order_ops.cond:cond_op": "py_kernels",
     "torch._higher_order_ops.scan": "generic_scan(operator, init, xs, additional_inputs)",
     "torch._higher_order_ops.wrap:TagActivationCheckpoint": "divide_kwargs(kwargs)",
@@ -45,7 +43,6 @@ FACTS = {
 
 # What stays an operator in the lowered graph, with its bodies beside it.
 BRANCH, LOOP = "cond", "while_loop"
-_REUSE = "add_reuse_entry"  # from torch 2.12 on
 # They run their bodies on batched tensors although the graph itself does not.
 _BATCHED = frozenset({"flex_attention"})
 
@@ -111,21 +108,6 @@ _LOWERED: dict[str, Callable[[HigherOrderOperator], Callable[..., Any]]] = {
     BRANCH: lambda _: _branch,
     LOOP: _itself,
 }
-
-
-@contextlib.contextmanager
-def regions_traced_anew() -> Iterator[None]:
-    """Let Dynamo trace each call of a ``nested_compile_region``.
-
-    Otherwise it takes the graph of an earlier call whose guards hold for the later one, which gets none.
-    """
-    from torch._guards import InvokeSubgraphCache
-
-    if not hasattr(InvokeSubgraphCache, _REUSE):
-        yield
-        return
-    with wrapped(InvokeSubgraphCache, _REUSE, lambda _: lambda *_args, **_kwargs: None):
-        yield
 
 
 def nodes_within(graph_module: GraphModule) -> Iterator[Node]:

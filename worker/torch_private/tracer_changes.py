@@ -7,6 +7,10 @@
   guarded under ``var.get()``; ``functools.cached_property`` takes no lock, as from Python 3.12 on.
 * Calls that tell people something (logging, ``warnings.warn``, ``print``, filters of warnings) are left out
   of what is compiled, with one line in the log. What a call asks a logger (its level) is a condition.
+* A missing key is guarded (``os.environ.get``, ``try: d["k"] except KeyError``): Dynamo leaves no guard
+  where ``ObservedKeyError`` is caught. So are variables that functions of the standard library read.
+* Each call of a ``nested_compile_region`` is traced: Dynamo takes the graph of an earlier call whose guards
+  hold for the later one, which gets none.
 * Views among a call's arguments are tensors of their own. Dynamo traces a view with its base, and puts
   conditions on the base's sizes: a slice of a buffer that grows would be traced again for every length.
 
@@ -31,7 +35,7 @@ import inspect
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -41,101 +45,134 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import Hook, intercepted, wrapped
 
 FACTS = {
     "functools:cached_property": "__get__",
+    "torch._dynamo": "symbolic_convert",
     "torch._dynamo.config": "ignore_logging_functions patch",
+    "torch._dynamo.exc": "ObservedKeyError",
     "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
     "torch._dynamo.output_graph:SubgraphTracer": "create_proxy(kind, target, args)",
     "torch._dynamo.side_effects:SideEffects": "track_object_existing",
     "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource TypeSource",
     "torch._dynamo.source:AttrSource": "base member",
-    "torch._dynamo.variables": "PythonModuleVariable(value)",
+    "torch._dynamo.symbolic_convert": "is_stdlib(mod)",
+    "torch._dynamo.variables": "PythonModuleVariable(value) ConstDictVariable",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.builder": "wrap_to_fake_tensor_and_record(source)",
     "torch._dynamo.variables.builder:SourcelessBuilder": "create(tx, value)",
-    "torch._dynamo.variables.builder:VariableBuilder": "_wrap install_guards source tx _wrap(value)",
+    "torch._dynamo.variables.builder:VariableBuilder": "_wrap(value) install_guards source tx",
     "torch._dynamo.variables.constant:ConstantVariable": "create(value) as_proxy reconstruct(codegen)",
     "torch._dynamo.variables.misc:IgnoredFunctionVariable": "call_function(tx, args, kwargs)",
     "torch._dynamo.variables.misc:LoggingLoggerVariable": "call_method(tx, name, args, kwargs)",
     "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
+    "torch._dynamo.variables:ConstDictVariable": (
+        "getitem_const_raise_exception_if_absent install_dict_contains_guard"
+    ),
+    "torch._guards": "InvokeSubgraphCache",
     "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
     "torch._subclasses.meta_utils:MetaTensorDescriber": "describe_tensor",
     "torch.utils._config_module": "ConfigModule",
 }
 
 
-@contextlib.contextmanager
-def settings_read_by_value() -> Iterator[None]:
-    """Within it, Dynamo reads modules of settings as it reads other modules."""
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.variables import PythonModuleVariable
-    from torch._dynamo.variables.builder import VariableBuilder
-    from torch.utils._config_module import ConfigModule
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def _wrap(builder: Any, value: Any) -> Any:
-            if not isinstance(value, ConfigModule):
-                return original(builder, value)
-            builder.install_guards(GuardBuilder.MODULE_MATCH)
-            variable = PythonModuleVariable(value, source=builder.source)
-            builder.tx.output.side_effects.track_object_existing(value, variable)
-            return variable
-
-        return _wrap
-
-    with wrapped(VariableBuilder, "_wrap", wrap):
-        yield
-
-
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+_REUSE = "add_reuse_entry"  # from torch 2.12 on
+_log = logging.getLogger("torchair")
+_TELLING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
+_FUNCTIONS = frozenset(
+    {
+        print,
+        warnings.warn,
+        warnings.warn_explicit,
+        warnings.simplefilter,
+        warnings.filterwarnings,
+        *(getattr(logging, name) for name in _TELLING),
+    }
+)
 
 
 @contextlib.contextmanager
-def python_objects_traced() -> Iterator[None]:
-    """Within it, Dynamo traces the objects that the module's docstring names."""
+def tracer_changed(name: str) -> Iterator[None]:
+    """Within it, Dynamo traces, guards and leaves out what the module's docstring says.
+
+    Args:
+        name: of the traced function, for the line in the log on calls that are left out.
+    """
+    import torch._dynamo.config as dynamo_config
+    from torch._dynamo import symbolic_convert
+    from torch._dynamo.variables import ConstDictVariable
     from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
     from torch._dynamo.variables.constant import ConstantVariable
+    from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
+    from torch._guards import InvokeSubgraphCache
 
-    scalar, context_variable, getter = _numpy_scalar(), _context_variable(), _getter()
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def _wrap(builder: Any, value: Any) -> Any:
-            from torch._dynamo.guards import GuardBuilder
-
-            if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-                builder.install_guards(GuardBuilder.ID_MATCH)
-                return scalar(value, source=builder.source)
-            if isinstance(value, _GETTERS):
-                builder.install_guards(GuardBuilder.ID_MATCH)
-                return getter(value, source=builder.source)
-            if isinstance(value, ContextVar):
-                builder.install_guards(GuardBuilder.ID_MATCH)
-                return context_variable(value, source=builder.source)
-            return original(builder, value)
-
-        return _wrap
-
-    def create(original: Callable[..., Any]) -> Any:
-        def folded(value: Any, **kwargs: Any) -> Any:
-            return (scalar if isinstance(value, np.generic) else original)(value, **kwargs)
-
-        return staticmethod(folded)
-
-    def without_source(original: Any) -> Any:
-        def built(tx: Any, value: Any) -> Any:
-            return scalar(value) if isinstance(value, np.generic) else original(tx, value)
-
-        return staticmethod(built)
-
+    left_out: dict[str, None] = {}
+    ignored = {*_FUNCTIONS, *(getattr(logging.Logger, method) for method in _TELLING)}
+    hooks = [
+        Hook(VariableBuilder, "_wrap", _wrap),
+        Hook(ConstantVariable, "create", _create_constant),
+        Hook(SourcelessBuilder, "create", _create_without_source),
+        Hook(ConstDictVariable, "getitem_const_raise_exception_if_absent", _get_item),
+        Hook(symbolic_convert, "is_stdlib", lambda _original, _module: False),
+        Hook(IgnoredFunctionVariable, "call_function", partial(_ignore, left_out)),
+        Hook(LoggingLoggerVariable, "call_method", partial(_call_logger, left_out)),
+    ]
+    if hasattr(InvokeSubgraphCache, _REUSE):
+        hooks.append(Hook(InvokeSubgraphCache, _REUSE, lambda *_args, **_kwargs: None))
     with (
-        wrapped(VariableBuilder, "_wrap", wrap),
-        wrapped(ConstantVariable, "create", create),
-        wrapped(SourcelessBuilder, "create", without_source),
-        wrapped(functools.cached_property, "__get__", lambda _: _get_cached),
+        dynamo_config.patch(ignore_logging_functions={*dynamo_config.ignore_logging_functions, *ignored}),
+        intercepted(hooks),
+        wrapped(functools.cached_property, "__get__", lambda _: _get_cached),  # which Dynamo traces
     ):
         yield
+    if left_out:
+        told = ", ".join(sorted(left_out))
+        _log.warning("%s calls %s, which what is compiled leaves out", name, told)
+
+
+def _wrap(original: Any, builder: Any, value: Any) -> Any:
+    """A variable for an object of the caller's."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables import PythonModuleVariable
+    from torch.utils._config_module import ConfigModule
+
+    if value is logging.getLogger:
+        return _lookup_variable()(value)
+    if isinstance(value, ConfigModule):
+        builder.install_guards(GuardBuilder.MODULE_MATCH)
+        variable = PythonModuleVariable(value, source=builder.source)
+        builder.tx.output.side_effects.track_object_existing(value, variable)
+        return variable
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+        make = _numpy_scalar()
+    elif isinstance(value, _GETTERS):
+        make = _getter()
+    elif isinstance(value, ContextVar):
+        make = _context_variable()
+    else:
+        return original(builder, value)
+    builder.install_guards(GuardBuilder.ID_MATCH)
+    return make(value, source=builder.source)
+
+
+def _create_constant(original: Any, value: Any, **kwargs: Any) -> Any:
+    return (_numpy_scalar() if isinstance(value, np.generic) else original)(value, **kwargs)
+
+
+def _create_without_source(original: Any, tx: Any, value: Any) -> Any:
+    return _numpy_scalar()(value) if isinstance(value, np.generic) else original(tx, value)
+
+
+def _get_item(original: Any, variable: Any, tx: Any, key: Any) -> Any:
+    from torch._dynamo.exc import ObservedKeyError
+
+    try:
+        return original(variable, tx, key)
+    except ObservedKeyError:
+        variable.install_dict_contains_guard(tx, [key])
+        raise
 
 
 @functools.cache
@@ -212,67 +249,20 @@ def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
     return cache[self.attrname]
 
 
-_log = logging.getLogger("torchair")
-_TELLING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
-_FUNCTIONS = frozenset(
-    {
-        print,
-        warnings.warn,
-        warnings.warn_explicit,
-        warnings.simplefilter,
-        warnings.filterwarnings,
-        *(getattr(logging, name) for name in _TELLING),
-    }
-)
+def _ignore(left_out: dict[str, None], original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+    left_out[variable.value.__qualname__] = None
+    return original(variable, *args, **kwargs)
 
 
-@contextlib.contextmanager
-def telling_left_out(name: str) -> Iterator[None]:
-    """Within it, Dynamo leaves calls out that tell people something; ``name`` is whose they are."""
-    import torch._dynamo.config as dynamo_config
-    from torch._dynamo.variables.builder import VariableBuilder
-    from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
-
-    found: dict[str, None] = {}
-    lookup = _lookup_variable()
-
-    def wrap_lookup(original: Callable[..., Any]) -> Callable[..., Any]:
-        def _wrap(builder: Any, value: Any) -> Any:
-            return lookup(value) if value is logging.getLogger else original(builder, value)
-
-        return _wrap
-
-    ignored = {*_FUNCTIONS, *(getattr(logging.Logger, method) for method in _TELLING)}
-    with (
-        dynamo_config.patch(ignore_logging_functions={*dynamo_config.ignore_logging_functions, *ignored}),
-        wrapped(IgnoredFunctionVariable, "call_function", partial(_noting, found)),
-        wrapped(LoggingLoggerVariable, "call_method", partial(_of_logger, found)),
-        wrapped(VariableBuilder, "_wrap", wrap_lookup),
-    ):
-        yield
-    if found:
-        _log.warning("%s calls %s, which what is compiled leaves out", name, ", ".join(sorted(found)))
-
-
-def _noting(found: dict[str, None], original: Callable[..., Any]) -> Callable[..., Any]:
-    def call_function(variable: Any, *args: Any, **kwargs: Any) -> Any:
-        found[variable.value.__qualname__] = None
-        return original(variable, *args, **kwargs)
-
-    return call_function
-
-
-def _of_logger(found: dict[str, None], original: Callable[..., Any]) -> Callable[..., Any]:
-    def call_method(variable: Any, tx: Any, method: str, args: Any, kwargs: Any) -> Any:
-        if method in _TELLING:
-            found[f"{type(variable.value).__qualname__}.{method}"] = None
-        elif method == "isEnabledFor" and args and args[0].is_python_constant():
-            return _is_enabled(variable, tx, args[0].as_python_constant())
-        elif (added := _added(variable, tx, method)) is not None:
-            return added.call_function(tx, [variable, *args], kwargs)
-        return original(variable, tx, method, args, kwargs)
-
-    return call_method
+def _call_logger(left_out: dict[str, None], original: Any, variable: Any, *call: Any) -> Any:
+    tx, method, args, kwargs = call
+    if method in _TELLING:
+        left_out[f"{type(variable.value).__qualname__}.{method}"] = None
+    elif method == "isEnabledFor" and args and args[0].is_python_constant():
+        return _is_enabled(variable, tx, args[0].as_python_constant())
+    elif (added := _added(variable, tx, method)) is not None:
+        return added.call_function(tx, [variable, *args], kwargs)
+    return original(variable, *call)
 
 
 @functools.cache
@@ -332,11 +322,12 @@ def views_by_themselves() -> Iterator[None]:
     from torch._subclasses.meta_utils import MetaTensorDescriber
 
     asked: list[tuple[str, str]] = []
-    with (
-        wrapped(builder, "wrap_to_fake_tensor_and_record", _without_bases),
-        wrapped(MetaTensorDescriber, "describe_tensor", _as_no_view),
-        wrapped(SubgraphTracer, "create_proxy", lambda original: _noting_reads(original, asked)),
-    ):
+    hooks = (
+        Hook(builder, "wrap_to_fake_tensor_and_record", partial(_record_without_bases, set())),
+        Hook(MetaTensorDescriber, "describe_tensor", _describe_as_no_view),
+        Hook(SubgraphTracer, "create_proxy", partial(_create_proxy, asked)),
+    )
+    with intercepted(hooks):
         try:
             yield
         except Exception as error:
@@ -351,36 +342,28 @@ def _refuse(asked: Sequence[tuple[str, str]], error: Exception | None) -> None:
         raise NotPortable(msg, what=f"{tensor}.{attribute}") from error
 
 
-def _without_bases(original: Callable[..., Any]) -> Callable[..., Any]:
+def _record_without_bases(recorded: set[Any], original: Any, *args: Any, source: Any, **more: Any) -> Any:
     from torch._dynamo.source import AttrSource
 
-    tensors: set[Any] = set()  # sources of the tensors that were recorded
-
-    def record(*args: Any, source: Any, **more: Any) -> Any:
-        if isinstance(source, AttrSource) and source.member == "_base" and source.base in tensors:
-            return None
-        tensors.add(source)
-        return original(*args, source=source, **more)
-
-    return record
+    if isinstance(source, AttrSource) and source.member == "_base" and source.base in recorded:
+        return None
+    recorded.add(source)
+    return original(*args, source=source, **more)
 
 
-def _as_no_view(original: Callable[..., Any]) -> Callable[..., Any]:
-    def describe(self: Any, tensor: torch.Tensor, **options: Any) -> Any:
-        described = original(self, tensor, **options)
-        if described.is_view and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            return dataclasses.replace(described, is_view=False, base=None, creation_meta=None)
-        return described
-
-    return describe
+def _describe_as_no_view(original: Any, describer: Any, tensor: torch.Tensor, **options: Any) -> Any:
+    described = original(describer, tensor, **options)
+    if described.is_view and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return dataclasses.replace(described, is_view=False, base=None, creation_meta=None)
+    return described
 
 
-def _noting_reads(original: Callable[..., Any], asked: list[tuple[str, str]]) -> Callable[..., Any]:
-    def create_proxy(self: Any, kind: str, target: Any, args: Any, *rest: Any, **more: Any) -> Any:
-        attribute = "_version" if "_tensor_version" in str(target) else args[1] if target is getattr else ""
-        if attribute in _INSTEAD:
-            source = getattr(args[0].node.meta.get("grapharg"), "source", None)
-            asked.append((source_name(source) if source else "a tensor", attribute))
-        return original(self, kind, target, args, *rest, **more)
-
-    return create_proxy
+def _create_proxy(
+    asked: list[tuple[str, str]], original: Any, tracer: Any, kind: str, target: Any, *call: Any, **more: Any
+) -> Any:
+    args = call[0] if call else more["args"]
+    attribute = "_version" if "_tensor_version" in str(target) else args[1] if target is getattr else ""
+    if attribute in _INSTEAD:
+        source = getattr(args[0].node.meta.get("grapharg"), "source", None)
+        asked.append((source_name(source) if source else "a tensor", attribute))
+    return original(tracer, kind, target, *call, **more)

@@ -31,7 +31,6 @@ from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.torch_private.dynamo_guards import (
     GuardTree,
     TracedGuard,
-    omissions_guarded,
     traced_guards,
 )
 from warmrank.worker.torch_private.evaluated import Evaluations
@@ -39,18 +38,12 @@ from warmrank.worker.torch_private.lowering import (
     CapturedCall,
     LoweredGraph,
     lower,
-    regions_traced_anew,
     source_name,
 )
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import Hook, intercepted
 from warmrank.worker.torch_private.raised import noted_shapes, raised_by
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
-from warmrank.worker.torch_private.tracer_changes import (
-    python_objects_traced,
-    settings_read_by_value,
-    telling_left_out,
-    views_by_themselves,
-)
+from warmrank.worker.torch_private.tracer_changes import tracer_changed, views_by_themselves
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -87,17 +80,14 @@ def noted_objects() -> Iterator[dict[str, Any]]:
 
     noted: dict[str, Any] = {}
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(builder: Any, value: Any) -> Any:
-            noted[source_name(builder.source)] = value
-            variable = original(builder, value)
-            if type(value) is deque:  # Dynamo takes each for one without a limit
-                variable.maxlen = ConstantVariable.create(value.maxlen)
-            return variable
+    def call(original: Any, builder: Any, value: Any) -> Any:
+        noted[source_name(builder.source)] = value
+        variable = original(builder, value)
+        if type(value) is deque:  # Dynamo takes each for one without a limit
+            variable.maxlen = ConstantVariable.create(value.maxlen)
+        return variable
 
-        return call
-
-    with wrapped(VariableBuilder, "__call__", wrap):
+    with intercepted([Hook(VariableBuilder, "__call__", call)]):
         yield noted
 
 
@@ -116,25 +106,22 @@ def noted_writes() -> Iterator[dict[TracedWrite, None]]:
 
     noted: dict[TracedWrite, None] = {}
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def codegen_update_mutated(effects: Any, *args: Any, **kwargs: Any) -> None:
-            for variable in effects._get_modified_vars():
-                if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
-                    continue
-                local = getattr(variable, "local_name", None)
-                source = f"L[{local!r}]"
-                if variable.source is not None:
-                    try:
-                        source = source_name(variable.source)
-                    except NotImplementedError:
-                        continue  # made by the tracer itself, so no condition hangs on it
-                names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
-                noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
-            original(effects, *args, **kwargs)
+    def update(original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+        for variable in effects._get_modified_vars():
+            if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
+                continue
+            local = getattr(variable, "local_name", None)
+            source = f"L[{local!r}]"
+            if variable.source is not None:
+                try:
+                    source = source_name(variable.source)
+                except NotImplementedError:
+                    continue  # made by the tracer itself, so no condition hangs on it
+            names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
+            noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
+        original(effects, *args, **kwargs)
 
-        return codegen_update_mutated
-
-    with wrapped(SideEffects, "codegen_update_mutated", wrap):
+    with intercepted([Hook(SideEffects, "codegen_update_mutated", update)]):
         yield noted
 
 
@@ -227,12 +214,8 @@ def trace(
     ):
         started = perf_counter()
         with (
-            omissions_guarded(),
-            settings_read_by_value(),
-            regions_traced_anew(),
+            tracer_changed(getattr(method, "__qualname__", repr(method))),
             views_by_themselves(),
-            python_objects_traced(),
-            telling_left_out(getattr(method, "__qualname__", repr(method))),
             noted_writes() as writes,
             noted_objects() as objects,
         ):
