@@ -49,3 +49,4 @@ def test_making_a_cached_function_does_not_import_a_tracer() -> None:
     )
     assert "torch" in found
     assert not TRACERS & found
+    assert not any(name.startswith("warmrank.worker.compile.") for name in found)
