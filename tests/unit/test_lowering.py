@@ -1,4 +1,4 @@
-"""Dynamo's graph as ATen operators on lifted inputs: in place, with views, each with its line."""
+"""A trace: ATen operators in place, with views, each with its line; guards on sizes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import operators_of, traced
+from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower
 from warmrank.worker.torch_private.tracing import Trace, trace
 
@@ -82,3 +83,65 @@ def test_lower_works_inside_torch_compile() -> None:
         torch.compile(Plain().affine, backend=backend)(ROWS)
     assert "L['x']" in [item.source for item in seen[0].inputs]
     torch._dynamo.reset()
+
+
+# Sizes in guards.
+
+
+class Scales(nn.Module):
+    """Reads a float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 0.5
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.factor
+
+
+class Doubles(nn.Module):
+    """Takes any size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def guards(trace_: Trace, kind: str) -> list[TracedGuard]:
+    return [guard for guard in trace_.guards if guard.kind == kind]
+
+
+def sizes_of_x(trace_: Trace) -> tuple[Any, Any]:
+    (guard,) = [guard for guard in guards(trace_, "TENSOR_MATCH") if guard.source == "L['x']"]
+    return guard.sizes, guard.strides
+
+
+def test_size_that_a_parameter_fixes_is_a_number(store: Trace) -> None:
+    assert sizes_of_x(store) == ((None, 4), (4, 1))
+
+
+def test_size_that_the_method_asked_for_is_fixed() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(-1, 2, 2) if x.shape[1] == 4 else x
+
+    assert sizes_of_x(traced(Halves().forward, ROWS)) == ((None, 4), (4, 1))
+
+
+def test_size_that_a_decomposition_asked_for_is_fixed() -> None:
+    def by_rows(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x + x if x.shape[0] == 2 else x - x
+
+    trace_ = traced(Plain().affine, ROWS, decompositions={aten.mul.Tensor: by_rows})
+    assert sizes_of_x(trace_)[0] == (2, 4)
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["first", "second"])
+def test_sizes_of_one_are_never_dynamic(dim: int) -> None:
+    x = torch.ones(1, 4) if dim == 0 else torch.ones(4, 1)
+    assert sizes_of_x(traced(Doubles().forward, x))[0][dim] == 1
+
+
+def test_float_of_the_module_is_guarded_by_value_in_a_dynamic_trace() -> None:
+    trace_ = traced(Scales().forward, ROWS)
+    by_value = [*guards(trace_, "CONSTANT_MATCH"), *guards(trace_, "EQUALS_MATCH")]
+    assert 0.5 in [guard.value for guard in by_value]
