@@ -16,7 +16,7 @@ def printed_by(module: str, *arguments: str, **environment: str) -> str:
     """What a module of the tests prints that runs in a new process; it has to end well."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,
