@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.cache_dir.private_files import digest_private
+
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.private_files import digest_private
+from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.frame import Frame
 from warmrank.worker.graph_facts import GraphFacts

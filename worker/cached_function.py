@@ -19,7 +19,9 @@ from time import perf_counter
 from types import MethodType
 from typing import Any
 
-from warmrank.cache_store.node.local import ensure_cache_dir
+from warmrank.cache_store.cache_dir.local import ensure_cache_dir
+from warmrank.worker.keys.request import code_in_options
+
 from warmrank.worker import collection, data_dump, journal
 from warmrank.worker.artifact import Artifact
 from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_scope
@@ -30,10 +32,9 @@ from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortabl
 from warmrank.worker.function_files import FunctionFiles, adopted, announce
 from warmrank.worker.function_lookup import FunctionLookup
 from warmrank.worker.gears.carried import geared_arguments
-from warmrank.worker.gears.misses import refuse_arguments
+from warmrank.worker.gears.rules import refuse_arguments
 from warmrank.worker.guards import ambient
 from warmrank.worker.lookup import Found
-from warmrank.worker.request import code_in_options
 from warmrank.worker.results import FunctionResult, Outcome, StageSeconds
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace
@@ -180,7 +181,7 @@ class CachedFunction(FunctionLookup):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, started: float
     ) -> Variant:
         """Compile, unless another process of this node is at it: then look again when it is through."""
-        from warmrank.cache_store.node.single_flight import one_compile
+        from warmrank.cache_store.cache_dir.single_flight import one_compile
 
         place = self.place()
         what = f"{place.model_dir.name}/{place.function_dir.name}"

@@ -15,9 +15,10 @@ from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.results import CaptureProposal
 
 if TYPE_CHECKING:
+    from warmrank.worker.rank.workload import Call
+
     from warmrank.cache_store.records.manifest import CaptureEntry
     from warmrank.worker.variant import Variant
-    from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
 

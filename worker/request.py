@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from warmrank.worker.keys.environment import environment, instruction_set
+from warmrank.worker.keys.reachable import reachable_digest
+
 from warmrank.cache_store.keys import key_of
 from warmrank.worker import artifact
 from warmrank.worker.configs.section import changed
-from warmrank.worker.environment import environment
-from warmrank.worker.instruction_set import instruction_set
-from warmrank.worker.reachable import reachable_digest
 from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
 from warmrank.worker.values import Value
 

@@ -17,21 +17,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.launching import rank_spec
+from warmrank.cache_store.cache_dir.local import companions, variants
 
 from tests.support import autotune_models as models
-from tests.support.rank_spec import rank_spec
-from tests.support.releases import compiles_ahead
 from tests.support.stored import open_store
+from tests.support.tracing import compiles_ahead
 from warmrank import CompilerConfig
-from warmrank.cache_store.node.companions import companions
-from warmrank.cache_store.node.local import variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
-from warmrank.worker import manifests
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
+from warmrank.worker.rank import manifests
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_KEY = "0f" * 32

@@ -7,13 +7,13 @@ from types import MethodType
 from typing import Any
 
 import torch
+from warmrank.worker.keys.request import Request
 
 from warmrank.worker.artifact import Artifact
 from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.compile.compiler import compile_call
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines import engine_named
-from warmrank.worker.request import Request
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.variant import function_of

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
 from torch import nn
+from warmrank.worker.keys.environment import of_features
+from warmrank.worker.keys.request import request
 
-from tests.support.fake_group import fake_world
 from tests.support.tracing import traced
 from warmrank import CompilerConfig
 from warmrank.worker.cache_options import CacheOptions
@@ -25,8 +27,6 @@ from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, Parts, pack,
 from warmrank.worker.engines.aoti_compile import Division, compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
-from warmrank.worker.instruction_set import of_features
-from warmrank.worker.request import request
 from warmrank.worker.torch_private.inductor import bind_inputs
 from warmrank.worker.torch_private.symbols import describe, rebuild
 

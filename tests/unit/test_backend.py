@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import warmrank
-from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BackwardNotSupported

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
 from torch import nn
 
-from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
-from tests.support.fake_group import fake_world
 from tests.support.small_models import Derived, Plain
+from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.worker import trace_limit
 from warmrank.worker.cache_options import LaunchDefaults
 from warmrank.worker.cached_function import CachedFunction

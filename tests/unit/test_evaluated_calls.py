@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
+from tests.support.devices import fake_world
 from torch import nn
 from torch.distributed import get_rank as position
 
 from tests.support import observed_operator
-from tests.support.fake_group import fake_world
 from tests.support.tracing import compiled, misfits
 from warmrank.worker import groups
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.devices import fake_world
 from torch import nn
 
-from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Spread
 from tests.support.tracing import traced
 from warmrank.worker import groups

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from tests.support.devices import fake_world
 
-from tests.support.fake_group import fake_world
 from warmrank.worker import groups
 from warmrank.worker.errors import GroupError
 from warmrank.worker.torch_private.process_groups import group_name

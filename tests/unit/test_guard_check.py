@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import fake_world
 from torch import nn
+from warmrank.worker.keys.sources import TracedSource, type_name
 
-from tests.support.fake_group import fake_world
 from tests.support.made_guards import like, made_guards
 from warmrank.worker import groups
 from warmrank.worker.guards import asked
@@ -20,7 +21,6 @@ from warmrank.worker.guards.constants import encode
 from warmrank.worker.guards.identity import describe
 from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.guards.words import tensor_differences
-from warmrank.worker.sources import TracedSource, type_name
 
 LIMIT = 5
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from warmrank.worker.keys.sources import type_name
 
 from tests.support.made_guards import like, made_guards
 from warmrank.worker.guards.check import mismatches
 from warmrank.worker.guards.constants import encode
 from warmrank.worker.guards.inputs import compile_input_check
 from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.sources import type_name
 
 ONES = torch.ones(2, 3)
 LIMIT = 5

@@ -8,10 +8,10 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from warmrank.worker.keys.sources import TracedSource
 
 from warmrank.worker.guards.constants import encode
 from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.sources import TracedSource
 
 ARGUMENTS = st.one_of(
     st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a")))

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.releases import traces_more
-from tests.support.tracing import compiled, misfits, traced
+from tests.support.tracing import compiled, misfits, traced, traces_more
 from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
 from tests.support.zoo.case import CASES
 from tests.support.zoo_child import _contexts

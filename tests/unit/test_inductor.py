@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.releases import compiles_ahead
-from tests.support.tracing import bound
+from tests.support.tracing import bound, compiles_ahead
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines.aoti import AotiEngine, _compile_again
 from warmrank.worker.errors import NotYet

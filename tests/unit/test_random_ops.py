@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import NAMES, Drawing, FakeDevice, assert_equal, drawn
 
-from tests.support.drawing import NAMES, Drawing, assert_equal, drawn
-from tests.support.fake_device import FakeDevice
 from tests.support.tracing import traced
 from warmrank.inference import cache_compile
 from warmrank.worker.cached_function import CachedFunction

@@ -17,11 +17,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from warmrank.cache_store.cache_dir.local import add_variant
 
 from tests.support.small_models import Cached
 from tests.support.tracing import compiled
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.local import add_variant
 from warmrank.inference import readable_cache
 from warmrank.worker.artifact import ABOUT, Artifact
 from warmrank.worker.compile import origins

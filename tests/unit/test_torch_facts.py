@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.cached import cached
+from tests.support.tracing import cached
 from warmrank.worker.errors import TorchUnsupported
 from warmrank.worker.torch_private import facts
 

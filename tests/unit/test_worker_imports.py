@@ -26,9 +26,9 @@ def imported_by(code: str) -> set[str]:
         "worker",
         "warmrank.worker.results",
         "warmrank.worker.errors",
-        "warmrank.worker.rank",
-        "warmrank.worker.script",
-        "warmrank.worker.environment",
+        "warmrank.worker.rank.rank_worker",
+        "warmrank.worker.rank.rank_worker.script",
+        "warmrank.worker.keys.environment",
     ],
 )
 def test_import_of_what_a_driver_needs_does_not_import_torch(module: str) -> None:

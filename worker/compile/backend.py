@@ -18,7 +18,7 @@ from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported
 from warmrank.worker.gears.carried import carried
-from warmrank.worker.gears.record import TracedGears, record
+from warmrank.worker.gears.compiling import TracedGears, record
 from warmrank.worker.gears.runner import GearedRunner
 from warmrank.worker.groups import role_of
 from warmrank.worker.torch_private import facts as torch_facts

@@ -18,11 +18,11 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from warmrank.worker.keys.code import function_digest
 
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker import data_dump
 from warmrank.worker.artifact import ABOUT, Artifact, ArtifactFile
-from warmrank.worker.code_digests import function_digest
 from warmrank.worker.compile import graph_dumps, origins
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.devices import backend_for
@@ -43,9 +43,10 @@ from warmrank.worker.values import Value
 from warmrank.worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
+    from warmrank.worker.keys.request import Request
+
     from warmrank.worker.cache_options import CacheOptions
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.request import Request
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")

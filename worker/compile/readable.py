@@ -17,14 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     os_errors_are_unusable,
     read_private,
     temporary_name,
 )
+
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.artifact import Artifact, is_artifact, parse
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.origins import Origins

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from warmrank.worker.target import target
+from warmrank.worker.keys.environment import target
 
 if TYPE_CHECKING:
     import torch

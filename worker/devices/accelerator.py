@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from warmrank.worker.devices.accelerator_memory import AcceleratorPool, PrivatePool, Recorder
 
 from warmrank.worker.device_kinds import memory_of
 from warmrank.worker.devices import Pool, PoolHandle
-from warmrank.worker.devices.accelerator_pool import AcceleratorPool, PrivatePool
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
-from warmrank.worker.devices.recorder import Recorder
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.torch_private.graph_memory import borrowed
 from warmrank.worker.torch_private.places import Origin, origins
@@ -195,6 +194,6 @@ def accelerator(kind: str) -> AcceleratorBackend:
     Raises:
         DeviceUnavailable: torch does not know the device kind, or finds no such device.
     """
-    from warmrank.worker.devices.availability import device_module
+    from warmrank.worker.devices.accelerator import device_module
 
     return AcceleratorBackend(kind, device_module(kind), memory=memory_of(kind))

@@ -1,7 +1,7 @@
 """A captured graph on the CPU; imported with the first capture, which a process that only loads never makes.
 
 A recording of one run says which kernels the graph calls on which memory (`worker.torch_private.recording`).
-All that the run allocated gets a place in the work region of a pool (`worker.devices.memory_plan`), and a
+All that the run allocated gets a place in the work region of a pool (`worker.devices.memory`), and a
 replay calls the same kernels on these fixed addresses: no Python of the graph, no views, no allocator. As on
 a device, outputs hold nothing before the first replay, and every replay in the pool may overwrite them.
 """
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from warmrank.worker import collection
-from warmrank.worker.devices.arena import ArenaPool, buffers
-from warmrank.worker.devices.program import Program, program
+from warmrank.worker.devices.cpu_graph import Program, program
+from warmrank.worker.devices.memory import ArenaPool, buffers
 from warmrank.worker.torch_private.kernels import run
 from warmrank.worker.torch_private.places import Origin, check
 from warmrank.worker.torch_private.recording import record

@@ -20,9 +20,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.devices.arena import Region, Segment, tensor_in
-from warmrank.worker.devices.memory import memory_of
-from warmrank.worker.devices.memory_plan import Lifetime, planned
+from warmrank.worker.devices.memory import Lifetime, Region, Segment, memory_of, planned, tensor_in
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, waited
 from warmrank.worker.torch_private.places import Origin, Place, lazily

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from warmrank.worker.keys.environment import target
+
 from warmrank.worker.errors import BadConfig, NotYet
-from warmrank.worker.target import target
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 from torch.fx import Graph, GraphModule, Node
+from warmrank.worker.keys.environment import instruction_set
 
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.graph_facts import DROPOUTS, GraphFacts
-from warmrank.worker.instruction_set import instruction_set
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
 from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of

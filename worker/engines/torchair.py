@@ -33,8 +33,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.node.private_files import discard_tree
-from warmrank.worker.engine_files import KernelFiles
+from warmrank.cache_store.cache_dir.private_files import discard_tree
+
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.torchair_code import (
     Constants,
@@ -60,6 +60,7 @@ from warmrank.worker.engines.torchair_vendor import (
     written_privately,
 )
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
+from warmrank.worker.node_caches import KernelFiles
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

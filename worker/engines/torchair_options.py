@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.configs.effects import TORCHAIR, Verdict, verdict
-from warmrank.worker.configs.section import options, same
+from warmrank.worker.configs.section import TORCHAIR, Verdict, options, same, verdict
 from warmrank.worker.errors import NoCounterpart
 from warmrank.worker.values import Value
 

@@ -34,9 +34,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from warmrank.cache_store.cache_dir.private_files import (
+    DIRECTORY_MODE,
+    discard_tree,
+    sweep_debris,
+    temporary_name,
+)
 
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.private_files import DIRECTORY_MODE, discard_tree, sweep_debris, temporary_name
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.torchair_code import Own
 from warmrank.worker.engines.torchair_options import Translation, translated

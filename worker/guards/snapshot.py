@@ -25,15 +25,15 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from warmrank.worker.keys.code import forget_types, function_digest, layers, type_name
+from warmrank.worker.keys.reachable import changed, holder_of
+from warmrank.worker.keys.sources import TracedSource
 
-from warmrank.worker.code_digests import forget_types, function_digest, layers, type_name
 from warmrank.worker.guards import asked, depends
 from warmrank.worker.guards.check import node_values
 from warmrank.worker.guards.inputs import nodes_of, per_call_nodes, with_parents
 from warmrank.worker.guards.model import Check, PortableGuards
 from warmrank.worker.guards.paths import MISSING, STEPS
-from warmrank.worker.present_sources import changed, holder_of
-from warmrank.worker.sources import TracedSource
 from warmrank.worker.torch_private.unchanged import Key, Metadata, Watched
 
 Predicate = Callable[[], bool]

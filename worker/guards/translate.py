@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 import torch
+from warmrank.worker.keys.code import forget_types
+from warmrank.worker.keys.reachable import operator_digest, patch_sources
+from warmrank.worker.keys.sources import TracedSource, collect, type_name
 
-from warmrank.worker.code_digests import forget_types
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.gears.carried import carried, encoded
 from warmrank.worker.groups import role_of
@@ -25,8 +27,6 @@ from warmrank.worker.guards.paths import UNNAMED_SCOPE, PathTable
 from warmrank.worker.guards.plain_types import is_plain_tensor, plain_type
 from warmrank.worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
 from warmrank.worker.guards.volatile import volatile_nodes
-from warmrank.worker.present_sources import operator_digest, patch_sources
-from warmrank.worker.sources import TracedSource, collect, type_name
 from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
 from warmrank.worker.torch_private.lowering import nodes_within

@@ -33,8 +33,8 @@ from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from warmrank.worker.keys.code import globals_module, is_pinned_module, layers, package_of
 
-from warmrank.worker.code_digests import globals_module, is_pinned_module, layers, package_of
 from warmrank.worker.torch_private.evaluated_reads import having
 from warmrank.worker.torch_private.patching import Hook
 

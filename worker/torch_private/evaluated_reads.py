@@ -32,8 +32,8 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from warmrank.worker.keys.code import is_pinned_module
 
-from warmrank.worker.code_digests import is_pinned_module
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import Hook
 

@@ -40,8 +40,8 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Method
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from warmrank.worker.keys.code import globals_module, is_pinned_module
 
-from warmrank.worker.code_digests import globals_module, is_pinned_module
 from warmrank.worker.repeatable import kept_result, order_of_set
 from warmrank.worker.torch_private.evaluated_calls import PRINTING
 from warmrank.worker.torch_private.evaluated_reads import having, with_subclasses

@@ -30,8 +30,8 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from warmrank.worker.keys.code import globals_module
 
-from warmrank.worker.code_digests import globals_module
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.values import Value
 

@@ -25,8 +25,8 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from warmrank.worker.keys.code import globals_read
 
-from warmrank.worker.code_digests import globals_read
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.torch_private.dynamo_guards import (
     GuardTree,
