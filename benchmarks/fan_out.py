@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.load import machine  # noqa: E402 - also where nothing is installed
 from tests.support.netns import Node, why_not  # noqa: E402
-from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes
+from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes  # noqa: E402
 from tests.support.s3_server import ENVIRONMENT  # noqa: E402
 
 STORE_INDEX = 200

@@ -63,8 +63,8 @@ class NoStoreYet(StoreUnavailable):
 
     reason: str = "there is no store here yet (no FORMAT)"
     remedy: str = (
-        "the first launch with mode: rw makes it, or warmrank store init; if one should be there, check the path, "
-        "and that its disk is mounted"
+        "the first launch with mode: rw makes it, or warmrank store init; if one should be there, check the "
+        "path, and that its disk is mounted"
     )
 
     def __str__(self) -> str:

@@ -61,7 +61,7 @@ class Artifact(Value):
         frame: unpacks arguments and packs outputs.
         facts: what the runtime must know of the graph.
         roles: roles of the process groups that the graph uses.
-        sections: the engine's own bytes, and `ABOUT`, what `worker.origins` keeps for people.
+        sections: the engine's own bytes, and `ABOUT`, what `worker.compile.origins` keeps for people.
         files: files beside the artifact.
     """
 

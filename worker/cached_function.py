@@ -262,7 +262,7 @@ class CachedFunction(FunctionLookup):
         from warmrank.worker.torch_private import facts
 
         facts.require("compile", "trial")
-        from warmrank.worker.compiler import compile_call
+        from warmrank.worker.compile.compiler import compile_call
 
         if self._variants and self._options.on_recompile == "abandon":
             self._files.abandon(self.place().function_dir, reason)
@@ -295,7 +295,7 @@ class CachedFunction(FunctionLookup):
         Raises:
             WorkerError: the function cannot be cached.
         """
-        from warmrank.worker.compiler import compile_call
+        from warmrank.worker.compile.compiler import compile_call
 
         config = copy.deepcopy(self._options.config)
         config.debug.graph_dump.type = config.debug.fx_summary.type = None  # the compile writes such files

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from warmrank.worker import files_beside
 from warmrank.worker.cache_options import CacheOptions, EngineChoice, GuardMode, LaunchDefaults
 from warmrank.worker.device_kinds import kind_of
-from warmrank.worker.engines.choice import check_choice, engine_for
+from warmrank.worker.engines import check_choice, engine_for
 from warmrank.worker.gears.rules import GearRule
 from warmrank.worker.keys.reachable import missing_operators
 from warmrank.worker.keys.request import Request, request
 from warmrank.worker.lookup import Found, Place, by_digest, look_up, read_stored
 from warmrank.worker.partition_paths import model_directory, partition_name
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.prepared import prepare
+from warmrank.worker.torch_private.switches import prepare
 from warmrank.worker.variant import StoredArtifact
 
 if TYPE_CHECKING:

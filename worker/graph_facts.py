@@ -5,25 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from warmrank.worker.gears.model import GearFacts
-from warmrank.worker.random_ops import check, draws
-from warmrank.worker.torch_private.higher_order import higher_order_name, nodes_within, refuse_writes_within
-from warmrank.worker.torch_private.operators import (
-    aliased_arguments,
-    arguments_at,
-    memory_of,
-    schema_name,
-    size_depends_on_data,
-    written_arguments,
-)
 from warmrank.worker.values import Value
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 # Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
@@ -80,115 +65,6 @@ class GraphFacts(Value):
         )
 
 
-def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> GraphFacts:
-    """Facts of a traced graph; ``self_name`` is the name by which the traced function knows its module.
-
-    A user input that an output shares memory with counts as ``state``: it must not be cloned, or the
-    caller would hold a view of the clone. So does one that `as_strided` looks at, because a clone holds
-    nothing of the memory around it. Random numbers may be drawn on devices of kind ``random_on``;
-    empty: nowhere.
-
-    Raises:
-        RandomOp: an operator draws random numbers.
-    """
-    aliases: dict[Node, frozenset[int]] = {}
-    owners: dict[int, set[int]] = {}
-    mutated: set[int] = set()
-    anchored: set[int] = set()
-    returned: list[Any] = []
-    data_dependent = random = ""
-    position = 0
-    refuse_writes_within(lowered.graph)
-    for node in nodes_within(lowered.graph):
-        if node.op == "call_function" and draws(node):
-            check(node, random_on)
-            random = random or str(node.target)
-    for node in lowered.graph.graph.nodes:
-        if node.op == "placeholder":
-            aliases[node] = frozenset((position,))
-            for memory in memory_of(node.meta.get("val")):
-                owners.setdefault(memory, set()).add(position)
-            position += 1
-        elif node.op == "call_function":
-            shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
-            aliases[node] = _aliases(node, aliases).union(*shared)
-            mutated |= _mutated(node, aliases)
-            anchored |= _anchored(node, aliases)
-            if not data_dependent and (higher_order_name(node.target) or size_depends_on_data(node)):
-                data_dependent = str(node.target)
-        elif node.op == "output":
-            returned = list(node.args[0])
-    returned_inputs = [
-        aliases.get(value, frozenset()) if hasattr(value, "op") else frozenset() for value in returned
-    ]
-    in_place = anchored.union(*returned_inputs)
-    prefix = f"L[{self_name!r}]"  # of the module's own tensors
-    classes = tuple(
-        _input_class(item.is_tensor, item.source.startswith(prefix), index in mutated, index in in_place)
-        for index, item in enumerate(lowered.inputs)
-    )
-    return GraphFacts(
-        input_classes=classes,
-        num_outputs=len(returned),
-        aliased_outputs=tuple(
-            index
-            for index, sources in enumerate(returned_inputs)
-            if any(classes[source] != NUMBER for source in sources)
-        ),
-        data_dependent=data_dependent,
-        random=random,
-        input_names=tuple(readable(item.source) for item in lowered.inputs),
-        module_inputs=tuple(
-            index
-            for index, item in enumerate(lowered.inputs)
-            if item.is_tensor and item.source.startswith(prefix)
-        ),
-        anchored_inputs=tuple(sorted(anchored)),
-    )
-
-
 def readable(source: str) -> str:
     """Dynamo's expression for an input as a reader would write it."""
     return re.sub(_ROOT, r"\1", re.sub(_MEMBER, r".\1", source))
-
-
-def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, in_place: bool) -> str:
-    if not is_tensor:
-        return NUMBER
-    if is_mutated:
-        return MUTATED
-    return STATE if of_module or in_place else USER
-
-
-def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:
-    found: list[Any] = []
-    for value in arguments_at(node, positions):
-        found.extend(value if isinstance(value, list | tuple) else [value])
-    return found
-
-
-def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
-    """Inputs that an operator's result may share memory with, by its schema.
-
-    Composite operators say nothing there (`type_as`, `einsum`): for them the traced memory is asked as well.
-    Dropout that does not draw returns its argument, but its trace does not show it.
-    """
-    positions = (0,) if str(node.target) in DROPOUTS else aliased_arguments(node.target)
-    sources = _tensor_arguments(node, positions)
-    return frozenset().union(
-        *(aliases.get(source, frozenset()) for source in sources if hasattr(source, "op"))
-    )
-
-
-def _mutated(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
-    written = _tensor_arguments(node, written_arguments(node.target, node.args, node.kwargs))
-    return frozenset().union(*(aliases.get(value, frozenset()) for value in written if hasattr(value, "op")))
-
-
-def _anchored(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
-    """Inputs whose memory an operator looks at by its place in the storage."""
-    if schema_name(node.target) not in _ABSOLUTE:
-        return frozenset()
-    return frozenset().union(
-        *(aliases.get(value, frozenset()) for value in _tensor_arguments(node, (0,)) if hasattr(value, "op"))
-    )

@@ -1,10 +1,12 @@
 """Node caches: directories in which tools keep what they compiled, as a config declares them.
 
 What is new or changed in them after a launch belongs to the node (`worker.node_collecting`); what came from
-the store is put there (`cache_store.cache_dir.placing`). Known without a config: static kernels and GE's graphs
-that engine torchair's tools make beside ``compiled_module``, and CANN's compiled operators. The former lie in
-a private directory that lasts as long as its process: `KernelFiles` packs them into one archive in a node
-cache, and unpacks it where a later process of the same artifact looks for them. No NPU has seen any of this.
+the store is put there (`cache_store.cache_dir.placing`). Known without a config: static kernels and GE's
+graphs that engine torchair's tools make beside ``compiled_module``, and CANN's compiled operators. The
+former lie in a private directory that lasts as long as its process: `KernelFiles` packs them into one
+archive in a node cache, and unpacks it where a later process of the same artifact looks for them. No NPU
+has seen any of this.
+
 Layout::
 
     <node cache>/<artifact>/<storage formats>/<digest of the archive>.tar

@@ -184,10 +184,10 @@ def _import_ahead(module: str) -> None:
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     for name in (
-        "warmrank.worker.compiler",
+        "warmrank.worker.compile.compiler",
         "warmrank.worker.cached_function",
         "warmrank.worker.engines.graph",
-        "warmrank.worker.rank.rank_worker.offline",
+        "warmrank.worker.rank.offline",
     ):
         importlib.import_module(name)
     import_tracer()

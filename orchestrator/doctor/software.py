@@ -21,8 +21,8 @@ from warmrank.orchestrator import import_root
 from warmrank.orchestrator.doctor import Finding, error, ok, warning
 from warmrank.worker.ascend.chips import Installation, installation
 from warmrank.worker.ascend.versions import fit
+from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
 from warmrank.worker.errors import ToolchainError
-from warmrank.worker.toolchain import check_cpp_compiler, check_cuda
 
 RANGES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "python": ((3, 11), (4,)),

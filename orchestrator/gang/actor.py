@@ -98,7 +98,7 @@ class RankActor:
 def _import_ahead() -> None:
     """Import what `open` needs; should that fail, `open` meets the same fault, and reports it."""
     with suppress(Exception):
-        importlib.import_module("warmrank.worker.rank.rank_worker.start")
+        importlib.import_module("warmrank.worker.rank.start")
         importlib.import_module("torch.distributed")
 
 

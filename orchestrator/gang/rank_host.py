@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MakeWorker = Callable[["RankSpec", "Store | None"], Any]
-"""Makes what has the methods of `worker.rank.rank_worker.rank_worker.RankWorker`."""
+"""Makes what has the methods of `worker.rank.rank_worker.RankWorker`."""
 
 _OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"

@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Call": ("warmrank.worker.rank.rank_worker.workload", "Call"),
+    "Call": ("warmrank.worker.rank.workload", "Call"),
     "CompilerConfig": ("warmrank.worker.configs.compiler_config", "CompilerConfig"),
-    "RankContext": ("warmrank.worker.rank.rank_worker.workload", "RankContext"),
+    "RankContext": ("warmrank.worker.rank.workload", "RankContext"),
     "Verification": ("warmrank.worker.results", "Verification"),
-    "Workload": ("warmrank.worker.rank.rank_worker.workload", "Workload"),
+    "Workload": ("warmrank.worker.rank.workload", "Workload"),
     "configs": ("warmrank.configs", ""),
     "declare_runtime_state": ("warmrank.worker.runtime_state", "declare_runtime_state"),
     "get_backend": ("warmrank.worker.inference", "get_backend"),

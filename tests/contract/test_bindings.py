@@ -1,4 +1,4 @@
-"""Every row of `worker.engines.bindings` reaches the overload that it stands for, with equal results."""
+"""Every row of `worker.engines.graph` reaches the overload that it stands for, with equal results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from warmrank.worker.engines.bindings import BINDINGS
+from warmrank.worker.engines.graph import BINDINGS
 
 _A = torch.linspace(-2.0, 2.0, 24).reshape(2, 3, 4)
 _B = torch.linspace(1.0, 3.0, 24).reshape(2, 3, 4)

@@ -436,7 +436,7 @@ def _prepare(kind: str) -> None:
     if kind == "cold":
         import tempfile
 
-        import warmrank.worker.compiler  # noqa: F401 - as a compile would
+        import warmrank.worker.compile.compiler  # noqa: F401 - as a compile would
 
         model = nn.Linear(4, 4)
         from warmrank.inference import cache_compile

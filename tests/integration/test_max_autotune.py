@@ -300,7 +300,7 @@ def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
 
     # As in a later process, which has compiled nothing yet.
     aoti._compiled.clear()
-    monkeypatch.setattr("warmrank.worker.compiler.trace", None)
+    monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
     later = cached(models.small(), tmp_path)
     torch.testing.assert_close(later(x), reference(x))
     assert later.last_result is not None
@@ -321,7 +321,7 @@ def test_cache_step_is_compiled_again_and_equals_eager(
     step = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
     step(*call())
     aoti._compiled.clear()  # as in a later process, which has compiled nothing yet
-    monkeypatch.setattr("warmrank.worker.compiler.trace", None)
+    monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
     later = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
     call_one, call_two = call(), call()
     with caplog.at_level(logging.INFO, logger="torchair"):

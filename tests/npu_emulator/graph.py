@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree
 
 from warmrank.worker.torch_private.graph_memory import borrowed
 from warmrank.worker.torch_private.kernels import waited
 from warmrank.worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
 from warmrank.worker.torch_private.patching import Watch
-from warmrank.worker.torch_private.trees import leaves, put_together, taken_apart, with_tensors
+from warmrank.worker.torch_private.places import leaves
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class Recording(Watch):
             self.broken = True
             raise RuntimeError(NOT_PERMITTED)
         self._keep_what_is_written(func, args, kwargs)
-        flat, form = taken_apart(_call_of(func, args, kwargs)())
+        flat, form = _pytree.tree_flatten(_call_of(func, args, kwargs)())
         if name in _EMPTY:  # an index out of it must not be out of range while this runs
             flat = [value.zero_() for value in flat]
         # Asked after the call: one that gives a tensor other memory (`set_`) has made none.
@@ -219,10 +220,10 @@ class Recording(Watch):
         for index, value in fresh:
             flat[index] = value
         if name in _EMPTY:
-            return put_together(flat, form)
-        call = _call_of(func, *with_tensors(_weak, (args, kwargs)))
+            return _pytree.tree_unflatten(flat, form)
+        call = _call_of(func, *_pytree.tree_map_only(torch.Tensor, _weak, (args, kwargs)))
         self.steps.append(Step(call, [(index, _weak(value)) for index, value in fresh]))
-        return put_together(flat, form)
+        return _pytree.tree_unflatten(flat, form)
 
     def undo(self) -> None:
         """Give all memory the values from before the capture, and the generator its state."""

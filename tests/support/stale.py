@@ -167,7 +167,7 @@ class Unrelated(torch.nn.Module):
 
 def trace_something() -> None:
     """Import the tracer and trace once, which takes seconds the first time."""
-    import warmrank.worker.compiler  # noqa: F401 - as a compile would
+    import warmrank.worker.compile.compiler  # noqa: F401 - as a compile would
     from warmrank.worker.torch_private.tracing import trace
 
     arguments = (torch.ones(4, 2, 3), torch.arange(4), [1.0])

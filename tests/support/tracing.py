@@ -14,7 +14,7 @@ from warmrank.inference import cache_compile
 from warmrank.worker.artifact import Artifact
 from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.cached_function import CachedFunction
-from warmrank.worker.compiler import compile_call
+from warmrank.worker.compile.compiler import compile_call
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines import engine_named
 from warmrank.worker.guards.calls import CallGuards

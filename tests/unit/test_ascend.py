@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support import ascend_machine as machine
 from warmrank.worker.ascend import chips
-from warmrank.worker.ascend.chips import chips_in, device_numbers, installation, soc_in, soc_of
+from warmrank.worker.ascend.chips import chips_in, installation, soc_in, soc_of
 from warmrank.worker.ascend.versions import (
     Places,
     cann_of,
@@ -67,13 +67,6 @@ def test_package_of_cann_that_was_upgraded_alone_counts(places: Places, tmp_path
     assert cann_of(places).text() == f"9.0.0 {machine.BUILD} hccl 9.0.1"
 
 
-def test_operators_of_another_build_count(places: Places, tmp_path: Path) -> None:
-    machine.lay_out_cann(tmp_path / "cann", "8.5.0")
-    info = machine.INSTALL_INFO.format(package="910b-ops", version="8.5.2", build="")
-    machine.write(tmp_path / "cann" / "aarch64-linux" / "ascend_ops_install.info", info)
-    assert cann_of(places).text().endswith("ops 8.5.2")
-
-
 def test_cann_8_is_read_from_its_version_file(places: Places, tmp_path: Path) -> None:
     names = ("runtime", "compiler", "hccl", "opp", "toolkit")
     lines = [f"{name}_running_version=[7.6.0.1.220:8.0.0]" for name in names]
@@ -85,11 +78,6 @@ def test_cann_8_is_read_from_its_version_file(places: Places, tmp_path: Path) ->
     assert found.text() == "8.0.0 7.6.0.1.220"
 
 
-def test_cann_is_read_from_a_package_where_there_is_nothing_else(places: Places, tmp_path: Path) -> None:
-    machine.write(tmp_path / "cann" / "compiler" / "version.info", "Version=8.0.RC2\nversion_dir=8.0\n")
-    assert cann_of(places).text() == "8.0.RC2"
-
-
 def test_nnal_beside_cann_counts(places: Places, tmp_path: Path) -> None:
     machine.lay_out_cann(tmp_path / "cann", "9.0.0")
     text = (
@@ -97,19 +85,6 @@ def test_nnal_beside_cann_counts(places: Places, tmp_path: Path) -> None:
     )
     machine.write(places.nnal[0], text)
     assert cann_of(places).text().endswith("nnal 8.2.RC2.B030")
-
-
-def test_cann_of_the_first_directory_wins(places: Places, tmp_path: Path) -> None:
-    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
-    machine.lay_out_cann(tmp_path / "ascend-toolkit" / "latest", "8.5.0")
-    assert cann_of(places).release == "9.0.0"
-
-
-@pytest.mark.parametrize("text", ["", "\x00\xff", "runtime_running_version=\nVersion\n=9\n"])
-def test_version_files_that_hold_nothing_are_no_cann(places: Places, tmp_path: Path, text: str) -> None:
-    for name in ("version.cfg", "runtime/version.info", "aarch64-linux/ascend_toolkit_install.info"):
-        machine.write(tmp_path / "cann" / name, text)
-    assert cann_of(places).text() == ""
 
 
 @pytest.mark.parametrize("name", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"])
@@ -121,13 +96,6 @@ def test_directory_that_set_env_names_is_the_only_one(tmp_path: Path, name: str)
 
 
 # --- driver and firmware ---
-
-
-def test_old_driver_is_told_by_its_version(places: Places, tmp_path: Path) -> None:
-    machine.write(
-        tmp_path / "Ascend" / "driver" / "version.info", "Version=23.0.rc3\nascendhal_version=7.0\n"
-    )
-    assert driver_of(places) == "23.0.rc3"
 
 
 def test_driver_in_another_directory_is_found_by_its_install_info(places: Places, tmp_path: Path) -> None:
@@ -162,12 +130,6 @@ def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(places: Place
 # --- NPUs ---
 
 
-def test_device_files_are_counted_by_number(places: Places, tmp_path: Path) -> None:
-    for name in ("davinci10", "davinci2", "davinci_manager", "davinci", "xdavinci1", "davinci1x"):
-        machine.write(tmp_path / "dev" / name, "")
-    assert device_numbers(places) == (2, 10)
-
-
 def test_table_of_a2_is_read() -> None:
     rows = machine.ROW_A2.format(npu=3, name="910B4-1", health="OK")
     (chip,) = chips_in(machine.TABLE_A2.format(rows=rows))
@@ -179,13 +141,6 @@ def test_table_of_a3_has_two_chips_an_npu() -> None:
     found = chips_in(machine.TABLE_A3)
     assert [(chip.npu, chip.chip, chip.name) for chip in found] == [(0, 0, "Ascend910"), (0, 1, "Ascend910")]
     assert [chip.memory_mb for chip in found] == [65536, 65536]
-
-
-@pytest.mark.parametrize(
-    "table", ["", "|", "dcmi module initialize failed. ret is -8005", "| 0 | 1 | 2 |\n" * 3]
-)
-def test_text_that_is_no_table_has_no_chips(table: str) -> None:
-    assert chips_in(table) == ()
 
 
 @pytest.mark.parametrize(
@@ -207,12 +162,6 @@ def test_model_is_put_together_from_the_board(board: str, expected: str) -> None
 def test_tables_of_any_text_are_read_or_left(table: str) -> None:
     assert all(chip.npu >= 0 and chip.memory_mb >= 0 for chip in chips_in(table))
     assert soc_in(table) == ""
-
-
-def test_model_of_a3_comes_from_its_board(places: Places, tmp_path: Path) -> None:
-    machine.write(tmp_path / "dev" / "davinci0", "")
-    machine.lay_out_tool(tmp_path, machine.TABLE_A3, machine.BOARD_A3)
-    assert soc_of(places) == "Ascend910_9392"
 
 
 def test_no_process_is_started_without_npus(places: Places, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import cache_compile
-from warmrank.worker import compiler, journal
+from warmrank.worker import journal
 from warmrank.worker.cache_options import LaunchDefaults, launch_scope
+from warmrank.worker.compile import compiler
 from warmrank.worker.errors import (
     BackwardNotSupported,
     CompileForbidden,

@@ -17,9 +17,10 @@ from torch import nn
 from tests.support.devices import fake_world
 from tests.support.small_models import Derived, Plain
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
-from warmrank.worker import compiler, trace_limit
+from warmrank.worker import trace_limit
 from warmrank.worker.cache_options import LaunchDefaults
 from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.compile import compiler
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

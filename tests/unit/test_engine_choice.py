@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from warmrank import CompilerConfig
-from warmrank.worker.engines.choice import check_choice, engine_for
+from warmrank.worker.engines import check_choice, engine_for
 from warmrank.worker.errors import BadConfig
 
 
@@ -54,25 +54,9 @@ def test_mode_of_torchair_elsewhere_names_the_device() -> None:
         engine_for(config("npugraph_ex"), wanted="auto", device_kind="cpu")
 
 
-def test_engine_that_was_asked_for_wins(torch_npu: Path) -> None:
-    (torch_npu / "dynamo" / "torchair").mkdir(parents=True)
-    assert engine_for(config("reduce-overhead"), wanted="graph", device_kind="npu").name == "graph"
-
-
 @pytest.mark.parametrize(
     ("wanted", "mode"), [("graph", "max-autotune"), ("graph", "npugraph_ex"), ("aoti", "reduce-overhead")]
 )
 def test_engine_of_another_mode_is_refused(wanted: Any, mode: str) -> None:
     with pytest.raises(BadConfig, match=f"engine {wanted} compiles in mode .*config.mode is {mode}"):
         check_choice(wanted, config(mode))
-
-
-@pytest.mark.parametrize("wanted", ["auto", "torchair"])
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "npugraph_ex"])
-def test_auto_and_torchair_take_every_mode(wanted: Any, mode: str) -> None:
-    check_choice(wanted, config(mode))
-
-
-def test_torchair_refuses_a_module_that_lies_elsewhere() -> None:
-    with pytest.raises(BadConfig, match="device kind npu; this module lies on cpu"):
-        engine_for(config("npugraph_ex"), wanted="torchair", device_kind="cpu").check("cpu")

@@ -176,8 +176,3 @@ def test_rank_that_a_fake_kernel_reads_is_a_condition() -> None:
         library._destroy()
     assert same == ()
     assert "get_rank(world): 0 -> 1" in other
-
-
-def test_reading_ranks_for_a_log_is_no_condition(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", logger="torch.__trace")
-    assert reasons(EQUAL_ON_ALL["collective"], 1) == [()]

@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.support.tracing import compiled, misfits
 from warmrank.worker.errors import GraphBreak, NotPortable
-from warmrank.worker.torch_private.evaluated_constants import NotedConstants
+from warmrank.worker.torch_private.evaluated_reads import is_number_of_device
 
 X = torch.ones(3)
 LIMIT = [3]
@@ -203,6 +203,5 @@ def test_constants_that_differ_may_be_asked_whether_they_are_one() -> None:
 def test_number_of_the_device_of_a_tensor_is_refused(
     device: str, source: str | None, name: str, *, is_refused: bool
 ) -> None:
-    refused: list[str] = []
-    NotedConstants(refused.append).read(SimpleNamespace(value=torch.device(device), source=source), name)
-    assert bool(refused) == is_refused
+    variable = SimpleNamespace(value=torch.device(device), source=source)
+    assert is_number_of_device(variable, name) == is_refused

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.small_models import Unfit
 from tests.support.tracing import traced
+from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.errors import RandomOp
-from warmrank.worker.graph_facts import GraphFacts, analyse
+from warmrank.worker.graph_facts import GraphFacts
 from warmrank.worker.torch_private.lowering import LoweredGraph
-from warmrank.worker.torch_private.operators import named_argument
 
 ROWS = torch.ones(2, 4)
 CACHE = torch.zeros(8, 4)
@@ -114,22 +114,6 @@ class Layers(nn.Module):
         return x + torch.randint(0, 3, (4,))
 
 
-def test_parameters_are_state_and_arguments_are_user_inputs() -> None:
-    assert classes(Plain().affine, ROWS, dynamic=False) == {"weight": "state", "bias": "state", "x": "user"}
-
-
-def test_buffer_that_is_written_is_mutated() -> None:
-    assert classes(Cached().store, ROWS)["cache"] == "mutated"
-
-
-def test_size_is_a_number() -> None:
-    assert "number" in facts_dynamic(Cached().store, ROWS).input_classes
-
-
-def facts_dynamic(method: Callable[..., Any], *args: Any) -> GraphFacts:
-    return analyse(traced(method, *args).lowered, "self")
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -149,15 +133,6 @@ def test_argument_that_is_written_is_mutated_whatever_the_way(name: str) -> None
     assert (found["cache"], found["x"]) == ("mutated", "user")
 
 
-def test_every_tensor_of_a_list_that_is_written_is_mutated() -> None:
-    found = facts(Views().through_list, [torch.zeros(2), torch.zeros(3)], ROWS)
-    assert sorted(found.input_classes) == ["mutated", "mutated", "user"]
-
-
-def test_argument_whose_copy_is_written_is_not_mutated() -> None:
-    assert classes(Views().on_copy, CACHE, ROWS, dynamic=False) == {"cache": "user", "x": "user"}
-
-
 def test_argument_that_is_returned_in_part_is_not_to_be_cloned() -> None:
     assert classes(Views().several, CACHE, ROWS, dynamic=False)["cache"] == "state"
 
@@ -167,20 +142,8 @@ def test_outputs_that_share_memory_with_an_input_are_known() -> None:
     assert (found.num_outputs, found.aliased_outputs) == (5, (1, 2, 4))
 
 
-def test_outputs_of_an_operator_with_several_results_are_known() -> None:
-    assert facts(Views().split, ROWS).aliased_outputs == (0, 1)
-
-
 def test_output_of_a_composite_operator_that_shares_memory_is_known() -> None:
     assert facts(Views().turned, CACHE, ROWS).aliased_outputs == (0,)
-
-
-def test_output_that_is_computed_is_not_aliased() -> None:
-    assert facts(Plain().affine, ROWS).aliased_outputs == ()
-
-
-def test_module_is_known_by_the_name_of_the_first_parameter() -> None:
-    assert sorted(facts(Views().pair, ROWS, self_name="this").input_classes) == ["state", "user"]
 
 
 def test_argument_whose_name_begins_like_the_modules_is_a_user_input() -> None:
@@ -222,11 +185,6 @@ def test_random_operator_is_refused_by_name(method: Callable[..., Any], operator
     assert operator in raised.value.operator
 
 
-def test_attention_with_dropout_is_refused() -> None:
-    with pytest.raises(RandomOp, match="scaled_dot_product"):
-        facts(Layers(0.5).attention, torch.ones(1, 1, 2, 4))
-
-
 @pytest.mark.parametrize(
     ("method", "x"),
     [
@@ -240,28 +198,19 @@ def test_operator_that_is_told_not_to_draw_is_allowed(method: Callable[..., Any]
     assert facts(method, x).num_outputs == 1
 
 
-# Arguments by name.
+def test_every_tensor_of_a_list_that_is_written_is_mutated() -> None:
+    found = facts(Views().through_list, [torch.zeros(2), torch.zeros(3)], ROWS)
+    assert sorted(found.input_classes) == ["mutated", "mutated", "user"]
 
 
-def call_of(method: Callable[..., Any], x: torch.Tensor) -> Any:
-    (node,) = [node for node in lowered(method, x).graph.graph.nodes if node.op == "call_function"]
-    return node
+def test_outputs_of_an_operator_with_several_results_are_known() -> None:
+    assert facts(Views().split, ROWS).aliased_outputs == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("dropout_p", 0.25), ("is_causal", False), ("no_such_argument", None)]
-)
-def test_argument_is_found_by_its_name_in_the_schema(name: str, expected: object) -> None:
-    assert named_argument(call_of(Layers(0.25).attention, torch.ones(1, 1, 2, 4)), name) == expected
+def test_module_is_known_by_the_name_of_the_first_parameter() -> None:
+    assert sorted(facts(Views().pair, ROWS, self_name="this").input_classes) == ["state", "user"]
 
 
-def test_inputs_are_named_as_the_model_names_them() -> None:
-    found = facts(Cached().accumulate, ROWS)
-    assert set(found.input_names) >= {"self.cache"}
-    assert "L[" not in "".join(found.input_names)
-    assert [found.input_names[index] for index in found.module_inputs] == ["self.cache"]
-
-
-def test_facts_round_trip_with_names() -> None:
-    found = facts(Cached().accumulate, ROWS)
-    assert GraphFacts.from_json(found.to_json()) == found
+def test_attention_with_dropout_is_refused() -> None:
+    with pytest.raises(RandomOp, match="scaled_dot_product"):
+        facts(Layers(0.5).attention, torch.ones(1, 1, 2, 4))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.support.devices import fake_world
 from warmrank.worker import groups
 from warmrank.worker.errors import GroupError
-from warmrank.worker.torch_private.process_groups import group_name, known_groups
+from warmrank.worker.torch_private.process_groups import group_name
 
 World = tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]
 
@@ -25,26 +25,13 @@ def world() -> Iterator[World]:
         yield everyone, pair, alone
 
 
-def test_role_of_the_world_is_world(world: World) -> None:
-    assert groups.role_of(world[0]) == "world"
-
-
 def test_role_of_a_group_that_nobody_registered_is_its_place_among_this_ranks_groups(world: World) -> None:
     assert [groups.role_of(group) for group in world[1:]] == ["group1", "group2"]
-
-
-def test_role_is_given_by_name_as_well(world: World) -> None:
-    assert groups.role_of(group_name(world[1])) == "group1"
 
 
 def test_role_that_was_registered_is_used(world: World) -> None:
     groups.register({"tp": world[1]})
     assert groups.role_of(world[1]) == "tp"
-
-
-def test_first_of_two_roles_names_a_group(world: World) -> None:
-    groups.register({"tp": world[0], "world": world[0]})
-    assert groups.role_of(world[0]) == "tp"
 
 
 def test_registering_again_replaces_the_roles(world: World) -> None:
@@ -65,23 +52,9 @@ def test_resolve_gives_name_and_group_of_a_role(world: World, role: str, positio
     assert groups.resolve(role) == (group_name(world[position]), world[position])
 
 
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_resolve_undoes_role_of(world: World, position: int) -> None:
-    assert groups.resolve(groups.role_of(world[position]))[1] is world[position]
-
-
 def test_resolve_of_an_unknown_role_lists_this_ranks_roles(world: World) -> None:
     with pytest.raises(
         GroupError, match=r"role 'pp'; this rank has \['group1', 'group2', 'world'\]"
     ) as raised:
         groups.resolve("pp")
     assert raised.value.role == "pp"
-
-
-def test_resolve_without_process_groups_says_so() -> None:
-    with pytest.raises(GroupError, match="role 'tp'; this rank has no groups"):
-        groups.resolve("tp")
-
-
-def test_known_groups_leave_out_those_of_other_ranks(world: World) -> None:
-    assert list(known_groups().values()) == list(world)

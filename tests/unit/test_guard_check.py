@@ -15,7 +15,7 @@ from tests.support.devices import fake_world
 from tests.support.made_guards import like, made_guards
 from warmrank.worker import groups
 from warmrank.worker.guards import asked
-from warmrank.worker.guards.check import MAX_REASONS, free_variables, mismatches, shape_holds
+from warmrank.worker.guards.check import MAX_REASONS, mismatches, shape_holds
 from warmrank.worker.guards.constants import encode
 from warmrank.worker.guards.identity import describe
 from warmrank.worker.guards.model import PortableGuards
@@ -87,17 +87,12 @@ CASES: list[tuple[str, Any, Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "expected", "fits", "differs", "said"), CASES)
-def test_condition_holds_for_what_was_traced(
+def test_condition_holds_for_what_was_traced_and_else_says_why(
     kind: str, expected: Any, fits: Any, differs: Any, said: str
 ) -> None:
-    assert found(made_guards(("L['x']", kind, expected)), fits) == ()
-
-
-@pytest.mark.parametrize(("kind", "expected", "fits", "differs", "said"), CASES)
-def test_condition_that_fails_is_said_in_words(
-    kind: str, expected: Any, fits: Any, differs: Any, said: str
-) -> None:
-    (reason,) = found(made_guards(("L['x']", kind, expected)), differs)
+    guards = made_guards(("L['x']", kind, expected))
+    assert found(guards, fits) == ()
+    (reason,) = found(guards, differs)
     assert reason.startswith(said)
 
 
@@ -117,20 +112,24 @@ def test_condition_on_an_object_that_is_gone_says_so(kind: str, expected: Any) -
         ("no_key", "a"),
         ("empty", None),
         ("tensor", like(ONES)),
+        ("not_in_dict", "forward"),
     ],
 )
 def test_condition_on_an_object_of_quite_another_type_is_a_mismatch(kind: str, expected: Any) -> None:
     assert len(found(made_guards(("L['x']", kind, expected)), 5)) == 1
 
 
-def test_condition_on_the_dict_of_an_object_without_one_is_a_mismatch() -> None:
-    assert len(found(made_guards(("L['x']", "not_in_dict", "forward")), 5)) == 1
+class Mine(torch.Tensor):
+    """A tensor of a class of its own."""
 
 
 # Tensors.
 
-TENSORS: list[tuple[dict[str, Any], torch.Tensor, str]] = [
+TENSORS: list[tuple[dict[str, Any], Any, str]] = [
     (like(ONES), nn.Parameter(ONES), "type torch:Tensor -> torch.nn.parameter:Parameter"),
+    (like(ONES), ONES.as_subclass(Mine), "type torch:Tensor -> "),
+    (like(ONES), 3, "is a int, was a tensor"),
+    (like(ONES, sizes=[None, 3], strides=[None, 1]), torch.ones(7, 4), "sizes ['*', 3] -> [7, 4]"),
     (like(ONES), ONES.double(), "dtype float32 -> float64"),
     (like(ONES), ONES.to("meta"), "device cpu -> meta"),
     (like(ONES), ONES.to_sparse(), "layout strided -> sparse_coo"),
@@ -143,94 +142,51 @@ TENSORS: list[tuple[dict[str, Any], torch.Tensor, str]] = [
 
 
 @pytest.mark.parametrize(("expected", "tensor", "said"), TENSORS, ids=[said for *_, said in TENSORS])
-def test_tensor_that_differs_is_said_in_words(
-    expected: dict[str, Any], tensor: torch.Tensor, said: str
-) -> None:
-    assert said in tensor_differences(tensor, expected)
-
-
-def test_tensor_that_is_no_tensor_says_what_it_is() -> None:
-    assert tensor_differences(3, like(ONES)) == ["is a int, was a tensor"]
+def test_tensor_that_differs_is_said_in_words(expected: dict[str, Any], tensor: Any, said: str) -> None:
+    assert any(text.startswith(said) for text in tensor_differences(tensor, expected))
 
 
 def test_tensor_lists_all_its_differences() -> None:
     assert len(tensor_differences(ONES.double().to("meta").requires_grad_(), like(ONES))) == 3
 
 
-def test_dynamic_dimension_takes_any_size() -> None:
-    expected = like(ONES, sizes=[None, 3], strides=[3, 1])
-    assert tensor_differences(torch.ones(7, 3), expected) == []
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.ones(7, 3), like(ONES, sizes=[None, 3], strides=[3, 1])),
+        (ONES.to_sparse(), like(ONES.to_sparse())),
+    ],
+)
+def test_tensor_is_compared_in_what_was_fixed(tensor: torch.Tensor, expected: dict[str, Any]) -> None:
+    assert tensor_differences(tensor, expected) == []
 
 
-def test_dynamic_dimension_leaves_the_others_checked() -> None:
-    expected = like(ONES, sizes=[None, 3], strides=[None, 1])
-    assert tensor_differences(torch.ones(7, 4), expected) == ["sizes ['*', 3] -> [7, 4]"]
-
-
-def test_sparse_tensor_is_compared_without_strides() -> None:
-    assert tensor_differences(ONES.to_sparse(), like(ONES.to_sparse())) == []
-
-
-def test_subclass_of_tensor_is_not_taken_for_a_tensor() -> None:
-    class Mine(torch.Tensor):
-        pass
-
-    assert tensor_differences(ONES.as_subclass(Mine), like(ONES))[0].startswith("type torch:Tensor -> ")
-
-
-# Several objects.
-
-
-def test_same_object_twice_holds() -> None:
-    guards = made_guards(("L['x']", "same", "L['y']"))
-    assert found(guards, ONES, ONES) == ()
-
-
-def test_objects_that_are_equal_but_not_the_same_are_named() -> None:
-    guards = made_guards(("L['x']", "same", "L['y']"))
-    assert found(guards, ONES, ONES.clone()) == ("x and y are no longer the same object",)
-
-
-def test_objects_that_are_both_gone_are_not_the_same() -> None:
-    guards = made_guards(("L['x'].a", "same", "L['y'].a"))
-    assert found(guards, Holder(), Holder()) != ()
-
-
-def test_objects_that_are_distinct_hold() -> None:
-    assert found(made_guards(("L['x']", "distinct", ["L['y']"])), ONES, ONES.clone()) == ()
-
-
-def test_objects_that_have_become_the_same_are_named() -> None:
-    guards = made_guards(("L['x']", "distinct", ["L['y']"]))
-    (reason,) = found(guards, ONES, ONES)
-    assert reason.startswith("x and y are now the same ")
-
-
-def test_objects_of_which_one_is_gone_are_not_distinct() -> None:
-    guards = made_guards(("L['x']", "distinct", ["L['y'].a"]))
-    assert found(guards, ONES, Holder()) == ("y.a is missing",)
-
+# Several objects, and sizes.
 
 SHAPE = ("{}()[0] == {}()[1]", "L['x'].size", "L['y'].size")
+DIVIDED = ("8 % {}()[0] == 0", "L['x'].size")
 
 
-def test_condition_on_sizes_holds() -> None:
-    assert found(made_guards(shapes=[SHAPE]), torch.ones(2, 3), torch.ones(3, 2)) == ()
-
-
-def test_condition_on_sizes_that_fails_is_written_with_paths() -> None:
-    found_ = found(made_guards(shapes=[SHAPE]), torch.ones(2, 3), torch.ones(3, 4))
-    assert found_ == ("sizes: x.size()[0] == y.size()[1] does not hold",)
-
-
-@pytest.mark.parametrize("x", [None, torch.ones(())], ids=["no tensor", "too few dimensions"])
-def test_condition_on_sizes_that_cannot_be_evaluated_does_not_hold(x: Any) -> None:
-    assert len(found(made_guards(shapes=[SHAPE]), x, torch.ones(2, 2))) == 1
-
-
-def test_condition_on_sizes_that_divides_by_an_empty_dimension_does_not_hold() -> None:
-    guards = made_guards(shapes=[("8 % {}()[0] == 0", "L['x'].size")])
-    assert len(found(guards, torch.ones(0, 3))) == 1
+@pytest.mark.parametrize(
+    ("checks", "shapes", "x", "y", "said"),
+    [
+        ([("L['x']", "same", "L['y']")], [], ONES, ONES, ""),
+        ([("L['x']", "same", "L['y']")], [], ONES, ONES.clone(), "x and y are no longer the same object"),
+        ([("L['x'].a", "same", "L['y'].a")], [], Holder(), Holder(), "x.a is missing"),
+        ([("L['x']", "distinct", ["L['y']"])], [], ONES, ONES.clone(), ""),
+        ([("L['x']", "distinct", ["L['y']"])], [], ONES, ONES, "x and y are now the same "),
+        ([("L['x']", "distinct", ["L['y'].a"])], [], ONES, Holder(), "y.a is missing"),
+        ([], [SHAPE], ONES, ONES.T, ""),
+        ([], [SHAPE], ONES, torch.ones(3, 4), "sizes: x.size()[0] == y.size()[1] does not hold"),
+        ([], [SHAPE], None, ONES, "sizes: "),
+        ([], [SHAPE], torch.ones(()), ONES, "sizes: "),
+        ([], [DIVIDED], torch.ones(0, 3), None, "sizes: "),
+    ],
+)
+def test_objects_are_compared_with_each_other(checks: Any, shapes: Any, x: Any, y: Any, said: str) -> None:
+    reasons = found(made_guards(*checks, shapes=shapes), x, y)
+    assert bool(reasons) == bool(said)
+    assert all(reason.startswith(said) for reason in reasons[:1])
 
 
 def test_condition_on_sizes_reads_right_with_many_objects() -> None:
@@ -260,16 +216,6 @@ def test_free_variable_of_the_function_is_looked_up_in_its_closure() -> None:
     guards = made_guards(("L['number']", "equals", 5))
     assert found(guards, function=with_free_variable(5)) == ()
     assert found(guards, function=with_free_variable(6)) == ("number: 5 -> 6",)
-
-
-def test_free_variable_without_a_value_is_left_out() -> None:
-    def g() -> Any:
-        return later, LIMIT
-
-    assert isinstance(g, FunctionType)
-    assert free_variables(g) == {}
-    later = 1
-    assert free_variables(g) == {"later": 1}
 
 
 def test_ambient_state_that_changed_is_named() -> None:
@@ -329,10 +275,6 @@ def test_rank_and_sizes_that_are_as_traced_hold(pair: Any) -> None:
 )
 def test_rank_or_size_that_differs_is_named(pair: Any, call: asked.Call, said: str) -> None:
     assert found(made_guards(asked=[call])) == (said,)
-
-
-def test_rank_without_process_groups_is_none() -> None:
-    assert found(made_guards(asked=[(asked.RANK, [], {}, 0)])) == ("get_rank(): 0 -> none",)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.guards.constants import encode
 from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.keys.sources import TracedSource
@@ -57,9 +56,3 @@ def test_guards_round_trip_through_json(guards: PortableGuards) -> None:
 def test_guards_without_runtime_state_are_written_as_before_it_existed(guards: PortableGuards) -> None:
     stateless = replace(guards, runtime_state={})
     assert "runtime_state" not in stateless.to_json()
-
-
-@settings(max_examples=40)
-@given(guards=GUARDS)
-def test_guards_that_were_read_write_the_same_bytes(guards: PortableGuards) -> None:
-    assert canonical_json(through_json(guards).to_json()) == canonical_json(guards.to_json())

@@ -18,7 +18,7 @@ from tests.support.zoo_child import _contexts
 from warmrank.worker.errors import GraphBreak, NotPortable
 from warmrank.worker.guards.accounts import RULES, accounts
 from warmrank.worker.guards.translate import AMBIENT_KINDS, TRANSLATED_KINDS
-from warmrank.worker.torch_private.guard_tree import GuardTree, Leaf
+from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
 from warmrank.worker.torch_private.patching import wrapped
 
 ROWS = torch.ones(2, 4)
@@ -57,7 +57,7 @@ def test_leaves_are_accounted_for_and_counts_agree(name: str, printed: list[Any]
     case = CASES[name]
     call = case.calls()[0]
     with _contexts(case.context):
-        # What has no symbols is traced for its sizes, see `worker.compiler`.
+        # What has no symbols is traced for its sizes, see `worker.compile.compiler`.
         dynamic = case.options.get("dynamic", name != "NoSymbol")
         trace_ = traced(case.build().forward, *call.args, dynamic=dynamic, **call.kwargs)
     found = accounts(trace_.tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())

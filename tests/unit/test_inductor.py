@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from tests.support.tracing import bound, compiles_ahead
+from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines.aoti import AotiEngine, _compile_again
 from warmrank.worker.errors import NotYet
-from warmrank.worker.graph_facts import analyse
 from warmrank.worker.torch_private import inductor
-from warmrank.worker.torch_private.symbolic import rebuild
+from warmrank.worker.torch_private.symbols import rebuild
 from warmrank.worker.torch_private.tracing import trace
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -160,12 +160,6 @@ def test_number_of_threads_stands_in_the_code(
         compiler="g++",
     )
     assert "num_threads(77)" in sources[0]
-
-
-@compiles_ahead
-def test_library_has_as_many_threads_as_the_process(tmp_path: Path) -> None:
-    settings = inductor._settings(tmp_path, None, "g++")
-    assert (settings["cpp.threads"], settings["cpp.dynamic_threads"]) == (torch.get_num_threads(), False)
 
 
 @compiles_ahead

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmrank.worker.torch_private.kernels import call_of, into, only_copies, out_variant, run
+from warmrank.worker.torch_private.kernels import call_of, only_copies, out_variant, run
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -52,25 +52,6 @@ def test_binding_is_used_and_equals_the_overload(overload: Any, args: tuple[Any,
     assert torch.equal(ours, theirs)
 
 
-def test_binding_with_several_results_fills_all() -> None:
-    values, indices = torch.empty(3), torch.empty(3, dtype=torch.int64)
-    variant = out_variant(aten.max.dim)
-    assert variant is not None
-    call = into(variant, (X, 1), {}, (values, indices))
-    assert called(call) is not variant.overload._op
-    call()
-    assert torch.equal(values, X.max(1).values)
-    assert torch.equal(indices, X.max(1).indices)
-
-
-def test_method_is_used_in_place() -> None:
-    x = X.clone()
-    call = call_of(aten.add_.Tensor, (x, X), {"alpha": 2})
-    assert called(call) is not aten.add_.Tensor._op
-    call()
-    assert torch.equal(x, X * 3)
-
-
 def test_finding_a_binding_runs_nothing() -> None:
     x = X.clone()
     call_of(aten.mul_.Tensor, (x, torch.zeros(3, 4, dtype=torch.float64)), {})
@@ -94,10 +75,6 @@ def test_binding_that_changes_an_argument_is_not_used(monkeypatch: pytest.Monkey
     monkeypatch.setattr("warmrank.worker.torch_private.kernels._HOMES", (Home,))
     monkeypatch.setattr("warmrank.worker.torch_private.kernels._BINDINGS", {})
     assert called(call_of(aten.cumsum.out, (X, 1), {"out": empty()})) is aten.cumsum.out._op
-
-
-def test_operator_that_writes_nowhere_is_called_as_it_is() -> None:
-    assert called(call_of(aten.add.Tensor, (X, X), {})) is aten.add.Tensor._op
 
 
 # Out variants.

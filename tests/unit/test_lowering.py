@@ -1,4 +1,4 @@
-"""Dynamo's graph as ATen operators on lifted inputs: in place, with views, each with its line."""
+"""A trace: ATen operators in place, with views, each with its line; guards on sizes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import operators_of, traced
+from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower
 from warmrank.worker.torch_private.tracing import Trace, trace
 
@@ -26,26 +27,6 @@ def store() -> Trace:
 @pytest.fixture(scope="module")
 def affine() -> Trace:
     return traced(Plain().affine, ROWS, dynamic=False)
-
-
-def test_placeholders_are_the_inputs_in_order(store: Trace) -> None:
-    placeholders = [node for node in store.lowered.graph.graph.nodes if node.op == "placeholder"]
-    assert len(placeholders) == len(store.lowered.inputs)
-    is_tensor = [isinstance(node.meta["val"], torch.Tensor) for node in placeholders]
-    assert is_tensor == [item.is_tensor for item in store.lowered.inputs]
-
-
-def test_placeholders_of_dynamic_sizes_are_numbers(store: Trace) -> None:
-    numbers = [item.source for item in store.lowered.inputs if not item.is_tensor]
-    assert numbers == ["L['x'].size()[0]"]
-
-
-def test_placeholders_all_have_a_source(store: Trace) -> None:
-    assert all(item.source for item in store.lowered.inputs)
-
-
-def test_placeholders_of_static_sizes_are_tensors_only(affine: Trace) -> None:
-    assert all(item.is_tensor for item in affine.lowered.inputs)
 
 
 def test_operators_in_place_stay_in_place(store: Trace) -> None:
@@ -82,25 +63,6 @@ def test_casts_of_autocast_within_the_method_are_operators_of_the_graph() -> Non
     assert "aten._to_copy.default" in operators_of(traced(Casts().forward, ROWS).lowered)
 
 
-def test_switches_of_gradients_leave_no_operator() -> None:
-    class Quiet(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                return x * 2
-
-    with torch.enable_grad():
-        lowered = trace(Quiet().forward, (ROWS,), {}, dynamic=True, decompositions={}, build=str)[0].lowered
-    assert operators_of(lowered) == ["aten.mul.Tensor"]
-
-
-def test_decomposition_replaces_its_operator() -> None:
-    def twice(x: torch.Tensor, factor: float) -> torch.Tensor:
-        return x + x
-
-    found = operators_of(traced(Plain().affine, ROWS, decompositions={aten.mul.Tensor: twice}).lowered)
-    assert found == ["aten.linear.default", "aten.add.Tensor"]
-
-
 def test_operator_without_effect_or_use_is_dropped() -> None:
     class Wasteful(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -121,3 +83,65 @@ def test_lower_works_inside_torch_compile() -> None:
         torch.compile(Plain().affine, backend=backend)(ROWS)
     assert "L['x']" in [item.source for item in seen[0].inputs]
     torch._dynamo.reset()
+
+
+# Sizes in guards.
+
+
+class Scales(nn.Module):
+    """Reads a float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 0.5
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.factor
+
+
+class Doubles(nn.Module):
+    """Takes any size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def guards(trace_: Trace, kind: str) -> list[TracedGuard]:
+    return [guard for guard in trace_.guards if guard.kind == kind]
+
+
+def sizes_of_x(trace_: Trace) -> tuple[Any, Any]:
+    (guard,) = [guard for guard in guards(trace_, "TENSOR_MATCH") if guard.source == "L['x']"]
+    return guard.sizes, guard.strides
+
+
+def test_size_that_a_parameter_fixes_is_a_number(store: Trace) -> None:
+    assert sizes_of_x(store) == ((None, 4), (4, 1))
+
+
+def test_size_that_the_method_asked_for_is_fixed() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(-1, 2, 2) if x.shape[1] == 4 else x
+
+    assert sizes_of_x(traced(Halves().forward, ROWS)) == ((None, 4), (4, 1))
+
+
+def test_size_that_a_decomposition_asked_for_is_fixed() -> None:
+    def by_rows(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x + x if x.shape[0] == 2 else x - x
+
+    trace_ = traced(Plain().affine, ROWS, decompositions={aten.mul.Tensor: by_rows})
+    assert sizes_of_x(trace_)[0] == (2, 4)
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["first", "second"])
+def test_sizes_of_one_are_never_dynamic(dim: int) -> None:
+    x = torch.ones(1, 4) if dim == 0 else torch.ones(4, 1)
+    assert sizes_of_x(traced(Doubles().forward, x))[0][dim] == 1
+
+
+def test_float_of_the_module_is_guarded_by_value_in_a_dynamic_trace() -> None:
+    trace_ = traced(Scales().forward, ROWS)
+    by_value = [*guards(trace_, "CONSTANT_MATCH"), *guards(trace_, "EQUALS_MATCH")]
+    assert 0.5 in [guard.value for guard in by_value]

@@ -88,7 +88,7 @@ def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(
     spec: RankSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = look_up(spec, "M.f", root=tmp_path / "elsewhere")
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.rank_worker.manifests"):
+    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.manifests"):
         assert manifests.of_script(spec).artifacts == ()
     assert f"M.f is not published: its cache {path} lies outside of the launch's" in caplog.text
 

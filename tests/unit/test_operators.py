@@ -8,28 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.small_models import Cached
 from tests.support.tracing import traced
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.torch_private.operators import (
     aliased_arguments,
-    argument_name,
     arguments_at,
     memory_of,
     mutated_arguments,
-    named_argument,
     operator_path,
 )
 from warmrank.worker.torch_private.tracing import Trace
 
-ROWS = torch.ones(2, 4)
 aten = torch.ops.aten
-
-
-@pytest.fixture(scope="module")
-def store() -> Trace:
-    """A method with a parameter, a buffer that it writes to, and a dynamic input."""
-    return traced(Cached().store, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +53,6 @@ def memory(trace_: Trace, name: str) -> set[int]:
     return set(memory_of(node.meta["val"]))
 
 
-def test_memory_of_a_view_is_that_of_its_base(store: Trace) -> None:
-    assert memory(store, "slice_1") == memory(store, "arg0_1")
-
-
 def test_memory_of_a_composite_operator_without_a_copy_is_that_of_its_input() -> None:
     class Turned(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -75,10 +61,6 @@ def test_memory_of_a_composite_operator_without_a_copy_is_that_of_its_input() ->
     trace_ = traced(Turned().forward, torch.ones(2, 4), torch.ones(2, 4), dynamic=False)
     assert memory(trace_, "einsum") == memory(trace_, "arg0_1")
     assert memory(trace_, "broadcast_tensors") == memory(trace_, "arg0_1") | memory(trace_, "arg1_1")
-
-
-def test_memory_of_a_computed_value_is_its_own(store: Trace) -> None:
-    assert memory(store, "linear").isdisjoint(memory(store, "arg0_1") | memory(store, "arg2_1"))
 
 
 @pytest.mark.parametrize("value", [None, 3, torch.ones(2).to_sparse()], ids=["none", "number", "sparse"])
@@ -113,19 +95,3 @@ def test_arguments_are_found_by_their_places_and_defaults_fill_in() -> None:
     node = torch.fx.Graph().call_function(aten.add.out, (x, 2), {"out": x})
     assert arguments_at(node, (1, 3)) == [2, x]
     assert arguments_at(node, (2,)) == [1]  # alpha
-
-
-def test_argument_is_found_by_its_name() -> None:
-    node = torch.fx.Graph().call_function(aten.add.Tensor, (1, 2), {"alpha": 5})
-    assert [named_argument(node, name) for name in ("other", "alpha", "absent")] == [2, 5, None]
-
-
-@pytest.mark.parametrize(
-    "target", [torch.add, "placeholder", torch.ops.higher_order.cond], ids=["builtin", "text", "higher order"]
-)
-def test_what_has_no_schema_has_no_arguments(target: Any) -> None:
-    assert (mutated_arguments(target), aliased_arguments(target), argument_name(target, 0)) == ((), (), "")
-
-
-def test_arguments_have_the_names_of_the_schema() -> None:
-    assert [argument_name(aten.clone.default, index) for index in (0, 1, 2)] == ["self", "memory_format", ""]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from warmrank.worker.origins import _Lines
+from warmrank.worker.compile.origins import _Lines
 
 
 def code(file: str, name: str = "forward") -> CodeType:

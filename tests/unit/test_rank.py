@@ -461,7 +461,7 @@ def test_what_a_rank_shared_when_it_compiled_counts_as_published(cache: Path, st
 def test_launch_of_a_warm_cache_traces_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch, warmed: Warmed
 ) -> None:
-    from warmrank.worker import compiler
+    from warmrank.worker.compile import compiler
 
     warmed(cache)
     monkeypatch.setattr(compiler, "compile_call", None)

@@ -95,7 +95,7 @@ def test_calls_are_proposed_and_then_what_the_plan_adds() -> None:
 def test_plan_that_does_not_fit_is_left_out_with_the_reason(
     plan: tuple[CaptureEntry, ...], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank.rank_worker.captures"):
+    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank.captures"):
         assert len(proposed([unit("M.f", 2, MadeVariant(runner()))], plan)) == 1
     assert reason in caplog.text
 
@@ -117,7 +117,7 @@ def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
 def test_planned_shape_that_the_graph_cannot_take_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
     *_, step = captures.propose(units, planned(0))
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.rank_worker.captures"):
+    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.captures"):
         captures.capture(units, step)
     assert "not captured in advance: M.f of the plan: " in caplog.text
     assert units[0].variant.runner.shapes() == ()

@@ -23,12 +23,10 @@ from tests.support.tracing import compiled
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import readable_cache
-from warmrank.worker import origins
 from warmrank.worker.artifact import ABOUT, Artifact
+from warmrank.worker.compile import origins
+from warmrank.worker.compile.readable import assigned, comment, conditions, mapping, render
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.python_text import assigned, comment, mapping
-from warmrank.worker.readable import render
-from warmrank.worker.readable_guards import conditions
 
 QUOTES = 'it\'s "so" \\ \n \t \r \x0c \u2028 \u00e9 \0 \x85 \'\'\' """ #'
 PARTS = ["META", "REQUEST", "INPUTS", "PARAMETERS", "OUTPUTS", "GUARDS", "CAPTURE", "FILES"]
@@ -72,11 +70,6 @@ def test_text_is_python_with_one_literal_per_part(path: Path) -> None:
     assert found["REQUEST"] == {"made for": "a test"}
 
 
-def test_text_defines_the_graph(path: Path) -> None:
-    tree = ast.parse(render(path))
-    assert [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)] == ["bind", "graph"]
-
-
 def test_inputs_have_signature_and_class(path: Path) -> None:
     found = literals(render(path))
     batch, x = found["INPUTS"]
@@ -84,14 +77,6 @@ def test_inputs_have_signature_and_class(path: Path) -> None:
     assert batch == (1, "number", "x.size()[0]", symbol, [], [], "")
     assert x == (2, "user", "x", "float32", [symbol, 4], [4, 1], "cpu")
     assert found["OUTPUTS"] == [(0, "its own memory", "float32", [symbol, 4], [4, 1], "cpu")]
-
-
-def test_parameters_are_those_of_the_module(path: Path) -> None:
-    assert literals(render(path))["PARAMETERS"] == [
-        (0, "mutated", "self.cache", "float32", [8, 4], [4, 1], "cpu"),
-        (3, "state", "self.linear.weight", "float32", [4, 4], [4, 1], "cpu"),
-        (4, "state", "self.linear.bias", "float32", [4], [1], "cpu"),
-    ]
 
 
 class Stacked(nn.Module):
@@ -130,10 +115,6 @@ def test_operations_stand_under_their_line(path: Path) -> None:
     assert remark.endswith("Cached.store: return self.linear(x) + self.cache.sum()")
 
 
-def test_operation_without_result_finds_its_line(path: Path) -> None:
-    assert "self.cache[: x.shape[0]].copy_(x)" in remark_above(render(path), "aten_copy__default(")
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -156,20 +137,6 @@ def test_text_and_artifact_name_no_file_of_this_machine(path: Path) -> None:
     assert here.encode() not in path.read_bytes()
 
 
-def test_text_is_the_same_each_time(path: Path) -> None:
-    assert render(path) == render(path)
-
-
-def test_conditions_are_one_line_each(artifact: Artifact) -> None:
-    assert all("\n" not in line for line in conditions(artifact.guards))
-
-
-def test_conditions_name_every_guard(artifact: Artifact) -> None:
-    guards = artifact.guards
-    parts = (guards.sources, guards.ambient, guards.asked, guards.checks, guards.shapes)
-    assert len(conditions(artifact.guards)) >= sum(map(len, parts))
-
-
 class Odd(nn.Module):
     def nonzero(self, x: torch.Tensor) -> Any:
         return torch.nonzero(x) + 1
@@ -181,12 +148,6 @@ class Odd(nn.Module):
 def test_graph_that_cannot_be_captured_says_why(tmp_path: Path) -> None:
     found = literals(render(saved(compiled(Odd().nonzero, torch.ones(3)), tmp_path)))
     assert "aten.nonzero.default's result depends on data" in found["CAPTURE"]["can be captured"]
-
-
-def test_names_with_quotes_and_newlines_stay_within_their_literals(tmp_path: Path) -> None:
-    artifact = compiled(Odd().named, {'it\'s "so" \u00e9\n': torch.ones(3)})
-    text = render(saved(artifact, tmp_path))
-    assert any("\u00e9" in condition for condition in literals(text)["GUARDS"])
 
 
 def test_hostile_text_everywhere_is_still_python(artifact: Artifact, tmp_path: Path) -> None:
@@ -213,12 +174,6 @@ def test_any_text_becomes_one_comment_and_one_literal(name: str, value: str) -> 
     assert literals(text) == {"A": {name: value}, "B": [value]}
 
 
-def test_artifact_without_known_lines_can_be_read(artifact: Artifact, tmp_path: Path) -> None:
-    sections = {name: data for name, data in artifact.sections.items() if name != ABOUT}
-    text = render(saved(replace(artifact, sections=sections), tmp_path))
-    assert literals(text)["META"]["name"] == "Cached.store(x)"
-
-
 def test_engine_without_python_source_says_so(artifact: Artifact, tmp_path: Path) -> None:
     sections = {name: data for name, data in artifact.sections.items() if name != "graph.py"}
     text = render(saved(replace(artifact, engine="aoti", sections=sections), tmp_path))
@@ -226,25 +181,9 @@ def test_engine_without_python_source_says_so(artifact: Artifact, tmp_path: Path
     assert literals(text)["META"]["engine"] == "aoti"
 
 
-def test_comments_of_compiled_kernels_speak_of_no_capture(artifact: Artifact, tmp_path: Path) -> None:
-    text = render(saved(replace(artifact, engine="aoti"), tmp_path))
-    assert not re.search(r"captured again|before each replay|shape key", text)
-    assert literals(text)["CAPTURE"]["can be captured"].startswith("no: engine aoti")
-
-
-def test_source_lines_stand_apart_from_what_is_checked_and_run(artifact: Artifact) -> None:
-    holding = [name for name, data in artifact.sections.items() if b"small_models:" in data]
-    assert holding == [ABOUT]
-
-
 def test_readable_cache_prints_the_text(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = readable_cache(path)
     assert capsys.readouterr().out == f"{text}\n"
-
-
-def test_readable_cache_can_be_silent(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert readable_cache(path, print_output=False) == render(path)
-    assert capsys.readouterr().out == ""
 
 
 def test_readable_cache_writes_the_text_to_a_private_file(path: Path, tmp_path: Path) -> None:
@@ -262,10 +201,6 @@ def test_readable_cache_does_not_write_through_a_link(path: Path, tmp_path: Path
     with pytest.raises(UnusableCache, match="a symbolic link"):
         readable_cache(path, print_output=False, file=link)
     assert victim.read_text() == "mine"
-
-
-def test_readable_cache_takes_a_path_as_text(path: Path) -> None:
-    assert readable_cache(str(path), print_output=False) == render(path)
 
 
 def assert_refused(file: Path, error: type[Exception], words: str) -> None:

@@ -72,14 +72,6 @@ def test_stand_in_sets_and_deletes_an_attribute_past_the_class() -> None:
     assert vars(instance) == {}
 
 
-def test_stand_in_of_the_profiler_range_does_nothing() -> None:
-    assert STAND_INS.record_pregraph_bytecode_exit(STAND_INS.record_pregraph_bytecode_enter()) is None
-
-
-def test_stand_in_makes_a_cell() -> None:
-    assert STAND_INS.make_cell(3).cell_contents == 3
-
-
 @since("2.12", "one of the functions is not there yet")
 def test_stand_ins_are_all_functions_that_dynamo_has() -> None:
     own = {name for name, _ in inspect.getmembers(StandIns) if not name.startswith("__")}

@@ -32,21 +32,12 @@ def test_size_of_an_input_has_a_symbol(stacked: LoweredGraph) -> None:
     assert symbols.of_size("L['x']", 0) != symbols.of_size("L['x']", 1)
 
 
-def test_size_that_is_a_constant_has_no_symbol() -> None:
-    lowered = traced(Stacks().forward, torch.ones(6, 4), dynamic=False).lowered
-    assert Symbols(lowered).of_size("L['x']", 0) == ""
-
-
 def test_size_of_a_result_is_an_expression_of_the_inputs(stacked: LoweredGraph) -> None:
     symbols = Symbols(stacked)
     name = symbols.of_size("L['x']", 0)
     size = symbols.outputs[0].shape[0]
     assert free_symbols(size) == {name}
     assert eval(size_text(size), {name: 5}) == 10  # noqa: S307 - an expression of sizes
-
-
-def test_size_that_is_a_number_is_its_own_text() -> None:
-    assert (size_text(7), free_symbols(7)) == ("7", frozenset())
 
 
 def test_graph_that_takes_another_size_keeps_its_shapes(stacked: LoweredGraph) -> None:

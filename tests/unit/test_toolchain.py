@@ -11,16 +11,14 @@ import torch
 from tests.support.small_models import Plain
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
-from warmrank.worker import toolchain
-from warmrank.worker.engines import engine_named
-from warmrank.worker.errors import BadConfig, ToolchainError
-from warmrank.worker.toolchain import check_cpp_compiler, check_cuda
+from warmrank.worker.engines import toolchain
+from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
+from warmrank.worker.errors import ToolchainError
 
 OLD = """#!/bin/sh
 case "$*" in *--version*) echo "g++ (Made up) 9.3.0"; exit 0;; esac
 echo "g++: error: unrecognized command line option '-std=c++20'" >&2; exit 1
 """
-GOOD = "#!/bin/sh\nexit 0\n"
 
 
 @pytest.fixture
@@ -36,11 +34,6 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
     toolchain._fault.cache_clear()
     return make
-
-
-def test_good_compiler_passes(compiler: Callable[[str], Path]) -> None:
-    compiler(GOOD)
-    check_cpp_compiler()
 
 
 def test_missing_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +57,7 @@ def test_compiler_is_checked_before_anything_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("warmrank.worker.compiler.trace", None)
+    monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
     config = CompilerConfig()
     config.mode = "max-autotune"
     function = cache_compile(Plain().forward, config=config, cache_dir=tmp_path)
@@ -81,8 +74,3 @@ def test_cuda_needs_triton_and_the_toolkit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CUDA_HOME", "/no/such/place")
     with pytest.raises(ToolchainError, match="CUDA_HOME"):
         check_cuda()
-
-
-def test_npu_has_another_engine() -> None:
-    with pytest.raises(BadConfig, match="torchair"):
-        engine_named("aoti").check("npu")

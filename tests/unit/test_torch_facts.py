@@ -53,11 +53,11 @@ def lazily(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def relied_on(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Private module of torch and the name that is taken of it; and ``wrapped`` with what is replaced."""
+    """Private modules of torch, each with a name taken of it; and ``wrapped`` with what is replaced."""
     for node in lazily(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch._", "torch.fx.exp")):
             yield from ((node.module or "", item.name) for item in node.names)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "wrapped":
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("wrapped", "Hook"):
             literals = (item.value for item in node.args if isinstance(item, ast.Constant))
             yield from (("wrapped", str(name)) for name in literals)
 

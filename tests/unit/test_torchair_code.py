@@ -43,17 +43,6 @@ def test_counters_and_pools_of_a_process_leave_no_trace() -> None:
     assert given == portable(code("None", "graph_12"), own(groups=groups))
 
 
-def test_names_that_only_begin_alike_stay() -> None:
-    found = portable(code(name="graph_7"), own())
-    assert "tagged_event_names=['warmrank graph_start', 'shared']" in found
-    assert "'graph_70'" not in found
-    assert "other = 'äöü graph_7', 'graph_7_mine'" in found
-
-
-def test_text_in_strings_is_not_mistaken_for_code() -> None:
-    assert '"pool=(0, 3), graph_7"' in portable(code("(0, 5)"), own())
-
-
 def test_group_is_named_by_its_role_in_operators_on_groups_only() -> None:
     found = portable(code(), own(groups={"tp": "12"}))
     assert "default(arg0_1, 'sum', 'warmrank group tp')" in found
@@ -137,11 +126,6 @@ def test_device_is_that_of_the_rank_that_loads() -> None:
 def test_device_of_another_rank_is_refused() -> None:
     with pytest.raises(NotPortable, match="makes tensors on npu:3, and its module lies on npu:1"):
         portable(code(), own(device=("npu", 1)))
-
-
-def test_example_of_a_call_is_left_out() -> None:
-    given = code() + "def main():\n    x = rand_strided((2,), (1,), device='npu:3')\n    return kernel(x)\n"
-    assert "rand_strided" not in portable(given, own(device=("npu", 3)))
 
 
 def test_path_that_only_begins_like_the_configuration_s_stays() -> None:

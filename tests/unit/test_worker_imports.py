@@ -26,8 +26,8 @@ def imported_by(code: str) -> set[str]:
         "worker",
         "warmrank.worker.results",
         "warmrank.worker.errors",
-        "warmrank.worker.rank.rank_worker.rank_worker",
-        "warmrank.worker.rank.rank_worker.script",
+        "warmrank.worker.rank.rank_worker",
+        "warmrank.worker.rank.script",
         "warmrank.worker.keys.environment",
     ],
 )
@@ -49,3 +49,4 @@ def test_making_a_cached_function_does_not_import_a_tracer() -> None:
     )
     assert "torch" in found
     assert not TRACERS & found
+    assert not any(name.startswith("warmrank.worker.compile.") for name in found)

@@ -17,7 +17,7 @@ from warmrank.worker.devices.memory import memory_of
 from warmrank.worker.engines.overlap import picker
 from warmrank.worker.errors import NotCapturable, StateChanged
 from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
-from warmrank.worker.torch_private.origins import hand_out
+from warmrank.worker.torch_private.places import hand_out
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.settled import Settled

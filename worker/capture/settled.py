@@ -18,8 +18,7 @@ from warmrank.worker.capture.entry import InputLayout
 from warmrank.worker.devices.memory import lies_in_storage
 from warmrank.worker.engines.overlap import picker
 from warmrank.worker.errors import StateChanged
-from warmrank.worker.torch_private.tensor_metadata import Metadata
-from warmrank.worker.torch_private.tensor_words import TensorWatch
+from warmrank.worker.torch_private.unchanged import Metadata, TensorWatch
 
 _address = torch.Tensor.data_ptr
 

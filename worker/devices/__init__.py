@@ -11,7 +11,7 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     import torch
 
-    from warmrank.worker.torch_private.origins import Origin
+    from warmrank.worker.torch_private.places import Origin
 
 KINDS = ("cpu", "cuda", "npu")
 

@@ -25,7 +25,7 @@ from warmrank.worker.devices.failures import not_capturable, refuse_foreign
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.graph_memory import borrowed
-from warmrank.worker.torch_private.origins import origins
+from warmrank.worker.torch_private.places import origins
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
 _CAPTURING = threading.RLock()

@@ -4,43 +4,222 @@ Sections::
 
     graph.py, graph.code, constants   as engine ``graph`` writes them: the whole graph, to read, to replay,
                                       and to compile again without Dynamo
-    aoti                              JSON: inputs as `worker.torch_private.symbolic` describes them, how to
+    aoti                              JSON: inputs as `worker.torch_private.symbols` describes them, how to
                                       call the library, its file's name, and conditions that Inductor added
-    tail.py, tail.code, tail.constants   the tail (`aoti_split`), in that form; only where there is one
+    tail.py, tail.code, tail.constants   the tail (`aoti_compile`), in that form; only where there is one
 
-File, with ``ge_cache``: ``ge_cache_<16 hex of its SHA-256>.pt2`` (`aoti_package`).
+File, with ``ge_cache``: ``ge_cache_<16 hex of its SHA-256>.pt2``: a zip in torch's layout, without dates::
+
+    graph/archive_format                      pt2
+    graph/data/aotinductor/model/graph.so     the library, not compressed
+    graph/data/aotinductor/model/graph.json   operators that it calls by name; where there are any
 
 Without the file, the process that compiled uses what it compiled; a later one compiles at load. What such a
 compile finds on symbolic sizes must be among the artifact's own conditions, or the graph is replayed
 operator by operator, with a warning: correct, and slower.
+
+A result shares memory with exactly what it shares in eager. Inductor may hand out one buffer as two
+results, so the first call looks whether results share memory with each other or with an input; those that
+do are copied from then on. A graph that writes to inputs was compiled for inputs that do not overlap; where
+they do, the operators are replayed instead.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from warmrank.worker.engines import Built, Site
-from warmrank.worker.engines.aoti_call import CompiledGraph, Parts
-from warmrank.worker.engines.aoti_package import pack, package_name, unpack
 from warmrank.worker.engines.graph import GraphEngine, unpack_constants
-from warmrank.worker.errors import ArtifactMissing, BadConfig, NotPortable
+from warmrank.worker.engines.overlap import OverlapCheck, picker
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
+from warmrank.worker.graph_facts import STATE
 
 if TYPE_CHECKING:
     from warmrank.worker.engines import Graph
     from warmrank.worker.graph_facts import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
+_DIRECTORY = "graph/data/aotinductor/model/"
+_LIBRARY_FILES = ("graph.so", "graph.json")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def pack(library: Mapping[str, bytes]) -> bytes:
+    """The package of a library, given as its files by name."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        files = [(f"{_DIRECTORY}{name}", library[name]) for name in _LIBRARY_FILES if name in library]
+        for name, data in (("graph/archive_format", b"pt2"), *files):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.external_attr = 0o600 << 16
+            archive.writestr(entry, data)
+    return stream.getvalue()
+
+
+def unpack(path: Path) -> dict[str, bytes]:
+    """The library in a package: its files by name.
+
+    Raises:
+        ArtifactCorrupt: the file is no such package.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in _LIBRARY_FILES if f"{_DIRECTORY}{name}" in archive.namelist()]
+            library = {name: archive.read(f"{_DIRECTORY}{name}") for name in names}
+            if _LIBRARY_FILES[0] not in library:
+                msg = f"{path} is no package of compiled kernels: it holds no {_LIBRARY_FILES[0]}"
+                raise ArtifactCorrupt(msg, where=str(path), why=f"it holds no {_LIBRARY_FILES[0]}")
+            return library
+    except (OSError, zipfile.BadZipFile) as error:
+        msg = f"{path} is no package of compiled kernels: {error}"
+        raise ArtifactCorrupt(msg, where=str(path), why=str(error)) from error
+
+
+def package_name(package: bytes) -> str:
+    """Name of the file beside the artifact, as TorchAir spells it."""
+    return f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2"
+
+
 _log = logging.getLogger("torchair")
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+class Parts(NamedTuple):
+    """A loaded graph. No dataclass: to make one of so many fields takes a millisecond, in every warm process.
+
+    Attributes:
+        open: makes what runs the library on a device; None where there is none.
+        tensors: positions of the inputs that the library takes.
+        numbers: positions of the numbers that it takes, as sizes.
+        constants: tensors that it takes after them.
+        tail: makes the results of the tail's inputs and the library's results; None where these are they.
+        tail_inputs: positions of the inputs that the tail takes.
+        on_cpu: no input lies on an accelerator.
+        written: positions of the inputs that the library writes to.
+        classes: `worker.graph_facts` on each input.
+        replay: the graph, operator by operator.
+    """
+
+    open: Callable[[torch.device], Run] | None
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+    tail: Callable[..., tuple[Any, ...]] | None
+    tail_inputs: tuple[int, ...]
+    on_cpu: bool
+    written: tuple[int, ...]
+    classes: tuple[str, ...]
+    replay: Callable[..., tuple[Any, ...]]
+
+
+class CompiledGraph:
+    """Calls the parts."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._run: Run | None = None
+        self._take = _taker(parts)
+        self._tail_inputs = picker(parts.tail_inputs)
+        self._copied: frozenset[int] | None = None  # None until the first call has looked
+        self._warned = False
+        self._overlap = _overlap_check(parts)
+        if parts.open is not None and parts.on_cpu:
+            self._opened(torch.device("cpu"))  # a fault shows at load, not at the first call
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Results of the graph."""
+        parts = self._parts
+        if parts.open is None:
+            made: Sequence[torch.Tensor] = ()
+        else:
+            if self._overlap is not None and self._overlap(inputs):
+                self._warn()
+                return parts.replay(*inputs)
+            taken = self._take(inputs)
+            run = self._run or self._opened(_device_of(taken))
+            made = run(taken)
+            if self._copied is None or self._copied:
+                made = self._own(made, taken)
+        if parts.tail is None:
+            return tuple(made)
+        return parts.tail(*self._tail_inputs(inputs), *made)
+
+    def _opened(self, device: torch.device) -> Run:
+        assert self._parts.open is not None  # noqa: S101 - callers looked
+        self._run = self._parts.open(device)
+        return self._run
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "inputs of a graph that writes to its inputs share memory, which compiled kernels are not "
+                "made for; the graph is replayed operator by operator whenever they do"
+            )
+
+    def _own(self, made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if self._copied is None:
+            copied = _shared(made, taken)
+            if any(not value.numel() for value in made):
+                return [value.clone() if index in copied else value for index, value in enumerate(made)]
+            self._copied = copied
+        return [value.clone() if index in self._copied else value for index, value in enumerate(made)]
+
+
+def _taker(parts: Parts) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
+    """What makes the library's inputs of the graph's, prepared for what this graph has."""
+    if parts.tensors == tuple(range(len(parts.classes))) and not parts.constants:
+        return list
+    pick, constants = picker(parts.tensors), parts.constants
+    if not parts.numbers:
+        return lambda inputs: [*pick(inputs), *constants]
+    carrier = torch.empty(1, dtype=torch.uint8)
+    sizes = picker(parts.numbers)
+    return lambda inputs: [*pick(inputs), *map(carrier.expand, sizes(inputs)), *constants]
+
+
+def _overlap_check(parts: Parts) -> OverlapCheck | None:
+    if not parts.written:
+        return None
+    written = frozenset(parts.written)
+    others = [index for index in parts.tensors if index not in written]
+    return OverlapCheck(
+        parts.written,
+        [index for index in others if parts.classes[index] == STATE],
+        [index for index in others if parts.classes[index] != STATE],
+    )
+
+
+def _shared(made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> frozenset[int]:
+    """Positions of the results that lie in the memory of an input or of an earlier result."""
+    seen = {value.untyped_storage().data_ptr() for value in taken if value.numel()}
+    found = set()
+    for index, value in enumerate(made):
+        address = value.untyped_storage().data_ptr()
+        if value.numel() and address in seen:
+            found.add(index)
+        seen.add(address)
+    return frozenset(found)
+
+
+def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """Where the library runs: the first accelerator that an input lies on."""
+    return next((item.device for item in tensors if item.device.type != "cpu"), torch.device("cpu"))
+
+
 _SECTION = "aoti"
 _TAIL = ("tail.py", "tail.code", "tail.constants")
 _WHOLE = ("graph.py", "graph.code", "constants")
-
 # Libraries that this process compiled, by the digest of their section: without ge_cache there is no file.
 _compiled: dict[str, Mapping[str, bytes]] = {}
 
@@ -60,7 +239,7 @@ class AotiEngine:
             BadConfig: it does not compile for this kind of device.
             ToolchainError: a compiler is missing, or too old.
         """
-        from warmrank.worker import toolchain
+        from warmrank.worker.engines import toolchain
         from warmrank.worker.torch_private import facts as torch_facts
 
         if device_kind not in ("cpu", "cuda"):
@@ -112,7 +291,7 @@ class AotiEngine:
         Raises:
             NotPortable: as `compile`.
         """
-        from warmrank.worker.torch_private.symbolic import describe
+        from warmrank.worker.torch_private.symbols import describe
 
         if facts.data_dependent:
             msg = (
@@ -226,7 +405,7 @@ def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Ma
 
 def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
     """How a library is called, whichever of several equal numbers stands for all of them."""
-    from warmrank.worker.torch_private.symbolic import same_input
+    from warmrank.worker.torch_private.symbols import same_input
 
     def first(positions: list[int]) -> list[int]:
         return [same_input(described["described"], position) for position in positions]

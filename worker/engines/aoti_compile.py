@@ -1,25 +1,272 @@
-"""The compile of engine ``aoti``: divide the graph, bind its inputs, let Inductor compile the library."""
+"""The compile of engine ``aoti``: divide the graph, bind its inputs, let Inductor compile the library.
+
+Inductor makes a graph functional and plans memory anew, so a result that is a view (of an input, of another
+result, of a constant) would lose what it shares. Therefore the *library* returns only tensors that own
+their memory, each once; the *tail* makes of them the views, inputs, constants and sizes that the graph
+returns, operator by operator, as eager does. Mutations stay in the library, whose inputs are the caller's
+own tensors; both parts are pure functions of the graph.
+
+A library holds the path it was made at, so all processes compile in ``/tmp/warmrank-aoti/<digest of what is
+compiled>/``, with a lock beside it, and ``inductor`` beside it for precompiled headers. The root belongs to
+the running user and nobody else can write to it, or it is not used: then a private directory serves, and
+the bytes differ from those of other processes, which a warning says.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import operator
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from os import geteuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from filelock import FileLock
+from torch.fx import Graph, GraphModule, Node
 
-from warmrank.worker.engines.aoti_place import compile_place
-from warmrank.worker.engines.aoti_split import divide
 from warmrank.worker.engines.graph import GraphEngine
-from warmrank.worker.errors import NotPortable
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.graph_facts import DROPOUTS, GraphFacts
 from warmrank.worker.keys.environment import instruction_set
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.inductor import compile_library
-from warmrank.worker.torch_private.library_inputs import bind_inputs
+from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
 from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of
-from warmrank.worker.torch_private.symbolic import as_described, conditions, rebuild, shape_env_of
+from warmrank.worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
+from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_log = logging.getLogger("torchair")
+ROOT = Path("/tmp/warmrank-aoti")  # noqa: S108 - owner and mode are checked; TMPDIR would differ between processes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilePlace:
+    """Directories of one compile: for what is made, and for what compiles share."""
+
+    directory: Path
+    cache: Path
+
+
+@contextlib.contextmanager
+def compile_place(digest: str, root: Path | None = None) -> Iterator[CompilePlace]:
+    """An empty directory for the compile of what has this digest, held alone until the end."""
+    root = ROOT if root is None else root
+    fault = _fault(root)
+    if fault:
+        _log.warning(
+            "%s cannot be used (%s); kernels are compiled in a private directory, so their bytes differ from "
+            "those of other processes. Remove it, or give it to this user with mode 0700.",
+            root,
+            fault,
+        )
+        with (
+            tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as private,
+            _made(Path(private), digest) as place,
+        ):
+            yield place
+        return
+    # The lock is the kernel's: a holder that died is no holder.
+    with FileLock(root / f"{digest}.lock", mode=0o600, fallback_to_soft=False), _made(root, digest) as place:
+        yield place
+
+
+@contextlib.contextmanager
+def _made(root: Path, digest: str) -> Iterator[CompilePlace]:
+    directory, cache = root / digest, root / "inductor"
+    shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed
+    directory.mkdir(mode=0o700)
+    cache.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield CompilePlace(directory=directory, cache=cache)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _fault(root: Path) -> str:
+    """Why the root cannot be used; made if absent."""
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        status = root.lstat()
+    except OSError as error:
+        return error.strerror or str(error)
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is no directory"
+    if status.st_uid != geteuid():
+        return f"it belongs to uid {status.st_uid}"
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        return f"its mode is {stat.S_IMODE(status.st_mode):04o}"
+    return ""
+
+
+_INSTEAD = 'use mode "reduce-overhead" (engine graph) for this function'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """The two parts of a graph.
+
+    Attributes:
+        library: the graph that Inductor compiles, over all inputs, or None where nothing is to be computed.
+        tail: the graph of the results, over `tail_inputs` and then the library's results; None where the
+            library's results are the graph's.
+        tail_inputs: positions of the inputs that the tail needs.
+        written: positions of the inputs that the library writes to.
+    """
+
+    library: GraphModule | None
+    tail: GraphModule | None
+    tail_inputs: tuple[int, ...]
+    written: tuple[int, ...]
+
+
+def divide(graph: GraphModule) -> Division:
+    """Take ``graph`` apart.
+
+    Raises:
+        NotPortable: it changes the shape of a tensor in place.
+        NotYet: it uses a process group.
+    """
+    _refuse_nodes(graph)
+    tail = _Tail(graph)
+    library = _library_of(graph, tail.bases)
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    memory = set() if library is None else set(_written(library))
+    return Division(
+        library=library,
+        tail=None if tail.is_identity else tail.module,
+        tail_inputs=tuple(inputs.index(node) for node in tail.inputs),
+        written=tuple(
+            index for index, node in enumerate(inputs) if memory & set(memory_of(node.meta.get("val")))
+        ),
+    )
+
+
+def _refuse_nodes(graph: GraphModule) -> None:
+    for node in graph.graph.nodes:
+        target = str(node.target)
+        if node.op != "call_function":
+            continue
+        if "c10d" in target:
+            raise NotYet(f"process groups in mode max-autotune ({target})", instead=_INSTEAD)
+        if torch.Tag.inplace_view in getattr(node.target, "tags", ()) and target != "aten.detach_.default":
+            where = (node.stack_trace or "").strip() or "unknown line"
+            msg = (
+                f"{target} changes the shape of a tensor in place, which no compiled library can:\n{where}\n"
+                f"Use the operator that returns a view instead, or {_INSTEAD}."
+            )
+            raise NotPortable(msg, what=target)
+
+
+def _written(graph: GraphModule) -> Iterator[int]:
+    """Identities of the memory that operators of a graph write to."""
+    for node in graph.graph.nodes:
+        for value in arguments_at(node, mutated_arguments(node.target)):
+            for item in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(item, Node):
+                    yield from memory_of(item.meta.get("val"))
+
+
+@dataclass(slots=True)
+class _Tail:
+    """Makes the tail; collects what it needs of the library and of the inputs on the way."""
+
+    source: GraphModule
+    bases: list[Node] = field(default_factory=list)
+    inputs: list[Node] = field(default_factory=list)
+    module: GraphModule = field(init=False)
+    is_identity: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        (results,) = next(node for node in self.source.graph.nodes if node.op == "output").args
+        order = self._needed(results)
+        self.is_identity = list(results) == self.bases and not self.inputs
+        graph = Graph()
+        made: dict[Node, Node] = {}
+        for node in [*self.inputs, *self.bases]:
+            made[node] = graph.placeholder(f"of_{node.name}")
+        for node in order:
+            written = _written_argument(node)
+            made[node] = graph.node_copy(node, made.__getitem__) if written is None else made[written]
+        graph.output(torch.fx.node.map_arg(results, made.__getitem__))
+        self.module = GraphModule(self.source, graph)
+
+    def _needed(self, results: Any) -> list[Node]:
+        """What the tail computes, in the order of the graph."""
+        needed: set[Node] = set()
+        waiting = [value for value in results if isinstance(value, Node)]
+        while waiting:
+            node = waiting.pop()
+            if node in needed or node in self.bases or node in self.inputs:
+                continue
+            if node.op == "placeholder":
+                self.inputs.append(node)
+            elif node.op == "get_attr":
+                needed.add(node)
+            elif (written := _written_argument(node)) is not None:
+                needed.add(node)
+                waiting.append(written)
+            elif _is_tensor(node) and not _is_view(node):
+                self.bases.append(node)
+            else:
+                needed.add(node)
+                waiting.extend(node.all_input_nodes)
+        # In the order of the graph, so that equal graphs have equal parts however they were walked.
+        position = {node: index for index, node in enumerate(self.source.graph.nodes)}
+        self.bases.sort(key=position.__getitem__)
+        self.inputs.sort(key=position.__getitem__)
+        return sorted(needed, key=position.__getitem__)
+
+
+def _is_tensor(node: Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, list | tuple):
+        return any(isinstance(item, torch.Tensor) for item in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node's result lies in the memory of one of its arguments, as traced."""
+    if node.target is operator.getitem:
+        # Of an operator with several results, each owns its memory unless the operator as a whole is a view.
+        return _is_view(node.args[0])  # type: ignore[arg-type]
+    if str(node.target) in DROPOUTS:
+        return True  # those that draw are refused; the others return their argument, which no trace shows
+    mine = set(memory_of(node.meta.get("val")))
+    return any(mine & set(memory_of(argument.meta.get("val"))) for argument in node.all_input_nodes)
+
+
+def _written_argument(node: Node) -> Node | None:
+    """What an operator that writes to its argument and returns it (``add_``) returns; None for all others."""
+    mine = set(memory_of(node.meta.get("val")))
+    for value in arguments_at(node, mutated_arguments(node.target)):
+        if isinstance(value, Node) and mine & set(memory_of(value.meta.get("val"))):
+            return value
+    return None
+
+
+def _library_of(source: GraphModule, bases: list[Node]) -> GraphModule | None:
+    """The graph with other results, without what nobody needs; None where nothing is left of it."""
+    graph = Graph()
+    made: dict[Node, Node] = {}
+    for node in source.graph.nodes:
+        if node.op == "output":
+            graph.output(tuple(made[base] for base in bases))
+        elif str(node.target) in DROPOUTS:
+            made[node] = made[node.args[0]]
+        else:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    graph.eliminate_dead_code()
+    if not bases and not any(node.op == "call_function" for node in graph.nodes):
+        return None
+    return GraphModule(source, graph)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,10 @@ Sections::
     graph.py      def bind(groups, constants): binds operators, returns graph(a0, a1, ...)
     graph.code    the same, compiled (marshal, version 2, which writes equal bytes for equal code)
     constants     JSON list of [dtype, shape], one per tensor constant, a newline, then their bytes
+
+``torch.ops`` boxes every argument, which costs about a microsecond a call; the `BINDINGS` reach the same
+overload unboxed. A row is right only if the binding takes the schema's arguments in the schema's order and
+picks the same overload for them; ``tests/contract/test_bindings.py`` checks every row.
 """
 
 from __future__ import annotations
@@ -22,7 +26,6 @@ import torch
 
 from warmrank.worker.data_dump import MARK
 from warmrank.worker.engines import Built, Site
-from warmrank.worker.engines.bindings import BINDINGS
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable
 
 if TYPE_CHECKING:
@@ -32,6 +35,30 @@ if TYPE_CHECKING:
     from warmrank.worker.graph_facts import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
+_FUNCTIONS = (
+    "add.Tensor",
+    "sub.Tensor", "mul.Tensor", "div.Tensor", "neg.default", "rsqrt.default", "sqrt.default",
+    "exp.default",
+    "cos.default", "sin.default", "tanh.default", "sigmoid.default", "relu.default",
+    "pow.Tensor_Scalar", "mean.dim", "sum.dim_IntList", "sum.default", "softmax.int", "matmul.default",
+    "mm.default", "bmm.default", "addmm.default", "reshape.default", "transpose.int", "permute.default",
+    "unsqueeze.default", "squeeze.dim", "select.int", "index_select.default", "gather.default", "cat.default",
+    "stack.default", "chunk.default", "unbind.int", "where.self", "masked_fill.Scalar", "embedding.default",
+    "layer_norm.default", "rms_norm.default", "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar",
+    "lt.Tensor", "le.Scalar", "le.Tensor", "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor",
+    "detach.default",
+    "logical_not.default", "bitwise_and.Tensor",
+)  # fmt: skip
+_METHODS = (
+    "view.default", "expand.default", "contiguous.default", "copy_.default", "add_.Tensor", "sub_.Tensor",
+    "mul_.Tensor", "div_.Tensor", "index_copy_.default", "to.dtype",
+)  # fmt: skip
+_NN = ("linear.default", "gelu.default", "silu.default", "scaled_dot_product_attention.default")
+BINDINGS: dict[str, str] = {
+    **{f"torch.ops.aten.{name}": f"torch.{name.partition('.')[0]}" for name in _FUNCTIONS},
+    **{f"torch.ops.aten.{name}": f"torch.Tensor.{name.partition('.')[0]}" for name in _METHODS},
+    **{f"torch.ops.aten.{name}": f"torch._C._nn.{name.partition('.')[0]}" for name in _NN},
+}
 _MARSHAL_VERSION = 2
 _MODULES = {"torch.": torch, "operator.": operator, "math.": math, "": builtins}
 _INDENT = "        "
@@ -114,7 +141,7 @@ class _SourceWriter:
         return [f"    def {name}({', '.join(inputs)}):", *first, *self._body(module)]
 
     def _body(self, module: GraphModule) -> Iterator[str]:
-        from warmrank.worker.torch_private.higher_order import BRANCH, LOOP, higher_order_name
+        from warmrank.worker.torch_private.lowering import BRANCH, LOOP, higher_order_name
 
         last_use = _last_uses(list(module.graph.nodes))
         held: dict[str, str] = {}
@@ -146,7 +173,7 @@ class _SourceWriter:
 
     def _branch_or_loop(self, node: Node) -> Iterator[str]:
         """What `torch.cond` and ``while_loop`` do, in Python."""
-        from warmrank.worker.torch_private.higher_order import BRANCH, higher_order_name
+        from warmrank.worker.torch_private.lowering import BRANCH, higher_order_name
 
         operands = [self._value(value) for value in (*node.args, *node.kwargs.values())]
         if higher_order_name(node.target) == BRANCH:

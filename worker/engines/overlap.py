@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.torch_private.tensor_words import TensorWatch
+from warmrank.worker.torch_private.unchanged import TensorWatch
 
 _address = torch.Tensor.data_ptr
 _shape = torch.Tensor.size

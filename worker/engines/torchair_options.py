@@ -1,8 +1,9 @@
 """Our `CompilerConfig`, option by option, on an object of the installed TorchAir's own configuration.
 
 Nothing here imports TorchAir: the caller hands the object in, and what it is says how it is filled. Every
-value that is set is read back, so an option that the installed version lacks, refuses or ignores is an error,
-which names all of them at once. What belongs to another mode stays behind; `CompilerConfig.check` says so.
+value that is set is read back, so an option that the installed version lacks, refuses or ignores is an
+error, which names all of them at once. What belongs to another mode stays behind; `CompilerConfig.check`
+says so.
 
 A request key holds our configuration, the engine's version and torch_npu's, and these decide what is set: a
 change of the translation is a change of the engine.

@@ -7,8 +7,8 @@ What is relied on, beyond the documented names (read in torch_npu 2.13.0):
 
 * ``inference.cache_compile(method, ...)`` returns an object whose ``compile(globals)`` loads the cache, or
   else returns a saver that it built around ``torch.compile(method, backend=..., fullgraph=True, ...)``;
-* the saver has ``cache_bin`` (where it writes), ``compiled_model``, ``errors`` and
-  ``save_compiled_fn(id of the frame's code)``;
+* the saver has ``cache_bin`` (where it writes), ``compiled_model``, ``errors`` and ``save_compiled_fn(id of
+  the frame's code)``;
 * ``CompiledModel`` has ``FILE``, ``VERSION``, ``get_cache_bin``, ``load``, ``save``, ``meta``,
   ``compiled_fn``, ``compiled_fx`` (signature, py_code, input_parameters);
 * its code has constants as ``serialized_gm``, a pickle that ``SerializableGraphModule`` rebuilds, of which

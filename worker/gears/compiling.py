@@ -21,7 +21,7 @@ from warmrank.worker.gears.rules import condition_text, membership, refuse_argum
 from warmrank.worker.gears.runner import refuse_unpaddable
 from warmrank.worker.graph_facts import MUTATED, USER
 from warmrank.worker.guards.check import node_values
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.symbols import (
     Symbols,
     free_symbols,

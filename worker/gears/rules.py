@@ -29,7 +29,7 @@ from warmrank.worker.gears.model import Combination, GearFacts, hold
 from warmrank.worker.guards.check import node_values
 from warmrank.worker.guards.inputs import compile_input_check
 from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.torch_private.guard_tree import KEY, MARKS, GuardTree, Leaf
+from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf
 from warmrank.worker.values import Value
 
 # Leaves that need no condition of their own, and why.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.torch_private import npu_switches, switches
+from warmrank.worker.torch_private import switches
 
 NAMES = (
     "default dtype",
@@ -45,13 +45,13 @@ NAMES = (
     "fp16 reduced precision",
     "bf16 reduced precision",
     "fp16 accumulation",
-    *npu_switches.NAMES,
+    *switches.NPU_NAMES,
 )
 
 # A captured graph holds the kernels that they chose; and a function may read them on a CPU, too, where they
 # stand for Dynamo's own guard.
 _CUDA = (*switches.cudnn_switches, *switches.cublas_switches)
-_OF_NPU = frozenset(npu_switches.NAMES)
+_OF_NPU = frozenset(switches.NPU_NAMES)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
 
 
@@ -80,7 +80,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         switches.function_overrides(),
         switches.kernels_in_python(),
         *[read() for read in _CUDA],
-        *(npu_switches.read() if device_kind == "npu" else npu_switches.NONE),
+        *(switches.npu_switches() if device_kind == "npu" else switches.NPU_NONE),
     )
 
 

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from warmrank.worker.torch_private.traced_guards import TracedGuard
+from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 
 
 def expressions(guards: Iterable[TracedGuard], made: Mapping[str, Any]) -> dict[str, str]:

@@ -4,8 +4,8 @@ A full check evaluates every condition, which takes milliseconds. Beside it, `ta
 hangs on, in one of four ways, the first that goes:
 
 1. *words*: versions of the dicts and classes on its path, and pointers to what is on it
-   (`worker.torch_private.object_words`), thousands in microseconds;
-2. *metadata* of tensors, in C++ (`worker.torch_private.tensor_metadata`);
+   (`worker.torch_private.unchanged`), thousands in microseconds;
+2. *metadata* of tensors, in C++ (`worker.torch_private.unchanged`);
 3. *predicates*: members of lists and sets, attributes that no dict holds, in well under a microsecond each;
 4. *asked*: the condition itself is evaluated on every call (`worker.guards.inputs`).
 
@@ -34,8 +34,7 @@ from warmrank.worker.guards.paths import MISSING, STEPS
 from warmrank.worker.keys.code import forget_types, function_digest, layers, type_name
 from warmrank.worker.keys.reachable import changed, holder_of
 from warmrank.worker.keys.sources import TracedSource
-from warmrank.worker.torch_private.object_words import Key, Watched
-from warmrank.worker.torch_private.tensor_metadata import Metadata
+from warmrank.worker.torch_private.unchanged import Key, Metadata, Watched
 
 Predicate = Callable[[], bool]
 _MAX_CHANGES = 2

@@ -27,10 +27,10 @@ from warmrank.worker.guards.volatile import volatile_nodes
 from warmrank.worker.keys.code import forget_types
 from warmrank.worker.keys.reachable import operator_digest, patch_sources
 from warmrank.worker.keys.sources import TracedSource, collect, type_name
+from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
-from warmrank.worker.torch_private.higher_order import nodes_within
+from warmrank.worker.torch_private.lowering import nodes_within
 from warmrank.worker.torch_private.python_operators import operators_of, registered_by
-from warmrank.worker.torch_private.traced_guards import TracedGuard
 from warmrank.worker.torch_private.tracing import Trace
 
 # Read from the process by ambient.snapshot instead, on every load and call.

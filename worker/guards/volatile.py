@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.paths import PathTable
-from warmrank.worker.torch_private.traced_writes import TracedWrite
+from warmrank.worker.torch_private.tracing import TracedWrite
 
 
 def volatile_nodes(table: PathTable, writes: Iterable[TracedWrite]) -> tuple[int, ...]:

@@ -11,8 +11,7 @@ from warmrank.worker import artifact
 from warmrank.worker.configs.section import changed
 from warmrank.worker.keys.environment import environment, instruction_set
 from warmrank.worker.keys.reachable import reachable_digest
-from warmrank.worker.torch_private.registered_converters import registered_converters
-from warmrank.worker.torch_private.registered_patterns import registered_patterns
+from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

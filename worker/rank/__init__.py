@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Rank(Protocol):
     """What the driver asks of a rank.
 
-    Functions are named as units of work (`worker.rank.rank_worker.units`). What fails for one function is a result with a
+    Functions are named as units of work (`worker.rank.units`). What fails for one function is a result with a
     `Failure`; an exception of `worker.errors` or `cache_store.errors` is about the whole rank.
     """
 

@@ -16,10 +16,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker import origins
+from warmrank.worker.compile import origins
+from warmrank.worker.compile.readable import conditions, disassembled, origin_of
 from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.readable import disassembled, origin_of
-from warmrank.worker.readable_guards import conditions
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

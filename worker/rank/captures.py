@@ -179,7 +179,7 @@ def _num_elements(call: Call) -> int:
     """Elements in all tensors among a call's arguments."""
     import torch
 
-    from warmrank.worker.torch_private.trees import leaves
+    from warmrank.worker.torch_private.places import leaves
 
     found = leaves((call.args, dict(call.kwargs)))
     return sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor))

@@ -1,7 +1,7 @@
 """One rank of a launch: a plain object that the driver steps through the stages; it knows no Ray.
 
 Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `capture`, `first_call`,
-`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank.rank_worker.units`). Torch is
+`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank.units`). Torch is
 imported from `start` on, not before.
 """
 

@@ -1,24 +1,27 @@
-"""Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated."""
+"""Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated.
+
+One mechanism: `evaluated_reads`, `evaluated_calls` and `evaluated_values` each have a table of functions of
+Dynamo's that such a fact passes (`Hook`), with a step that looks at question and answer and records a
+condition (a fact about an object, or a call that is made again at a load), or a refusal.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from warmrank.worker.torch_private.evaluated_attributes import NotedAttributes
-from warmrank.worker.torch_private.evaluated_calls import NotedCalls
-from warmrank.worker.torch_private.evaluated_classes import NotedClasses
-from warmrank.worker.torch_private.evaluated_constants import NotedConstants
-from warmrank.worker.torch_private.evaluated_dicts import noted_dict_reads
-from warmrank.worker.torch_private.evaluated_folds import NotedFolds
-from warmrank.worker.torch_private.evaluated_names import HeldNames
-from warmrank.worker.torch_private.evaluated_sets import NotedSets
-from warmrank.worker.torch_private.evaluated_values import values_guarded
+from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks
+from warmrank.worker.torch_private.evaluated_reads import ReadHooks, with_subclasses
+from warmrank.worker.torch_private.evaluated_values import ValueHooks
+from warmrank.worker.torch_private.patching import intercepted
 from warmrank.worker.values import Value
 
 FACTS = {
+    "torch._dynamo.variables.base": "VariableTracker",
     "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",
+    "torch._dynamo.variables.lazy": "LazyVariableTracker",
     "torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear",
 }
 
@@ -37,51 +40,60 @@ class Evaluated(Value):
     detail: Any
 
 
+class AskedCall(Value):
+    """A call whose result is part of the graph.
+
+    Attributes:
+        function: a function without effects.
+        args: positional arguments; None where Dynamo does not know them.
+        kwargs: keyword arguments.
+        result: what it returned.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] | None
+    kwargs: Mapping[str, Any]
+    result: Any
+
+
 class Evaluations:
     """What one trace relies on beside its guards; filled while the trace runs.
 
     Attributes:
         facts: facts about objects, in their order.
-        calls: calls of functions that read the state of the process.
+        calls: calls of functions that read the state of the process, in their order.
         refused: constructs that no condition can cover.
         group_names: process groups whose names code outside torch holds, by their names.
     """
 
     def __init__(self) -> None:
         self.facts: dict[Evaluated, None] = {}
+        self.calls: list[AskedCall] = []
         self.refused: list[str] = []
-        self._names, self._calls = HeldNames(), NotedCalls()
-        self._classes = NotedClasses(self._note, self.refused.append)
-        self._folds = NotedFolds(self._calls.note, self.refused.append)
-        self._constants = NotedConstants(self.refused.append)
-        self._sets = NotedSets(self._note, self._calls.note, self.refused.append)
-        self.calls, self.group_names = self._calls.calls, self._names.held
+        self.group_names: dict[str, Any] = {}
+        self._calls = CallHooks(self)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Note what is traced, lowered and compiled within the context."""
+        from torch._dynamo.variables.base import VariableTracker
         from torch._dynamo.variables.builtin import BuiltinVariable
+        from torch._dynamo.variables.lazy import LazyVariableTracker
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
-        attributes = NotedAttributes(self._note, self._read)
-        with (
-            attributes.noted(),
-            self._calls.noted(),
-            self._classes.noted(),
-            self._folds.noted(),
-            self._constants.noted(),
-            self._names.noted(),
-            self._sets.noted(),
-            noted_dict_reads(self._note),
-            values_guarded(),
-        ):
+        profile = sys.getprofile()
+        # A lazy variable only forwards to the one that it becomes.
+        variables = [cls for cls in with_subclasses(VariableTracker) if cls is not LazyVariableTracker]
+        reads, values = ReadHooks(self), ValueHooks(self)
+        with intercepted((*reads.hooks(variables), *self._calls.hooks(variables), *values.hooks(variables))):
             handlers.clear()
             try:
                 yield
             finally:
                 handlers.clear()
+                sys.setprofile(profile)
 
     @contextlib.contextmanager
     def lowering(self) -> Iterator[None]:
@@ -89,12 +101,18 @@ class Evaluations:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         FakeTensorMode.cache_clear()
-        with self._calls.variables_noted():
+        with intercepted(self._calls.hooks_of_environment()):
             yield
 
-    def _read(self, variable: Any, name: str, answer: Any) -> None:
-        self._names.read(variable, name, answer)
-        self._constants.read(variable, name)
-
-    def _note(self, kind: str, source: str, detail: Any) -> None:
+    def note(self, kind: str, source: str, detail: Any) -> None:
+        """Note a fact about an object."""
         self.facts[Evaluated(kind=kind, source=source, detail=detail)] = None
+
+    def note_call(self, function: Callable[..., Any], given: Arguments | None, result: Any) -> None:
+        """Note a call; its arguments are None where Dynamo does not know them."""
+        args, kwargs = given or (None, {})
+        self.calls.append(AskedCall(function=function, args=args, kwargs=kwargs, result=result))
+
+    def refuse(self, why: str) -> None:
+        """Note what no condition can cover."""
+        self.refused.append(why)

@@ -1,41 +1,61 @@
-"""Calls that Dynamo makes while it traces, and whose results it takes for constants: ranks, sizes, switches.
+"""Calls that Dynamo makes itself while it traces, and whose answers it takes for constants.
 
-Intercepted where values come from, so that no name and no way to call matters: every function of torch that a
-trace calls passes one method, and every rank and size is read from a `ProcessGroup`. The latter are noted
-also where somebody's code runs for real: an operator's fake kernel, a metaclass, a pass over the graph. So
-are environment variables that it reads.
+What follows from constants alone needs no condition. What is read from the process (ranks, sizes, switches,
+environment variables) becomes one: the call is made again at a load. Refused are answers with an address in
+them, and those for which somebody's own code ran: so is what is marked ``assume_constant_result``,
+``allow_in_graph`` or ``nonstrict_trace``. Calls are intercepted where values come from, so that no name and
+no way to call matters; ranks and sizes also where somebody's code runs for real: an operator's fake kernel, a
+metaclass, a pass over the graph.
 
-Facts relied upon (``tests/unit/test_evaluated_calls.py``), of torch 2.11 to 2.15:
+Relied on (``tests/unit/test_evaluated_calls.py``, ``test_evaluated_folds.py``), of torch 2.11 to 2.15:
 
-* calls of functions of torch that Dynamo does not trace into pass
-  ``TorchInGraphFunctionVariable.call_function``, which returns a constant where it evaluated the function;
+* every call passes ``call_function`` of the called variable; those of functions of torch that Dynamo does not
+  trace into pass that of ``TorchInGraphFunctionVariable``, which returns a constant where it evaluated the
+  function; code that is traced passes ``InstructionTranslatorBase.run``, each value of it ``push``;
 * ``constant_fold_functions`` holds those that read the state of the process, and have no effects;
-* methods of `ProcessGroup` may be replaced on the class.
+* methods of `ProcessGroup` may be replaced on the class, and every rank and size is read from one;
+* functions that are marked ``assume_constant_result`` pass ``invoke_and_store_as_constant``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import functools
+import gc
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from types import FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from warmrank.worker.keys.code import is_pinned_module, package_of
-from warmrank.worker.torch_private.patching import wrapped
-from warmrank.worker.values import Value
+from warmrank.worker.keys.code import globals_module, is_pinned_module, layers, package_of
+from warmrank.worker.torch_private.evaluated_reads import having
+from warmrank.worker.torch_private.patching import Hook
+
+if TYPE_CHECKING:
+    from warmrank.worker.torch_private.evaluated import Evaluations
 
 FACTS = {
     "os:environ": "__getitem__",
-    "torch._dynamo.variables.torch": "constant_fold_functions",
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "run push(val) f_code",
+    "torch._dynamo.variables": "functions nn_module",
+    "torch._dynamo.variables.base:VariableTracker": "call_function(tx, args, kwargs)",
+    "torch._dynamo.variables.functions": (
+        "SkipFunctionVariable invoke_and_store_as_constant(tx, fn, name, args, kwargs)"
+    ),
+    "torch._dynamo.variables.nn_module": "invoke_and_store_as_constant",
+    "torch._dynamo.variables.torch": "TorchInGraphFunctionVariable constant_fold_functions",
     "torch._dynamo.variables.torch:TorchInGraphFunctionVariable": "call_function(tx, args, kwargs)",
     "torch.distributed:ProcessGroup": "rank size",
 }
+
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 _TORCH: Final = Path(torch.__file__).parent
 # Parts of torch, and packages, that read ranks for their own ends: logs, caches, the building of guards.
@@ -43,99 +63,180 @@ _INTERNAL: Final = tuple(str(_TORCH / part) for part in ("_logging", "_dynamo", 
 _EVALUATING: Final = tuple(str(_TORCH / "_dynamo" / part) for part in ("variables", "symbolic_convert.py"))
 _OWN: Final = frozenset({"warmrank.worker", "torch_npu", "torchair", "npugraph_ex"})
 _DISTRIBUTED: Final = str(_TORCH / "distributed")
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+# Modules whose functions give the same for the same arguments, in every process of one Python and one torch.
+_PURE: Final = frozenset(
+    {
+        "builtins", "_operator", "operator", "math", "cmath", "re", "struct", "_struct", "typing", "numpy",
+        "torch", "torch._C", "enum", "collections", "functools", "_functools", "itertools", "copy", "inspect",
+        "types", "abc", "_abc", "dataclasses", "string", "numbers", "fractions", "decimal", "_decimal",
+        "datetime", "torch.utils._pytree",
+    }
+)  # fmt: skip
+_WRITING: Final = (
+    setattr, delattr, object.__setattr__, object.__delattr__, type.__setattr__, type.__delattr__,
+)  # fmt: skip
+PRINTING: Final = (str, repr, ascii, format)
+_ADDRESS: Final = re.compile(r"\b0x[0-9a-f]{6,}")
 
 
-class AskedCall(Value):
-    """A call whose result is part of the graph.
+class CallHooks:
+    """Steps in where Dynamo makes a call itself."""
 
-    Attributes:
-        function: a function of torch without effects.
-        args: positional arguments; None where Dynamo does not know them.
-        kwargs: keyword arguments.
-        result: what it returned.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...] | None
-    kwargs: Mapping[str, Any]
-    result: Any
-
-
-class NotedCalls:
-    """The calls whose results a trace relies on.
-
-    Attributes:
-        calls: in their order.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[AskedCall] = []
+    def __init__(self, evaluations: Evaluations) -> None:
+        self._evaluations = evaluations
         self._evaluating: list[list[Any]] = []  # calls under evaluation, each with the groups it reads
+        self._num_calls = self._num_runs = 0
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note what is traced, lowered and compiled within the context."""
+    def hooks(self, variables: Iterable[type[Any]]) -> Iterator[Hook]:
+        """The functions that are stepped in for."""
         import torch.distributed as dist
+        from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+        from torch._dynamo.variables import functions, nn_module
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(wrapped(TorchInGraphFunctionVariable, "call_function", self._evaluation))
-            if dist.is_available():
-                for name, function in (("rank", dist.get_rank), ("size", dist.get_world_size)):
-                    stack.enter_context(wrapped(dist.ProcessGroup, name, partial(self._read, function)))
-            yield
+        others = [cls for cls in variables if cls is not TorchInGraphFunctionVariable]
+        yield from having(others, "call_function", self._call)
+        yield Hook(TorchInGraphFunctionVariable, "call_function", self._call_of_torch)
+        yield Hook(InstructionTranslatorBase, "run", self._run)
+        yield Hook(InstructionTranslatorBase, "push", self._push)
+        yield Hook(functions, "invoke_and_store_as_constant", self._assume_constant)
+        yield Hook(nn_module, "invoke_and_store_as_constant", self._assume_constant)
+        if dist.is_available():
+            yield Hook(dist.ProcessGroup, "rank", partial(self._read_group, dist.get_rank))
+            yield Hook(dist.ProcessGroup, "size", partial(self._read_group, dist.get_world_size))
 
-    @contextlib.contextmanager
-    def variables_noted(self) -> Iterator[None]:
-        """Note the environment variables that are read within the context, in which Dynamo traces nothing."""
-        with wrapped(type(os.environ), "__getitem__", self._variable):
-            yield
+    def hooks_of_environment(self) -> Iterator[Hook]:
+        """What is stepped in for where Dynamo traces nothing: environment variables that are read."""
+        yield Hook(type(os.environ), "__getitem__", self._read_variable)
 
-    def _evaluation(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    # Functions of torch, and the process that they read.
+
+    def _call_of_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         from torch._dynamo.variables.torch import constant_fold_functions
 
-        def call_function(variable: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            function, read = variable.value, list[Any]()
-            self._evaluating.append(read)
-            try:
-                answer = original(variable, tx, args, kwargs)
-            finally:
-                self._evaluating.pop()
-            asked = read or _is_distributed(function) or function in constant_fold_functions
-            if asked and answer.is_python_constant():
-                self.note(function, _constants(args, kwargs), answer.as_python_constant())
-            return answer
+        function, read = variable.value, list[Any]()
+        marked = [layer for layer in layers(function) if _name_of_users(layer)]
+        if marked:
+            self._evaluations.refuse(
+                f"{marked[0].__module__}.{marked[0].__qualname__} is marked allow_in_graph or "
+                "nonstrict_trace, so a change of what it does could not be noticed; take the mark away, "
+                "or make it a custom operator (torch.library.custom_op)"
+            )
+        self._evaluating.append(read)
+        try:
+            answer = original(variable, tx, args, kwargs)
+        finally:
+            self._evaluating.pop()
+        is_distributed = str(getattr(function, "__module__", "")).startswith("torch.distributed")
+        if (read or is_distributed or function in constant_fold_functions) and answer.is_python_constant():
+            self._evaluations.note_call(function, _arguments(args, kwargs), answer.as_python_constant())
+        return answer
 
-        return call_function
+    def _read_group(self, function: Callable[..., Any], original: Any, group: Any) -> Any:
+        result = original(group)
+        if self._evaluating:
+            self._evaluating[-1].append(group)
+        elif _is_asked(sys._getframe(2)):
+            self._evaluations.note_call(function, ((group,), {}), result)
+        return result
 
-    def _read(self, function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        def read(group: Any) -> Any:
-            result = original(group)
-            if self._evaluating:
-                self._evaluating[-1].append(group)
-            elif _is_asked(sys._getframe(1)):
-                self.note(function, ((group,), {}), result)
-            return result
+    def _read_variable(self, original: Any, environ: Any, name: str) -> Any:
+        value = None
+        try:
+            value = original(environ, name)
+        finally:
+            if environ is os.environ and _is_users(sys._getframe(2)):
+                self._evaluations.note_call(os.getenv, ((name,), {}), value)
+        return value
 
-        return read
+    def _assume_constant(self, original: Any, tx: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        name = f"{function.__module__}.{function.__qualname__}"
+        self._evaluations.refuse(
+            f"{name} is marked assume_constant_result, so a change of what it returns could not be "
+            "noticed; take the mark away, or call it outside and keep the result as an attribute"
+        )
+        return original(tx, function, *args, **kwargs)
 
-    def _variable(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def read(environ: Any, name: str) -> Any:
-            value = None
-            try:
-                value = original(environ, name)
-            finally:
-                if environ is os.environ and _is_users(sys._getframe(1)):
-                    self.note(os.getenv, ((name,), {}), value)
-            return value
+    # Functions of Python's and the user's.
 
-        return read
+    def _run(self, original: Any, translator: Any) -> Any:
+        self._num_runs += 1
+        return original(translator)
 
-    def note(self, function: Callable[..., Any], given: Arguments | None, result: Any) -> None:
-        """Note a call; its arguments are None where Dynamo does not know them."""
-        args, kwargs = given or (None, {})
-        self.calls.append(AskedCall(function=function, args=args, kwargs=kwargs, result=result))
+    def _push(self, original: Any, translator: Any, variable: Any) -> None:
+        self._refuse_address_in_text(variable, translator.f_code.co_consts)
+        original(translator, variable)
+
+    def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        self._num_calls += 1
+        before = self._num_calls, self._num_runs
+        answer = original(variable, tx, args, kwargs)
+        if before == (self._num_calls, self._num_runs):  # no other call, nothing traced
+            self._refuse_address_in_text(answer, ())
+            self._fold(variable, args, kwargs, answer)
+            if not is_pinned_module(tx.f_globals.get("__name__")):  # Python and torch only compare addresses
+                self._refuse_address(variable, answer)
+                self._refuse_text(variable, args, answer)
+        return answer
+
+    def _refuse_address_in_text(self, variable: Any, written: Sequence[Any]) -> None:
+        """Refuse a text with an address, unless the code has it as a literal, or a guard compares it."""
+        text = vars(variable.unwrap()).get("value")
+        if type(text) is str and variable.source is None and _ADDRESS.search(text) and text not in written:
+            self._evaluations.refuse(
+                f"{_ADDRESS.sub('0x...', text)} is text with an address, which no other process has; give "
+                "the class a __repr__, or ask the object for what tells it apart"
+            )
+
+    def _refuse_address(self, variable: Any, answer: Any) -> None:
+        """Refuse the id of an object."""
+        if getattr(variable, "fn", None) is id and answer.is_python_constant():
+            self._evaluations.refuse(
+                "id() of an object that was there before the call is an address, which no other process has; "
+                "compare objects with `is`, or key them by a name"
+            )
+
+    def _refuse_text(self, variable: Any, args: Sequence[Any], answer: Any) -> None:
+        """Refuse the text of an object, for which its class's code, or torch's, ran without being traced."""
+        is_text = getattr(variable, "fn", None) in PRINTING and len(args) == 1
+        if is_text and constants(*args) is None and constants(answer) is not None:
+            value = vars(args[0].unwrap()).get("value")
+            if value is not None and not isinstance(value, BaseException):
+                self._evaluations.refuse(
+                    f"the text of a {type(value).__qualname__} is made while the function is traced, so what "
+                    "it tells of could not be noticed; ask the object for that, or keep it as an attribute"
+                )
+
+    def _fold(self, variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], answer: Any) -> None:
+        result = _result(variable, answer)
+        if result is None or not (called := constants(variable)):
+            return
+        given, function = constants(*args, *kwargs.values()), called[0]
+        if given is None or (isinstance(function, type) and not issubclass(function, enum.Enum)):
+            return  # what a class makes holds its arguments, and answers nothing
+        if function in _WRITING:
+            return  # which the frame does later, and nobody may do now
+        positional, named = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
+        own = getattr(function, "__self__", None)
+        code = _name_of_users(function)
+        if not code and not all(map(_is_plain, (*given, own))):
+            code = _code_run_by(function, positional, named)
+        if code:
+            self._evaluations.refuse(
+                f"{code} is called while the function is traced, and is not traced itself, so what it "
+                "depends on could not be noticed; call it by its name, or keep its result as an attribute"
+            )
+        elif not _is_pure(function, own):
+            self._evaluations.note_call(function, (positional, named), result[0])
+
+
+def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
+    """The values that variables stand for; None if one of them is no constant."""
+    try:
+        positional = tuple(variable.as_python_constant() for variable in args)
+        return positional, {name: variable.as_python_constant() for name, variable in kwargs.items()}
+    except NotImplementedError:
+        return None
 
 
 def _is_users(frame: FrameType | None) -> bool:
@@ -150,19 +251,6 @@ def _is_users(frame: FrameType | None) -> bool:
     return frame is None or frame.f_back is None or "importlib" not in frame.f_back.f_code.co_filename
 
 
-def _is_distributed(function: Callable[..., Any]) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("torch.distributed")
-
-
-def _constants(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
-    """The values that variables stand for; None if one of them is no constant."""
-    try:
-        positional = tuple(variable.as_python_constant() for variable in args)
-        return positional, {name: variable.as_python_constant() for name, variable in kwargs.items()}
-    except NotImplementedError:
-        return None
-
-
 def _is_asked(frame: FrameType | None) -> bool:
     """Whether traced code, or code of somebody's own, calls: the first that is not `torch.distributed`."""
     while frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED):
@@ -171,3 +259,85 @@ def _is_asked(frame: FrameType | None) -> bool:
         return False
     file = frame.f_code.co_filename
     return file.startswith(_EVALUATING) or not file.startswith(_INTERNAL)
+
+
+def _result(variable: Any, answer: Any) -> tuple[Any, ...] | None:
+    """The constant that a call gave; None where it gave none, or something that a guard compares."""
+    from torch._dynamo.variables.functions import SkipFunctionVariable
+
+    if answer.source is not None:
+        return None
+    if isinstance(variable, SkipFunctionVariable):  # which no trace enters
+        return (vars(answer.unwrap()).get("value"),)
+    result = constants(answer)
+    return None if result == (None,) else result
+
+
+def constants(*variables: Any) -> tuple[Any, ...] | None:
+    """What variables stand for; None where Dynamo has not looked at one, or one is no constant."""
+    if not all(map(_is_known, variables)):
+        return None
+    try:
+        return tuple(variable.as_python_constant() for variable in variables)
+    except Exception:  # noqa: BLE001 - Dynamo raises errors of several kinds, and runs the user's code
+        return None
+
+
+def _is_known(variable: Any) -> bool:
+    """Whether nothing within a variable is put off until it is looked at."""
+    if not getattr(variable, "is_realized", lambda: True)():
+        return False
+    items = vars(variable.unwrap()).get("items", ())
+    members = (*items.keys(), *items.values()) if isinstance(items, dict) else items
+    return not isinstance(items, dict | list | tuple | set) or all(
+        _is_known(vars(member).get("vt", member)) for member in members
+    )
+
+
+def _is_pure(function: Any, own: Any) -> bool:
+    owner = getattr(function, "__objclass__", None) or (None if isinstance(own, ModuleType) else own)
+    if owner is not None:
+        kind = owner if isinstance(owner, type) else type(owner)
+        return kind.__module__ in _PURE
+    return str(getattr(function, "__module__", type(function).__module__)) in _PURE
+
+
+def _name_of_users(function: Any) -> str:
+    """The name of a function of the user's; empty for others."""
+    if isinstance(function, FunctionType) and not is_pinned_module(globals_module(function)):
+        return function.__qualname__
+    return ""
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nobody's own code can answer for a value."""
+    if isinstance(value, list | tuple | set | frozenset | dict) and is_pinned_module(type(value).__module__):
+        members = (*value, *value.values()) if isinstance(value, dict) else value
+        return all(map(_is_plain, members))
+    if isinstance(value, functools.partial):
+        return all(map(_is_plain, (value.func, *value.args, *value.keywords.values())))
+    if isinstance(value, type | FunctionType) and not is_pinned_module(value.__module__):
+        return False
+    return is_pinned_module(type(value).__module__)
+
+
+def _code_run_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The name of the first function of the user's that a call runs; empty if it runs none."""
+    found: list[str] = []
+
+    def seen(frame: FrameType, event: str, _argument: Any) -> None:
+        name = str(frame.f_globals.get("__name__"))
+        if event == "call" and not is_pinned_module(name) and not name.startswith("namedtuple_"):
+            found.append(frame.f_code.co_qualname)
+
+    before, collects = sys.getprofile(), gc.isenabled()
+    gc.disable()  # it runs code that has nothing to do with the call
+    sys.setprofile(seen)
+    try:
+        with contextlib.suppress(Exception):  # of the user's own code
+            function(*args, **kwargs)
+    finally:
+        sys.setprofile(before)
+        if collects:
+            gc.enable()
+    return next((name for name in found if name != "_code_run_by"), "")

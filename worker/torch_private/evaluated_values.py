@@ -1,60 +1,385 @@
-"""Values that traced code looks up in dicts and sets, or compares: Dynamo reads them without a guard.
+"""Values that Dynamo hashes, compares and orders while it traces, without a guard.
 
-It hashes what it has made no variable of yet, in order not to guard it, and compares the objects behind
-variables whose members it has not looked at.
+* Keys and compared values: it hashes what it has made no variable of yet, in order not to guard it, and
+  compares the objects behind variables whose members it has not looked at. Here they are guarded.
+* Constants (a member of an enum, a class, a tuple): in ``if member:`` and ``member in members`` it runs
+  methods that the user wrote, and traces none of what they read, which is refused; so is ``is`` between equal
+  ones, because which of them are one object is an accident of the process.
+* Orders of sets and hashes of strings, which every process has its own of. A set that the caller brings must
+  have its members in the traced order. So must one that the function makes of a list or tuple, and leaves so:
+  the trace goes over it in the order that Python gives it in this process. Of other sets, and of ``hash``,
+  the outcome follows from how strings are hashed, which `HASHED` stands for, or from addresses, which is
+  refused. What a function that keeps its results (``functools.lru_cache``) makes of constants counts as a
+  whole, if it changes nothing.
 
-Facts relied upon (``tests/unit/test_evaluated_values.py``), of torch 2.11 to 2.15:
+Relied on (``tests/unit/test_evaluated_*.py``), of torch 2.11 to 2.15:
 
-* each key is wrapped in a ``HashableTracker``, in 2.11 a class inside of ``ConstDictVariable``;
-* two variables are compared by a method ``is_python_equal`` of the first one, where its class has one;
-* ``LazyVariableTracker.realize_all`` makes variables, and with them guards, of all that a value holds.
+* each key is wrapped in a ``HashableTracker``, in 2.11 a class inside of ``ConstDictVariable``; two variables
+  are compared by ``is_python_equal`` of the first one, where its class has one;
+  ``LazyVariableTracker.realize_all`` makes variables, and with them guards, of all that a value holds;
+* all values pass ``VariableBuilder`` or ``SourcelessBuilder.create``; ``is`` passes ``compare_op_handlers``;
+  Dynamo itself runs methods of constants in files of ``_EVALUATING`` only;
+* whatever takes the members of a set one by one passes ``unpack_var_sequence`` or ``tp_iter_impl`` of its
+  variable, ``set.pop`` its ``call_method``, ``list.extend`` that of the list; ``sorted`` passes
+  ``BuiltinVariable.call_sorted``, ``min`` and ``max`` ``_call_min_max``, all builtins ``call_function``;
+* a set's variable has ``items``, a dict of its members in the order of the trace. Whatever changes it passes
+  ``SideEffects.mutation``, whatever has an effect ``check_allowed_side_effect``, with a ``mutation_type``
+  that says if it is new. Functions that keep their results are traced by ``WrapperUserFunctionVariable``,
+  which holds ``wrapper_obj``.
 """
 
 from __future__ import annotations
 
-import contextlib
+import enum
 import importlib
-from collections.abc import Callable, Iterator
-from typing import Any
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final
 
-from warmrank.worker.torch_private.evaluated_attributes import with_subclasses
-from warmrank.worker.torch_private.patching import wrapped
+import torch
+
+from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.repeatable import kept_result, order_of_set
+from warmrank.worker.torch_private.evaluated_calls import PRINTING
+from warmrank.worker.torch_private.evaluated_reads import having, with_subclasses
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import Hook
+
+if TYPE_CHECKING:
+    from warmrank.worker.torch_private.evaluated import Evaluations
 
 FACTS = {
+    "torch._dynamo": "symbolic_convert",
+    "torch._dynamo.side_effects:SideEffects": "mutation(var) check_allowed_side_effect(item)",
+    "torch._dynamo.symbolic_convert": "compare_op_handlers",
+    "torch._dynamo.variables.base:VariableTracker": "call_method(tx, name, args, kwargs)",
+    "torch._dynamo.variables.builder:SourcelessBuilder": "create(tx, value)",
+    "torch._dynamo.variables.builder:VariableBuilder": "__call__(value)",
+    "torch._dynamo.variables.builtin:BuiltinVariable": "call_sorted _call_min_max call_function",
     "torch._dynamo.variables.dicts": "ConstDictVariable",
-    "torch._dynamo.variables.lazy:LazyVariableTracker": "realize_all(value)",
-    "torch._dynamo.variables.base": "VariableTracker",
+    "torch._dynamo.variables.functions:WrapperUserFunctionVariable": "call_function(tx, args, kwargs)",
+    "torch._dynamo.variables.lazy:LazyVariableTracker": "realize realize_all(value)",
 }
 
-_EQUAL = "is_python_equal"  # of classes of variables, not of all in 2.15
+HASHED: Final = "PYTHONHASHSEED"
+"""A string by whose hash processes are told apart; named for what decides on it."""
+
+_TORCH: Final = str(Path(torch.__file__).parent)
+_DYNAMO: Final = Path(_TORCH) / "_dynamo"
+_EVALUATING: Final = tuple(str(_DYNAMO / part) for part in ("variables", "symbolic_convert.py", "utils.py"))
+_BUILDING: Final = str(_DYNAMO / "variables" / "builder.py")
+_PLAIN: Final = (int, float, complex, str, bytes, tuple, frozenset)
+_MADE_ONCE: Final = range(-5, 257)
+_NOT_ASKED: Final = frozenset(
+    {
+        "__init__", "__new__", "__init_subclass__", "__set_name__", "__post_init__", "__class_getitem__",
+        "__getattr__", "__getattribute__", "__setattr__", "__prepare__", "__call__", "__instancecheck__",
+        "__subclasscheck__",
+    }
+)  # fmt: skip
+_ORDERED: Final = ("unpack_var_sequence", "tp_iter_impl")
+_TAKING: Final = ("extend", "extendleft", "__iadd__", "__init__")
+_NUMBERS: Final = (bool, int, float, complex)
+_BOUND: Final = (MethodType, BuiltinFunctionType)
 
 
-@contextlib.contextmanager
-def values_guarded() -> Iterator[None]:
-    """Within it, Dynamo guards whatever it hashes or compares."""
-    from torch._dynamo.variables.base import VariableTracker
+class ValueHooks:
+    """Steps in where values are hashed, compared and ordered."""
+
+    def __init__(self, evaluations: Evaluations) -> None:
+        self._evaluations = evaluations
+        self._seen: set[type] = set()
+        self._methods: set[CodeType] = set()  # of constants that the trace came upon
+        self._filled: dict[int, tuple[Any, list[Any]]] = {}  # made of a sequence: by identity, with its items
+        self._in_order: set[int] = set()
+        self._held: list[tuple[Any, Any, Any]] | None = None  # calls that a kept result may stand for
+        self._has_effects = False  # of functions that keep their results
+        self._sorting = 0
+        self._sets = _set_classes()
+
+    def hooks(self, variables: Iterable[type[Any]]) -> Iterator[Hook]:
+        """The functions that are stepped in for; whoever puts them in place takes the profiler back."""
+        from torch._dynamo import symbolic_convert
+        from torch._dynamo.side_effects import SideEffects
+        from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
+        from torch._dynamo.variables.builtin import BuiltinVariable
+        from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+
+        yield Hook(_key_class(), "__init__", _realize_key)
+        yield from having(variables, "is_python_equal", _realize_both)
+        yield Hook(VariableBuilder, "__call__", self._build)
+        yield Hook(SourcelessBuilder, "create", self._build)
+        for name in ("is", "is not"):
+            yield Hook(symbolic_convert.compare_op_handlers, name, self._compare)
+        for name in _ORDERED:
+            yield from having(variables, name, self._unpack)
+        yield from having(variables, "call_method", self._method)
+        yield Hook(BuiltinVariable, "call_sorted", self._sort)
+        yield Hook(BuiltinVariable, "_call_min_max", self._sort)
+        yield Hook(BuiltinVariable, "call_function", self._builtin)
+        yield Hook(SideEffects, "mutation", self._mutation)
+        yield Hook(SideEffects, "check_allowed_side_effect", self._effect)
+        yield Hook(WrapperUserFunctionVariable, "call_function", self._kept)
+
+    # Methods and identities of constants.
+
+    def _build(self, original: Any, builder_or_tx: Any, value: Any) -> Any:
+        """From the first constant with methods of its own on, look at each call that Python makes."""
+        kind = type(value)
+        if issubclass(kind, set | frozenset):
+            self._refuse_own_equality(value)
+        if kind not in self._seen:
+            self._seen.add(kind)
+            if issubclass(kind, (type, enum.Enum, *_PLAIN)) or _is_frozen(kind):
+                before = len(self._methods)
+                self._methods.update(_methods_of(kind))
+                if len(self._methods) > before:
+                    sys.setprofile(self._called)
+        return original(builder_or_tx, value)
+
+    def _refuse_own_equality(self, members: Iterable[Any]) -> None:
+        """Refuse a set whose members say themselves which are equal: Dynamo looks for the same objects."""
+        for kind in {type(member) for member in members}:
+            for method in _methods_of(kind):
+                if method.co_name in ("__eq__", "__hash__"):
+                    self._evaluations.refuse(
+                        f"{method.co_qualname} decides what is in a set, and is not asked while the function "
+                        "is traced; keep a dict by a name, or a list"
+                    )
+
+    def _called(self, frame: FrameType, event: str, _argument: Any) -> None:
+        if event != "call" or frame.f_code not in self._methods:
+            return
+        caller: FrameType | None = frame.f_back
+        while caller is not None and not caller.f_code.co_filename.startswith(_TORCH):
+            caller = caller.f_back  # a method of Python's, or of the user's, that calls this one
+        file = caller.f_code.co_filename if caller is not None else ""
+        if file.startswith(_EVALUATING) and file != _BUILDING:
+            self._evaluations.refuse(
+                f"{frame.f_code.co_qualname} is called while the function is traced, and is not traced "
+                "itself, so what it depends on could not be noticed; call it by its name, or ask before the "
+                "call and keep the answer as an attribute"
+            )
+
+    def _compare(self, original: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        answer = original(tx, args, kwargs)
+        if not is_pinned_module(tx.f_globals.get("__name__")) and any(arg.source for arg in args):
+            one, other = map(_plain_value, args)
+            if one and other and one == other:
+                self._evaluations.refuse(
+                    f"`is` between values of type {type(one[0]).__name__} says whether equal ones are "
+                    "one object, which differs from process to process; compare them with =="
+                )
+        return answer
+
+    # Orders of sets, and hashes.
+
+    def _unpack(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._sorting:
+            self._note_sets([variable])
+        return original(variable, *args, **kwargs)
+
+    def _method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in ("pop", "__iter__"):
+            self._note_sets([variable])
+        elif name in _TAKING:
+            self._note_sets(args)
+        elif name == "__hash__":
+            self._note_hashes([variable])
+        return original(variable, tx, name, args, kwargs)
+
+    def _sort(self, original: Any, builtin: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        is_sorting = "key" not in kwargs  # equal keys keep the order that they had
+        self._sorting += is_sorting
+        try:
+            return original(builtin, tx, *args, **kwargs)
+        finally:
+            self._sorting -= is_sorting
+
+    def _builtin(self, original: Any, builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if builtin.fn is hash:
+            self._note_hashes(args)
+        elif builtin.fn in PRINTING:
+            self._note_sets(args)
+        made = original(builtin, tx, args, kwargs)
+        if builtin.fn in (set, frozenset) and args and _is_sequence(args[0]):
+            members = list(_members(made))
+            constant = all(each.is_python_constant() and not _has_hash_of_address(each) for each in members)
+            if constant and not all(map(_is_number, members)):
+                self._filled[id(made)] = made, list(made.items)
+        return made
+
+    def _mutation(self, original: Any, effects: Any, variable: Any) -> Any:
+        self._filled.pop(id(variable), None)
+        return original(effects, variable)
+
+    def _effect(self, original: Any, effects: Any, item: Any) -> Any:
+        if self._held is not None and not type(item.mutation_type).__name__.endswith("New"):
+            self._has_effects = True
+        return original(effects, item)
+
+    def _kept(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if not hasattr(variable.wrapper_obj, "cache_info"):
+            return original(variable, tx, args, kwargs)
+        outer, self._held = self._held, []
+        try:
+            made = original(variable, tx, args, kwargs)
+        finally:
+            held, self._held = self._held, outer
+        asked = held and not self._has_effects
+        whole = _kept_call(variable.wrapper_obj, args, kwargs) if asked else None
+        for call in held if whole is None else [whole]:
+            self._note_call(*call)
+        return made
+
+    def _note_sets(self, variables: Iterable[Any]) -> None:
+        for variable in variables:
+            if not isinstance(variable.realize(), self._sets):
+                continue
+            if variable.source is not None:
+                self._evaluations.note("order", source_name(variable.source), None)
+            elif self._is_as_filled(variable.realize()):
+                self._put_in_order(variable.realize())
+            else:
+                self._note_hashes(_members(variable.realize()))
+
+    def _note_hashes(self, variables: Iterable[Any]) -> None:
+        """Note that hashes count, unless those of numbers; refuse those of addresses."""
+        for variable in variables:
+            if _has_hash_of_address(variable):
+                self._evaluations.refuse(
+                    f"{variable.python_type().__qualname__} objects hash by their addresses, on which hash() "
+                    "and the order of a set hang, and which no other process has; use a list or a number"
+                )
+            elif not _is_number(variable):
+                self._note_call(hash, ((HASHED,), {}), hash(HASHED))
+
+    def _is_as_filled(self, variable: Any) -> bool:
+        _, items = self._filled.get(id(variable), (None, []))
+        return bool(items) and items == list(variable.items)
+
+    def _put_in_order(self, variable: Any) -> None:
+        """Trace a set in the order that Python gives it, which is a condition."""
+        if id(variable) in self._in_order:
+            return
+        members = (member.as_python_constant() for member in _members(variable))
+        given = dict(zip(members, variable.items, strict=True))
+        order = order_of_set(*given)
+        self._note_call(order_of_set, (tuple(given), {}), order)
+        variable.items = {given[member]: variable.items[given[member]] for member in order}
+        self._filled[id(variable)] = variable, list(variable.items)
+        self._in_order.add(id(variable))
+
+    def _note_call(self, function: Any, given: Any, result: Any) -> None:
+        if self._held is None:
+            self._evaluations.note_call(function, given, result)
+        else:
+            self._held.append((function, given, result))
+
+
+def _realize_key(original: Any, key: Any, variable: Any) -> None:
     from torch._dynamo.variables.lazy import LazyVariableTracker
 
-    def wrap_key(original: Callable[..., Any]) -> Callable[..., Any]:
-        def init(key: Any, variable: Any) -> None:
-            LazyVariableTracker.realize_all(variable)
-            original(key, variable)
+    LazyVariableTracker.realize_all(variable)
+    original(key, variable)
 
-        return init
 
-    def wrap_equal(original: Callable[..., Any]) -> Callable[..., Any]:
-        def is_python_equal(variable: Any, other: Any) -> Any:
-            LazyVariableTracker.realize_all((variable, other))
-            return original(variable, other)
+def _realize_both(original: Any, variable: Any, other: Any) -> Any:
+    from torch._dynamo.variables.lazy import LazyVariableTracker
 
-        return is_python_equal
+    LazyVariableTracker.realize_all((variable, other))
+    return original(variable, other)
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(wrapped(_key_class(), "__init__", wrap_key))
-        for cls in with_subclasses(VariableTracker):
-            if _EQUAL in vars(cls) and cls is not LazyVariableTracker:
-                stack.enter_context(wrapped(cls, _EQUAL, wrap_equal))
-        yield
+
+def _methods_of(kind: type) -> Iterator[CodeType]:
+    """The special methods of a type that somebody wrote."""
+    for base in kind.__mro__:
+        for name, value in vars(base).items():
+            is_special = name.startswith("__") and name.endswith("__") and name not in _NOT_ASKED
+            if is_special and isinstance(value, FunctionType) and not is_pinned_module(globals_module(value)):
+                made_by_dataclass = value.__code__.co_qualname.startswith("__create_fn__")
+                yield from () if made_by_dataclass else (value.__code__,)
+
+
+def _is_frozen(kind: type) -> bool:
+    params = getattr(kind, "__dataclass_params__", None)
+    return params is not None and bool(params.frozen)
+
+
+def _plain_value(variable: Any) -> tuple[Any, ...]:
+    """A constant of which Python may hold several equal ones; empty for others."""
+    try:
+        value = variable.as_python_constant()
+    except Exception:  # noqa: BLE001 - Dynamo raises errors of several kinds
+        return ()
+    if type(value) not in _PLAIN or not value or (type(value) is int and value in _MADE_ONCE):
+        return ()
+    return (value,)
+
+
+def _set_classes() -> tuple[type[Any], ...]:
+    """Variables of sets whose order follows from hashes."""
+    from torch._dynamo.variables.base import VariableTracker
+
+    names = {"SetVariable", "FrozensetVariable", "UserDefinedSetVariable"}
+    in_order = {"OrderedSetVariable", "DictKeySetVariable"}
+    return tuple(
+        cls
+        for cls in with_subclasses(VariableTracker)
+        if (kinds := {base.__name__ for base in cls.__mro__}) & names and not kinds & in_order
+    )
+
+
+def _members(variable: Any) -> Iterator[Any]:
+    items = getattr(variable, "items", None)
+    if items is None:  # a class of the user's around a set
+        yield variable
+    else:
+        yield from (getattr(key, "vt", key) for key in items)
+
+
+def _kept_call(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any] | None:
+    """The call that says what a function makes of constants; None where no other process can ask that."""
+    name = f"{function.__module__}:{function.__qualname__}"
+    try:
+        constants = tuple(item.realize().as_python_constant() for item in args)
+        named = {key: item.realize().as_python_constant() for key, item in kwargs.items()}
+        return kept_result, ((name, constants, named), {}), kept_result(name, constants, named)
+    except Exception:  # noqa: BLE001 - whatever the function and its arguments raise
+        return None
+
+
+def _is_sequence(variable: Any) -> bool:
+    try:
+        return variable.python_type() in (list, tuple)
+    except NotImplementedError:
+        return False
+
+
+def _is_number(variable: Any) -> bool:
+    return variable.is_python_constant() and isinstance(variable.as_python_constant(), _NUMBERS)
+
+
+def _has_hash_of_address(variable: Any) -> bool:
+    variable = variable.realize()
+    if isinstance(members := vars(variable).get("items"), list | tuple | set | dict):
+        return any(_has_hash_of_address(getattr(member, "vt", member)) for member in members)
+    if variable.is_python_constant():
+        return _is_hashed_by_address(variable.as_python_constant())
+    return _hash_by_address(variable.python_type())
+
+
+def _is_hashed_by_address(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return any(map(_is_hashed_by_address, value))
+    return (isinstance(value, float) and math.isnan(value)) or _hash_by_address(type(value))
+
+
+def _hash_by_address(kind: Any) -> bool:
+    return kind.__hash__ is object.__hash__ or issubclass(kind, _BOUND)
 
 
 def _key_class() -> type[Any]:
@@ -68,4 +393,7 @@ def _key_class() -> type[Any]:
     return known
 
 
-PROBES = {"keys of dicts are wrapped in a class that says so": lambda: "__init__" in vars(_key_class())}
+PROBES = {
+    "keys of dicts are wrapped in a class that says so": lambda: "__init__" in vars(_key_class()),
+    "sets have variables of their own": lambda: len(_set_classes()) > 1,
+}

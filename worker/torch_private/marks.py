@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.operators import readable
 
 FACTS = {"torch._dynamo.decorators": "mark_dynamic maybe_mark_dynamic"}
 

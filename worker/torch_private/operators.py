@@ -1,7 +1,8 @@
-"""Operators: what their schemas say of memory, and how generated source names them."""
+"""Operators: what their schemas say of memory, and how generated source names them and their inputs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,17 @@ FACTS = {
     "torch.fx.experimental.symbolic_shapes": "free_unbacked_symbols",
 }
 
+_LOCAL = re.compile(r"\bL\['([^']*)'\]")
+
+
+def readable(text: str) -> str:
+    """Dynamo's names of arguments as a reader would write them: ``x`` for ``L['x']``."""
+    return _LOCAL.sub(r"\1", text)
+
 
 # What `torch.ops` is made of, by which an object is known to be an operator.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 OperatorNamespace = torch._ops._OpNamespace
-
 # Operators that write to running statistics although no schema says so, and the argument that, being False,
 # tells them not to (empty: there is none).
 _RUNNING = ("running_mean", "running_var")

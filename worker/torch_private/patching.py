@@ -7,9 +7,10 @@ Relies on ``TorchDispatchMode.__init_subclass__`` leaving ``__torch_dispatch__``
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,13 +19,59 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def wrapped(
     owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Replaces one function of a class or a module within the context, for the whole process."""
+    """Replace one function of a class or a module within the context, for the whole process."""
     original = vars(owner)[name]
     setattr(owner, name, wrap(original))
     try:
         yield
     finally:
         setattr(owner, name, original)
+
+
+class Hook(NamedTuple):
+    """A function to step in for.
+
+    Attributes:
+        owner: class, module, or dict of functions.
+        name: of the function.
+        step: called with the original function and the arguments of each call.
+    """
+
+    owner: Any
+    name: str
+    step: Callable[..., Any]
+
+
+@contextlib.contextmanager
+def intercepted(hooks: Iterable[Hook]) -> Iterator[None]:
+    """Put the steps of hooks in place within the context; of two on one function the later is the outer."""
+    replaced: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, step in hooks:
+            original = owner[name] if isinstance(owner, dict) else vars(owner)[name]
+            replaced.append((owner, name, original))
+            _put(owner, name, _around(original, step))
+        yield
+    finally:
+        for owner, name, original in reversed(replaced):
+            _put(owner, name, original)
+
+
+def _put(owner: Any, name: str, function: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = function
+    else:
+        setattr(owner, name, function)
+
+
+def _around(original: Any, step: Callable[..., Any]) -> Any:
+    function = original.__func__ if isinstance(original, staticmethod) else original
+
+    @functools.wraps(function)  # torch looks at signatures
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return step(function, *args, **kwargs)
+
+    return staticmethod(call) if isinstance(original, staticmethod) else call
 
 
 class Watch(TorchDispatchMode, ABC):

@@ -1,16 +1,27 @@
-"""Where tensors lie: storages and layouts in them, without the tensors themselves.
+"""Where tensors lie, and what the outputs of a captured graph are to its inputs.
 
-Relies on: views of one tensor have one ``UntypedStorage._cdata``, and tensors that are nothing but a layout
-over memory all have the same dispatch keys.
+A replay leaves results in fixed memory. What a caller does to a tensor (``t_()``, ``requires_grad_()``)
+must reach neither the input that it is a view of, nor what later calls return, so every call makes its own
+outputs, related as eager's are.
+
+Relied on: views of one tensor have one ``UntypedStorage._cdata``; tensors that are nothing but a layout
+over memory all have the same dispatch keys; ``Tensor._base`` is the tensor that a view was made of, through
+all views between; views, and what ``detach`` gives, count writes together.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree
 
 from warmrank.worker.errors import NotCapturable
+
+FACTS = {
+    "torch:Tensor": "_base _version detach as_strided",
+}
 
 
 class Place(NamedTuple):
@@ -102,3 +113,113 @@ def _plain_keys() -> frozenset[int]:
 
 
 _PLAIN = _plain_keys()
+
+
+class Origin(NamedTuple):
+    """What an output is made of.
+
+    Attributes:
+        source: position of an input; behind these, of an earlier output.
+        kind: ``same`` object; ``view``, which knows its base; ``detached``, of which that is not known.
+    """
+
+    source: int
+    kind: str
+
+
+def origins(
+    inputs: Sequence[Any], outputs: Sequence[Any], copied: Collection[int]
+) -> tuple[Origin | None, ...]:
+    """The origin of each output of a run; None for memory without uncopied inputs and earlier outputs."""
+    known = [None if index in copied else value for index, value in enumerate(inputs)]
+    found = []
+    for value in outputs:
+        found.append(_origin(value, known) if isinstance(value, torch.Tensor) else None)
+        known.append(value)
+    return tuple(found)
+
+
+def _origin(value: torch.Tensor, known: Sequence[Any]) -> Origin | None:
+    memory = identity_of(value)
+    near = [
+        (index, other)
+        for index, other in enumerate(known)
+        if isinstance(other, torch.Tensor) and identity_of(other) == memory
+    ]
+    for index, other in near:
+        if other is value:
+            return Origin(index, "same")
+    for index, other in near:
+        if value._base is (other if other._base is None else other._base):
+            return Origin(index, "view")
+    return Origin(near[0][0], "detached") if near else None
+
+
+def hand_out(
+    outputs: Sequence[Any], origins: Sequence[Origin | None], num_inputs: int, *, clone: bool
+) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What makes a call's outputs of its inputs, after a replay.
+
+    Args:
+        outputs: at their fixed addresses.
+        origins: of each.
+        num_inputs: of the graph.
+        clone: copy outputs that lie in memory of the graph's own.
+    """
+    makers = []
+    for value, origin in zip(outputs, origins, strict=True):
+        own = origin is None or (
+            origin.source >= num_inputs
+            and (clone or identity_of(outputs[origin.source - num_inputs]) != identity_of(value))
+        )
+        makers.append(_own(value, clone=clone) if own or origin is None else _again(value, origin))
+
+    def handed_out(inputs: Sequence[Any]) -> tuple[Any, ...]:
+        known = list(inputs)
+        for make in makers:
+            known.append(make(known))
+        return tuple(known[num_inputs:])
+
+    return handed_out
+
+
+def _own(value: Any, *, clone: bool) -> Callable[[Sequence[Any]], Any]:
+    if not isinstance(value, torch.Tensor):
+        return lambda _: value
+    make = value.clone if clone else value.detach
+    return lambda _: make()
+
+
+def _again(value: torch.Tensor, origin: Origin) -> Callable[[Sequence[Any]], Any]:
+    """What makes a tensor with the layout of `value` of the one that it came of."""
+    source, kind = origin
+    if kind == "same":
+        return lambda known: known[source]
+    place = place_of(0, value)
+
+    def view(known: Sequence[Any]) -> torch.Tensor:
+        plain: torch.Tensor = known[source]
+        if plain.is_conj() or plain.is_neg():
+            plain = lazily(plain, place_of(0, plain))  # without its bits
+        if plain.dtype != place.dtype:
+            plain = _retyped(plain, place.dtype)
+        return lazily(plain.as_strided(place.size, place.stride, place.offset), place)
+
+    return view if kind == "view" else lambda known: view(known).detach()
+
+
+def _retyped(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All memory of a tensor as another type."""
+    if tensor.is_complex() and dtype == tensor.dtype.to_real():
+        return torch.view_as_real(tensor)
+    unit = max(tensor.itemsize, dtype.itemsize)
+    length = tensor.untyped_storage().nbytes() // unit * unit // tensor.itemsize
+    flat = tensor.as_strided((length,), (1,), 0)
+    if dtype.is_complex and tensor.dtype == dtype.to_real():
+        return torch.view_as_complex(flat.view(-1, 2))
+    return flat.view(dtype)
+
+
+def leaves(values: Any) -> list[Any]:
+    """What lies in containers, at any depth, in its order."""
+    return _pytree.tree_leaves(values)

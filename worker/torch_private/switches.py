@@ -1,24 +1,34 @@
-"""The getters under some properties of ``torch.backends``; a property costs up to twenty times its getter.
+"""State of the process that kernels and traces depend on, read from the getters under torch's properties.
 
-Facts relied upon (``tests/unit/test_ambient.py`` compares each with its property):
+A property costs up to twenty times its getter. Relied on (``tests/unit/test_ambient.py`` compares each with
+its property):
 
 * ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32``,
   ``torch.backends.cudnn.allow_tf32`` and each ``fp32_precision`` return what these functions return;
 * while the older three are at their defaults, so are the newer ones of cuBLAS, cuDNN and oneDNN's matrices;
   what is set for its convolutions and RNNs, their kernels read at each call;
-* without a function mode on the stack there is no default device but the CPU: ``torch.set_default_device``
-  and ``with torch.device(...)`` both push a mode, a ``DeviceContext``;
+* without a function mode on the stack there is no default device but the CPU;
 * transforms of ``torch.func`` are on a stack whose top `peek_interpreter_stack` returns, and a trace of
   ``torch.jit`` is what `_get_tracing_state` returns, or None;
 * hooks of all modules stand in dictionaries of ``torch.nn.modules.module`` that stay the same objects;
-* ``torch.library._impls`` holds a name for each kernel that Python registered, as ``aten/sin/CPU``.
+* ``torch.library._impls`` holds a name for each kernel that Python registered, as ``aten/sin/CPU``;
+* torch_npu 2.13 (``npu_config.py``, ``npu/__init__.py``, ``EnvVariables.cpp``):
+  ``torch.npu.matmul.allow_hf32``, ``torch.npu.conv.allow_hf32``,
+  ``torch.npu.config.allow_internal_format``, ``torch.npu.set_compile_mode`` and
+  ``torch.npu.use_compatible_impl`` set options of ``torch_npu._C``. One that was never set is None or
+  empty: then HF32 is off for matmul and on for convolutions, internal formats are off once the device is
+  initialised, and the model of the NPU decides on compiled kernels. ``torch.npu._get_deterministic_level``
+  also stores the level; here it is only computed;
+* Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``, and prepares einops alone, by
+  a call of ``rearrange``.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.library
@@ -26,7 +36,11 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._device import DeviceContext
 
-FACTS = {"torch._C": "_get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled"}
+FACTS = {
+    "torch._C": "_get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled",
+    "torch._dynamo.trace_rules": "_lazy_module_init",
+}
+
 _KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 _GLOBAL_HOOKS = (
     module_hooks._global_forward_hooks,
@@ -46,18 +60,14 @@ cudnn_switches = (
     torch._C._get_cudnn_sdp_enabled,
 )
 """``enabled``, ``deterministic`` and ``benchmark`` of ``torch.backends.cudnn``; attention by cuDNN."""
-
 cublas_switches = (
     torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
     torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
     torch._C._get_cublas_allow_fp16_accumulation,
 )
 """Of ``torch.backends.cuda.matmul``; the first two give a pair: in general, and with split k."""
-
 function_overrides = torch._C._is_torch_function_enabled
 num_function_modes = torch._C._len_torch_function_stack
-
-
 _OLDER_DEFAULTS = "highest", False, True
 _LIBRARIES = tuple(
     (library, operators)
@@ -127,3 +137,69 @@ def is_symbolic_trace() -> bool:
     """Whether ``torch.fx`` traces symbolically: then arguments are no tensors, so no artifact fits."""
     tracer = sys.modules.get("torch.fx._symbolic_trace")
     return tracer is not None and bool(tracer.is_fx_symbolic_tracing())
+
+
+NPU_NAMES = (
+    "npu deterministic level",
+    "npu hf32 matmul",
+    "npu hf32 convolution",
+    "npu internal format",
+    "npu jit compile",
+    "npu cube math type",
+    "npu compatible implementation",
+)
+NPU_NONE = (None,) * len(NPU_NAMES)
+
+
+def npu_switches() -> tuple[Any, ...]:
+    """The switches in the order of `NPU_NAMES`; None for each where torch_npu is not loaded."""
+    native = getattr(sys.modules.get("torch_npu"), "_C", None)
+    if native is None:
+        return NPU_NONE
+    option = native._npu_getOption
+    return (
+        _deterministic_level(native),
+        option("ALLOW_MATMUL_HF32") == b"enable",
+        option("ALLOW_CONV_HF32") in (None, b"", b"enable"),
+        option("ALLOW_INTERNAL_FORMAT") == b"enable",
+        _text(option("jitCompile")) or "by model",
+        _text(option("CUBE_MATH_TYPE")) or "default",
+        option("TORCH_NPU_USE_COMPATIBLE_IMPL") == b"1",
+    )
+
+
+def _deterministic_level(native: Any) -> int:
+    if not torch.are_deterministic_algorithms_enabled():
+        return 0
+    # Releases without levels have torch's switch only, which is level 1.
+    level = getattr(native, "_npu_get_deterministic_level", None)
+    return max(1, level()) if level is not None else 1
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode() if value else ""
+
+
+_EINOPS: Final = "einops"
+
+
+def prepare() -> None:
+    """Prepare packages that this process has imported, each once."""
+    if _EINOPS in sys.modules:
+        _prepare_einops(sys.modules[_EINOPS])
+
+
+@functools.cache
+def _prepare_einops(einops: Any) -> None:
+    with torch._C.DisableTorchFunction():
+        einops.rearrange(torch.empty(1), "i -> i")
+
+
+def _prepared() -> set[str]:
+    importlib.import_module("torch._dynamo.decorators")
+    return set(importlib.import_module("torch._dynamo.trace_rules")._lazy_module_init)
+
+
+PROBES = {
+    "Dynamo prepares einops alone": lambda: _prepared() <= {_EINOPS},
+}

@@ -1,10 +1,24 @@
-"""One trace of one method by Dynamo: graph, frame, guards and writes, without running it."""
+"""Trace one method by Dynamo without running it: graph, frame, guards, writes and the objects looked at.
+
+Relied on (``tests/unit/test_tracing.py``, torch 2.11 to 2.15):
+
+* ``convert_frame.fullgraph_capture(method, args, kwargs)`` traces a bound method to one graph with all
+  parameters lifted to inputs, and needs a metrics context around it; with ``automatic_dynamic_shapes`` off,
+  earlier traces of the process change nothing;
+* ``VariableBuilder.__call__(value)`` makes a variable of each object of the caller's, and ``source`` of the
+  builder is the path. An object that two paths lead to is guarded by the first; that the second leads to
+  the same object is guarded too, except where one starts from an argument and the other from a global. A
+  deque's variable has a ``maxlen``;
+* ``SideEffects.codegen_update_mutated`` runs before the frame is written; ``_get_modified_vars`` and
+  ``store_attr_mutations`` say which Python objects the frame will write to.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import CodeType, ModuleType
@@ -14,47 +28,103 @@ import torch
 
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
-from warmrank.worker.torch_private.config_reads import settings_read_by_value
+from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
-from warmrank.worker.torch_private.guard_tree import GuardTree
-from warmrank.worker.torch_private.higher_order import regions_traced_anew
-from warmrank.worker.torch_private.left_out import telling_left_out
-from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph, lower
-from warmrank.worker.torch_private.python_objects import python_objects_traced
+from warmrank.worker.torch_private.lowering import (
+    CapturedCall,
+    LoweredGraph,
+    lower,
+    source_name,
+)
+from warmrank.worker.torch_private.patching import Hook, intercepted
 from warmrank.worker.torch_private.raised import noted_shapes, raised_by
-from warmrank.worker.torch_private.shape_lines import ShapeLine, shape_lines
-from warmrank.worker.torch_private.traced_guards import TracedGuard, omissions_guarded, traced_guards
-from warmrank.worker.torch_private.traced_objects import noted_objects
-from warmrank.worker.torch_private.traced_writes import TracedWrite, noted_writes
-from warmrank.worker.torch_private.views import views_by_themselves
+from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
+from warmrank.worker.torch_private.tracer_changes import tracer_changed, views_by_themselves
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 FACTS = {
+    "torch._dynamo.config": "specialize_float automatic_dynamic_shapes",
     "torch._dynamo.convert_frame": "fullgraph_capture(args, kwargs)",
-    "torch._dynamo.convert_frame:CaptureOutput": "graph_capture_output backend_input",
-    "torch._dynamo.convert_frame:GraphCaptureOutput": "output_graph traced_code get_runtime_env",
-    "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs closure",
     "torch._dynamo.convert_frame:BackendInput": (
         "backend_id graph_module example_inputs fake_mode tensor_to_context"
     ),
-    "torch._dynamo.utils": "dynamo_timed get_metrics_context",
+    "torch._dynamo.convert_frame:CaptureOutput": "graph_capture_output backend_input",
+    "torch._dynamo.convert_frame:GraphCaptureOutput": "output_graph traced_code get_runtime_env",
+    "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs closure",
     "torch._dynamo.eval_frame": "set_enable_dynamic",
-    "torch._dynamo.config": "specialize_float automatic_dynamic_shapes",
     "torch._dynamo.exc": "TorchDynamoException UncapturedHigherOrderOpError Unsupported UserError",
+    "torch._dynamo.side_effects:SideEffects": (
+        "codegen_update_mutated _get_modified_vars store_attr_mutations"
+    ),
+    "torch._dynamo.utils": "dynamo_timed get_metrics_context",
+    "torch._dynamo.variables": "ConstantVariable",
+    "torch._dynamo.variables.base": "AttributeMutationNew ValueMutationNew",
+    "torch._dynamo.variables.builder:VariableBuilder": "__call__(value) source",
     "torch._guards": "TracingContext tracing",
     "torch.fx.experimental._config": "use_duck_shape",
 }
 
 
-Built = TypeVar("Built")
+@contextlib.contextmanager
+def noted_objects() -> Iterator[dict[str, Any]]:
+    """Fills the mapping it yields, while a trace runs, with the objects by their source expressions."""
+    from torch._dynamo.variables import ConstantVariable
+    from torch._dynamo.variables.builder import VariableBuilder
 
+    noted: dict[str, Any] = {}
+
+    def call(original: Any, builder: Any, value: Any) -> Any:
+        noted[source_name(builder.source)] = value
+        variable = original(builder, value)
+        if type(value) is deque:  # Dynamo takes each for one without a limit
+            variable.maxlen = ConstantVariable.create(value.maxlen)
+        return variable
+
+    with intercepted([Hook(VariableBuilder, "__call__", call)]):
+        yield noted
+
+
+class TracedWrite(Value):
+    """A Python object that the frame writes to, and which of its attributes; none for a container."""
+
+    source: str
+    attribute: str
+
+
+@contextlib.contextmanager
+def noted_writes() -> Iterator[dict[TracedWrite, None]]:
+    """Fills the mapping it yields, while a trace runs, with the writes of the frame, in their order."""
+    from torch._dynamo.side_effects import SideEffects
+    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+
+    noted: dict[TracedWrite, None] = {}
+
+    def update(original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+        for variable in effects._get_modified_vars():
+            if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
+                continue
+            local = getattr(variable, "local_name", None)
+            source = f"L[{local!r}]"
+            if variable.source is not None:
+                try:
+                    source = source_name(variable.source)
+                except NotImplementedError:
+                    continue  # made by the tracer itself, so no condition hangs on it
+            names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
+            noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
+        original(effects, *args, **kwargs)
+
+    with intercepted([Hook(SideEffects, "codegen_update_mutated", update)]):
+        yield noted
+
+
+Built = TypeVar("Built")
 _KEPT_NAMES = re.compile(
     r"^(___|__(builtins_dict|compiled_fn|resume_at_|import_|object_|warmrank_))|_\d+_c\d+$"
 )
-
 # Dynamo's settings, and what is patched here while it traces, belong to the whole process.
 _LOCK = threading.RLock()
 
@@ -140,12 +210,8 @@ def trace(
     ):
         started = perf_counter()
         with (
-            omissions_guarded(),
-            settings_read_by_value(),
-            regions_traced_anew(),
+            tracer_changed(getattr(method, "__qualname__", repr(method))),
             views_by_themselves(),
-            python_objects_traced(),
-            telling_left_out(getattr(method, "__qualname__", repr(method))),
             noted_writes() as writes,
             noted_objects() as objects,
         ):

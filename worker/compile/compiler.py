@@ -1,4 +1,10 @@
-"""One compile: trace, make the guards portable, let the engine compile, put it all into an artifact."""
+"""One compile: trace, run the user's passes, make the guards portable, let the engine compile.
+
+A pass (``post_grad_custom_pre_pass``, ``..._post_pass``) is called as TorchAir calls it,
+``function(graph_module, example_inputs, config)``, and changes the FX graph in place; what it returns is
+not looked at. It runs on fake tensors, before the guards are written, so conditions that it puts on
+symbolic sizes become guards. Its digest is part of the request key.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +20,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.worker import data_dump, graph_dumps, origins
+from warmrank.worker import data_dump
 from warmrank.worker.artifact import ABOUT, Artifact, ArtifactFile
+from warmrank.worker.compile import graph_dumps, origins
+from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
-from warmrank.worker.errors import BackwardNotSupported, FunctionRaised, GraphBreak, WorkerError
+from warmrank.worker.errors import BackwardNotSupported, BadPass, FunctionRaised, GraphBreak, WorkerError
 from warmrank.worker.frame import extract
 from warmrank.worker.gears.carried import geared_arguments
 from warmrank.worker.gears.compiling import compiling
-from warmrank.worker.graph_facts import GraphFacts, analyse
+from warmrank.worker.graph_facts import GraphFacts
 from warmrank.worker.guards import ambient
 from warmrank.worker.guards.check import argument_names
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.keys.code import function_digest
-from warmrank.worker.passes import with_passes
 from warmrank.worker.runtime_state import declared_for
-from warmrank.worker.torch_private.higher_order import nodes_within
-from warmrank.worker.torch_private.lowering import LoweredGraph
-from warmrank.worker.torch_private.operators import named_argument
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.lowering import LoweredGraph, nodes_within
+from warmrank.worker.torch_private.operators import named_argument, readable
 from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.values import Value
 from warmrank.worker.variant import arguments_of, function_of
@@ -41,6 +46,47 @@ if TYPE_CHECKING:
     from warmrank.worker.cache_options import CacheOptions
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.keys.request import Request
+    from warmrank.worker.torch_private.lowering import LoweredGraph
+
+_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
+
+
+def with_passes(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
+    """The graph as the user's passes leave it; the given one where there is none.
+
+    Needs the tracing context that the graph was made in.
+
+    Raises:
+        BadPass: a pass raises an error, or leaves a graph that does not run on its own inputs, or has other
+            inputs than before.
+    """
+    from warmrank.worker.torch_private.lowering import retrace
+
+    for name in _PASSES:
+        function = getattr(config, name)
+        if function is None:
+            continue
+        graph = lowered.graph
+        inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+        named = f"config.{name} ({getattr(function, '__qualname__', function)})"
+        try:
+            function(graph, inputs, config)
+        except Exception as error:  # whatever it is, it is the pass's own
+            msg = f"{named} raised {type(error).__name__}: {error}"
+            raise BadPass(msg, option=name) from error
+        try:
+            graph.graph.lint()
+            graph.recompile()
+            # Traced anew, so that operators of the pass's have shapes and memory like all others.
+            lowered = retrace(lowered, inputs)
+        except Exception as error:  # whatever the user's graph does wrong, the pass is to blame
+            msg = (
+                f"{named} leaves a graph that does not run: {type(error).__name__}: {error}. Change nodes "
+                "through graph_module.graph, keep its inputs, and erase what nothing uses."
+            )
+            raise BadPass(msg, option=name) from error
+    return lowered
+
 
 _log = logging.getLogger("torchair")
 _Made = TypeVar("_Made")

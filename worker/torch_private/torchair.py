@@ -1,29 +1,46 @@
-"""Fusion patterns that a user registered with TorchAir's ``register_replacement``: state of the process.
+"""Registrations of TorchAir's users in this process, and wrappers of AOTAutograd that its cache drops.
 
-What is relied on (torch_npu 2.13, torch 2.11 to 2.13):
+Relied on (torch_npu 2.13, torch 2.11 to 2.13):
 
-* ``<package>.patterns.pattern_pass_manager._global_pattern_pass_manager`` is None, or its ``pass_dict`` is a
-  ``PatternMatcherPass``, whose ``patterns`` are lists of entries by the operator that they begin with; the
-  entries of an operator are tried in their order;
-* an entry's ``pattern`` is what is searched, traced with the example inputs: a tree of ``PatternExpr``, whose
-  attributes say all about it; it is searched by that, and by ``search_fn`` again where it might match;
+* ``<package>.patterns.pattern_pass_manager._global_pattern_pass_manager`` is None, or its ``pass_dict`` is
+  a ``PatternMatcherPass``, whose ``patterns`` are lists of entries by the operator that they begin with;
+  the entries of an operator are tried in their order;
+* an entry's ``pattern`` is what is searched, a tree of ``PatternExpr`` whose attributes say all about it;
+  ``search_fn`` is asked again where it might match;
 * an entry's ``extra_check`` is the function ``check_fn`` of Inductor's ``register_replacement``, a closure
-  over all that it was called with. TorchAir has put a function of its own around the user's ``extra_check``,
-  and Inductor one around functions that are methods (``_wrap_bound_method``).
+  over all that it was called with. TorchAir has put a function of its own around the user's
+  ``extra_check``, and Inductor one around methods (``_wrap_bound_method``);
+* a converter (``torchair.register_fx_node_ge_converter``) is the attribute ``_ge_converter`` of its
+  ``OpOverload``, or stands in ``torchair._ge_concrete_graph.fx2ge_converter._CONVERTERS``: a function
+  around the user's, its ``__wrapped__``. ``torch.ops``, its namespaces and its operators keep what was
+  looked up as attributes;
+* after AOTAutograd ran within a `TracingContext`, ``context.fw_metadata`` is a ``ViewAndMutationMeta``. A
+  cache without the wrappers is right only where no mutation of an input is left to them
+  (``mutated_inp_runtime_indices``), no output is rebuilt from a base (``num_intermediate_bases``), and no
+  effect token is threaded through (``tokens``).
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module
 from warmrank.worker.values import Value
+
+FACTS = {
+    "torch._functorch._aot_autograd.schemas:ViewAndMutationMeta": (
+        "mutated_inp_runtime_indices num_intermediate_bases tokens"
+    ),
+    "torch._guards:TracingContext": "fw_metadata",
+}
 
 _OF_THE_VENDOR = ("torch_npu", "torchair", "npugraph_ex")  # the version of torch_npu stands for theirs
 _FUNCTIONS = ("search_fn", "replace_fn", "extra_check")
@@ -137,3 +154,59 @@ def _text(value: Any, numbers: dict[int, int], digest: Digest) -> str:
         f"{name}={_text(part, numbers, digest)}" for name, part in vars(value).items() if name not in _DERIVED
     )
     return f"{type(value).__name__}({', '.join(parts)})"
+
+
+_REGISTRY = "torchair._ge_concrete_graph.fx2ge_converter"
+
+
+def registered_converters(digest: Digest) -> list[str]:
+    """Operator and digest of each converter that is not torch_npu's own; nothing where TorchAir is not.
+
+    Args:
+        digest: of functions.
+    """
+    registry = getattr(sys.modules.get(_REGISTRY), "_CONVERTERS", None)
+    if registry is None:
+        return []
+    found = {operator: around for operator, around in registry.items() if around is not None}
+    found |= dict(_of_operators())
+    users = {
+        operator: getattr(around, "__wrapped__", around)  # one layer: a user may wrap the vendor's
+        for operator, around in found.items()
+    }
+    return sorted(
+        f"{operator}={digest(function)}"
+        for operator, function in users.items()
+        if not is_of_the_vendor(function)
+    )
+
+
+def _of_operators() -> Iterator[tuple[Any, Any]]:
+    for namespace in _parts(torch.ops, torch._ops._OpNamespace):
+        for packet in _parts(namespace, torch._ops.OpOverloadPacket):
+            for operator in _parts(packet, torch._ops.OpOverload):
+                around = vars(operator).get("_ge_converter")
+                if around is not None:
+                    yield operator, around
+
+
+def _parts(holder: Any, kind: type) -> list[Any]:
+    return [part for part in list(vars(holder).values()) if isinstance(part, kind)]
+
+
+def left_to_wrappers(context: Any) -> str:
+    """What the wrappers would do after each call, in words; empty for nothing.
+
+    Args:
+        context: the tracing context that AOTAutograd ran in.
+    """
+    found = context.fw_metadata
+    if found is None:
+        return ""
+    if found.mutated_inp_runtime_indices:
+        return f"{len(found.mutated_inp_runtime_indices)} inputs are written to outside of the graph"
+    if found.num_intermediate_bases:
+        return f"{found.num_intermediate_bases} outputs are views that are rebuilt after each call"
+    if found.tokens:
+        return "the graph orders side effects by tokens"
+    return ""

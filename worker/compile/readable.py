@@ -1,17 +1,19 @@
 """An artifact as one Python file, for people: comments, plain literals, and the graph as code.
 
-Whatever stands in an artifact, the text parses as Python (`worker.python_text` escapes it), and every
-literal in it can be read by ``ast.literal_eval``. Nothing of the artifact runs, and nothing is unpickled.
+Whatever stands in an artifact, the text parses as Python, and every literal in it can be read by
+``ast.literal_eval``. Nothing of the artifact runs, and nothing is unpickled. Guards are shown by the source
+line that relies on them, equal ones of all layers as one.
 """
 
 from __future__ import annotations
 
 import dis
 import io
+import itertools
 import marshal
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,122 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.worker import origins
 from warmrank.worker.artifact import Artifact, is_artifact, parse
+from warmrank.worker.compile import origins
+from warmrank.worker.compile.origins import Origins
 from warmrank.worker.engines import Engine, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER
-from warmrank.worker.origins import Origins
-from warmrank.worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
-from warmrank.worker.readable_guards import conditions_by_line, merged
+from warmrank.worker.guards.asked import text as call_text
+from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.guards.words import check_words, plain, readable_shape
+
+WIDTH = 100
+
+
+def comment(text: str, indent: str = "") -> str:
+    """One comment line; what cannot be printed is escaped, so the text cannot end the comment."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return f"{indent}# {shown}".rstrip()
+
+
+def comments(lines: Iterable[str]) -> str:
+    """Comment lines."""
+    return "\n".join(map(comment, lines))
+
+
+def title(name: str) -> str:
+    """A line that opens a section."""
+    return f"# {f' {name} '.center(WIDTH - 2, '-')}"
+
+
+def assigned(name: str, items: Iterable[tuple[str, Any]], brackets: str = "[]") -> str:
+    """``name = [...]``, one item per line, each with a remark above it where it has a new one.
+
+    Args:
+        name: of the variable.
+        items: remark (may be empty) and the item's source or value; pairs for ``{}``.
+        brackets: of the literal.
+    """
+    lines = [f"{name} = {brackets[0]}"]
+    said = ""
+    for remark, item in items:
+        if remark and remark != said:
+            lines.append(comment(remark, "    "))
+        said = remark
+        text = f"{item[0]!r}: {item[1]!r}" if brackets == "{}" else repr(item)
+        lines.append(f"    {text},")
+    return "\n".join([*lines, brackets[1]]) if len(lines) > 1 else f"{name} = {brackets}"
+
+
+def mapping(name: str, values: Mapping[str, Any]) -> str:
+    """``name = {...}``, one item per line."""
+    return assigned(name, (("", pair) for pair in values.items()), "{}")
+
+
+def table(name: str, columns: Sequence[str], content: Iterable[Sequence[Any]]) -> str:
+    """``name = [...]`` of tuples in aligned columns, with the columns' names in a comment above."""
+    cells = [[f"{value!r}," for value in row] for row in content]
+    if not cells:
+        return f"{name} = []"
+    heads = [f"{column}," for column in columns]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    head, *shown = (
+        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (heads, *cells)
+    )
+    # A row of one column needs its comma to be a tuple; the comment's mark takes one column of the indent.
+    rows = [f"    ({row if len(columns) == 1 else row.removesuffix(',')})," for row in shown]
+    return "\n".join([f"{name} = [", comment(head.removesuffix(","), "   "), *rows, "]"])
+
+
+_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+# Text up to the first number in brackets, the number, and the rest.
+_LAYER = re.compile(r"([^\[]*(?=\[\d+\])|.*)(?:\[(\d+)\])?(.*)", re.DOTALL)
+_DISTINCT = "these are all different objects"
+
+
+def conditions(guards: PortableGuards) -> list[str]:
+    """Every condition, one readable line each."""
+    return [condition for _, condition in conditions_by_line(guards, Origins())]
+
+
+def conditions_by_line(guards: PortableGuards, known: Origins) -> Iterator[tuple[str, str]]:
+    """Each condition with the source line that relies on it; those of one line stand together."""
+    for item in guards.sources:
+        yield "traced source", f"source {item.module}:{item.name or 'whole file'} is {item.digest}"
+    for name, value in guards.ambient.items():
+        yield "state of the process", f"{name} is {value}"
+    for name, text in guards.runtime_state.items():
+        yield "runtime state that was declared", f"{name} is {text}"
+    for call in guards.asked:
+        yield "asked of the process", f"{call_text(call)} is {plain(call[3])}"
+    by_line: dict[str, list[str]] = {}
+    for check in guards.checks:
+        remark = _DISTINCT if check[1] == "distinct" else known.of_guard(check[0]) or "needed by the tracer"
+        by_line.setdefault(remark, []).extend(_short(words) for words in check_words(guards, check))
+    for remark, conditions_there in by_line.items():
+        yield from ((remark, condition) for condition in conditions_there)
+    for position, (expression, used) in enumerate(guards.shapes):
+        yield known.of_shape(position) or "sizes", _short(readable_shape(guards, expression, used))
+
+
+def merged(found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Conditions of one line that differ in the number of a layer only, as one: ``layers[0, 1, 2]``."""
+    for remark, group in itertools.groupby(found, key=lambda item: item[0]):
+        numbers: dict[tuple[str, str, str], list[str]] = {}
+        for _, condition in group:
+            head, number, tail = _LAYER.match(condition).groups()  # type: ignore[union-attr] # matches any text
+            numbers.setdefault((head, number and "[]", tail), []).append(number or "")
+        for (head, bracket, tail), layers in numbers.items():
+            for shown in [", ".join(layers)] if bracket else layers:
+                yield remark, f"{head}[{shown}]{tail}" if bracket else head
+
+
+def _short(path: str) -> str:
+    """``self.layers[0].weight`` for ``self._modules['layers']._modules['0']._parameters['weight']``."""
+    return _MEMBER.sub(lambda match: f"[{match[1]}]" if match[1].isdigit() else f".{match[1]}", path)
+
 
 # What `dis` prints of code within code: an address, and a file.
 _PLACE = re.compile(r' at 0x[0-9a-f]+, file ".*", line -?[0-9]+')

@@ -1,21 +1,24 @@
-"""Dynamo's own guard tree in C++ for one trace, as plain values, and the guard that accounts for each leaf.
+"""The guards of one trace as plain values: Dynamo's own, and its guard tree in C++.
 
-What is relied on (torch 2.11 to 2.15), besides what `MADE` says:
+Relied on (torch 2.11 to 2.15), besides what `MADE` says:
 
 * ``CheckFunctionManager(code, output_graph)`` builds the tree in one call of its method ``build_guards``,
-  which takes the guards and returns their builder and a holder whose ``root`` is the tree; it runs the guards
-  unless ``output_graph.skip_guards_check``;
+  which takes the guards and returns their builder and a holder whose ``root`` is the tree; it runs the
+  guards unless ``output_graph.skip_guards_check``;
 * a builder's ``get_guard_manager_from_source`` gives the same object for the same place of the tree;
 * managers have ``get_source``, ``get_leaf_guards`` and ``get_child_managers``, a ``DictGuardManager``
   ``get_key_value_managers``, the root ``get_epilogue_lambda_guards``; a leaf has ``verbose_code_parts``;
-* the only managers with checks of their own are those of dicts: type, length, and so, with the keys that
-  have managers, the keys' order. All others fail where there is nothing at their place.
+* only managers of dicts have checks of their own: type, length, and so, with the keys that have managers,
+  the keys' order. All others fail where there is nothing at their place;
+* ``output_graph.input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides, in
+  which a dynamic dimension is a ``SymInt``; a specialised one has a ``node.maybe_as_int()``, which
+  ``TENSOR_MATCH`` compares and the shape guards leave out.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -23,14 +26,17 @@ from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.values import Value
 
 FACTS = {
-    "torch._C._dynamo.guards:GuardManager": "get_source get_leaf_guards get_child_managers",
     "torch._C._dynamo.guards:DictGuardManager": "get_key_value_managers",
+    "torch._C._dynamo.guards:GuardManager": "get_source get_leaf_guards get_child_managers",
     "torch._C._dynamo.guards:LeafGuard": "verbose_code_parts",
     "torch._C._dynamo.guards:RootGuardManager": "get_epilogue_lambda_guards",
     "torch._dynamo.guards": "CheckFunctionManager make_guard_filter_entry(guard, builder)",
     "torch._dynamo.guards:CheckFunctionManager": "build_guards(sorted_guards)",
     "torch._dynamo.guards:GuardBuilder": "get_guard_manager_from_source",
+    "torch._dynamo.output_graph:OutputGraph": "input_source_to_sizes_strides",
     "torch._dynamo.source": "CodeSource TypeSource is_from_skip_guard_source",
+    "torch._dynamo.types:GuardFilterEntry": "name has_value value guard_type orig_guard",
+    "torch._guards:Guard": "originating_source create_fn code_list user_stack",
 }
 
 _IDENTITY = ("ID_MATCH", "TYPE_MATCH")  # the latter where a type's own source is asked for its base
@@ -244,3 +250,75 @@ def asked_of(guard: Any) -> tuple[Any, dict[str, Any]]:
 
 def _conditions(leaf: Any) -> tuple[str, ...]:
     return tuple(part.partition("  #")[0].strip() for part in leaf.verbose_code_parts())
+
+
+class TracedGuard(Value):
+    """One guard as Dynamo made it.
+
+    Attributes:
+        kind: Dynamo's name of the guard (``TENSOR_MATCH`` ...).
+        source: Python expression over ``L`` and ``G`` for the guarded object; empty for global state.
+        has_value: whether the expression has a value (an absent attribute has none).
+        value: the guarded object.
+        conditions: readable conditions that Dynamo derived.
+        details: keyword arguments of the guard (``attr``, ``key``).
+        same_as: for ``DUPLICATE_INPUT``, the other expression.
+        sizes: traced sizes of a tensor, None for a dynamic dimension.
+        strides: likewise.
+        stack: the traced code that made Dynamo add the guard, outermost first: file, line, name, text.
+    """
+
+    kind: str
+    source: str
+    has_value: bool
+    value: Any
+    conditions: tuple[str, ...]
+    details: Mapping[str, Any]
+    same_as: str = ""
+    sizes: tuple[int | None, ...] = ()
+    strides: tuple[int | None, ...] = ()
+    stack: tuple[tuple[str, int, str, str], ...] = ()
+
+
+def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...], GuardTree]:
+    """Every guard of a capture of ``code``, and the tree that Dynamo makes of them; no guard is ever run."""
+    entries, tree = build(code, output.output_graph)
+    shapes = {
+        source_name(source): value
+        for source, value in output.output_graph.input_source_to_sizes_strides.items()
+    }
+    return tuple(_guard(entry, shapes) for entry in entries), tree
+
+
+def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
+    original = entry.orig_guard
+    kind, (asked, details) = entry.guard_type, asked_of(original)
+    source = source_name(asked) if entry.name else ""
+    if kind == "HASATTR":
+        of_object = asked is original.originating_source
+        details["present"] = hasattr(entry.value, details["attr"]) if of_object else entry.has_value
+    other = details.pop("source_b", None)
+    details.pop("value", None)
+    metadata = shapes.get(source) if kind == "TENSOR_MATCH" else None
+    if details.pop("invert", False):  # up to 2.11 no kind of its own
+        kind = kind.replace("_CONTAINS", "_NOT_CONTAINS")
+    return TracedGuard(
+        kind=kind,
+        source=source,
+        has_value=entry.has_value,
+        value=entry.value if entry.has_value else None,
+        conditions=tuple(original.code_list or ()),
+        details=details,
+        same_as=source_name(other) if other is not None else "",
+        sizes=_concrete(metadata["size"]) if metadata else (),
+        strides=_concrete(metadata["stride"]) if metadata else (),
+        stack=tuple(
+            (frame.filename, frame.lineno or 0, frame.name, frame.line or "")
+            for frame in original.user_stack or ()
+        ),
+    )
+
+
+def _concrete(values: Any) -> tuple[int | None, ...]:
+    """Sizes or strides; None only for those that stayed symbols to the end."""
+    return tuple(value if isinstance(value, int) else value.node.maybe_as_int() for value in values)

@@ -1,0 +1,181 @@
+"""Facts of a traced graph that the runtime must know: what it writes to, returns, draws and depends on.
+
+Operators that draw random numbers are refused, or with ``rng="allow"`` kept, on the graph's own device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from warmrank.worker.device_kinds import kind_of
+from warmrank.worker.errors import RandomOp
+from warmrank.worker.graph_facts import DROPOUTS, MUTATED, NUMBER, STATE, USER, GraphFacts, readable
+from warmrank.worker.torch_private.lowering import higher_order_name, nodes_within, refuse_writes_within
+from warmrank.worker.torch_private.operators import (
+    aliased_arguments,
+    arguments_at,
+    memory_of,
+    schema_name,
+    size_depends_on_data,
+    written_arguments,
+)
+from warmrank.worker.torch_private.recording import draws_nothing
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from warmrank.worker.torch_private.lowering import LoweredGraph
+
+# They count from the beginning of the storage, and reach beyond the tensor's own elements.
+_ABSOLUTE = frozenset(f"aten::as_strided{kind}" for kind in ("", "_", "_copy", "_scatter"))
+
+
+def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> GraphFacts:
+    """Facts of a traced graph; ``self_name`` is the name by which the traced function knows its module.
+
+    A user input that an output shares memory with counts as ``state``: it must not be cloned, or the
+    caller would hold a view of the clone. So does one that `as_strided` looks at, because a clone holds
+    nothing of the memory around it. Random numbers may be drawn on devices of kind ``random_on``;
+    empty: nowhere.
+
+    Raises:
+        RandomOp: an operator _draws random numbers.
+    """
+    aliases: dict[Node, frozenset[int]] = {}
+    owners: dict[int, set[int]] = {}
+    mutated: set[int] = set()
+    anchored: set[int] = set()
+    returned: list[Any] = []
+    data_dependent = random = ""
+    position = 0
+    refuse_writes_within(lowered.graph)
+    for node in nodes_within(lowered.graph):
+        if node.op == "call_function" and _draws(node):
+            _refuse_random(node, random_on)
+            random = random or str(node.target)
+    for node in lowered.graph.graph.nodes:
+        if node.op == "placeholder":
+            aliases[node] = frozenset((position,))
+            for memory in memory_of(node.meta.get("val")):
+                owners.setdefault(memory, set()).add(position)
+            position += 1
+        elif node.op == "call_function":
+            shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
+            aliases[node] = _aliases(node, aliases).union(*shared)
+            mutated |= _mutated(node, aliases)
+            anchored |= _anchored(node, aliases)
+            if not data_dependent and (higher_order_name(node.target) or size_depends_on_data(node)):
+                data_dependent = str(node.target)
+        elif node.op == "output":
+            returned = list(node.args[0])
+    returned_inputs = [
+        aliases.get(value, frozenset()) if hasattr(value, "op") else frozenset() for value in returned
+    ]
+    in_place = anchored.union(*returned_inputs)
+    prefix = f"L[{self_name!r}]"  # of the module's own tensors
+    classes = tuple(
+        _input_class(item.is_tensor, item.source.startswith(prefix), index in mutated, index in in_place)
+        for index, item in enumerate(lowered.inputs)
+    )
+    return GraphFacts(
+        input_classes=classes,
+        num_outputs=len(returned),
+        aliased_outputs=tuple(
+            index
+            for index, sources in enumerate(returned_inputs)
+            if any(classes[source] != NUMBER for source in sources)
+        ),
+        data_dependent=data_dependent,
+        random=random,
+        input_names=tuple(readable(item.source) for item in lowered.inputs),
+        module_inputs=tuple(
+            index
+            for index, item in enumerate(lowered.inputs)
+            if item.is_tensor and item.source.startswith(prefix)
+        ),
+        anchored_inputs=tuple(sorted(anchored)),
+    )
+
+
+def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, in_place: bool) -> str:
+    if not is_tensor:
+        return NUMBER
+    if is_mutated:
+        return MUTATED
+    return STATE if of_module or in_place else USER
+
+
+def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:
+    found: list[Any] = []
+    for value in arguments_at(node, positions):
+        found.extend(value if isinstance(value, list | tuple) else [value])
+    return found
+
+
+def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
+    """Inputs that an operator's result may share memory with, by its schema.
+
+    Composite operators say nothing there (`type_as`, `einsum`): for them the traced memory is asked as well.
+    Dropout that does not draw returns its argument, but its trace does not show it.
+    """
+    positions = (0,) if str(node.target) in DROPOUTS else aliased_arguments(node.target)
+    sources = _tensor_arguments(node, positions)
+    return frozenset().union(
+        *(aliases.get(source, frozenset()) for source in sources if hasattr(source, "op"))
+    )
+
+
+def _mutated(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
+    written = _tensor_arguments(node, written_arguments(node.target, node.args, node.kwargs))
+    return frozenset().union(*(aliases.get(value, frozenset()) for value in written if hasattr(value, "op")))
+
+
+def _anchored(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
+    """Inputs whose memory an operator looks at by its place in the storage."""
+    if schema_name(node.target) not in _ABSOLUTE:
+        return frozenset()
+    return frozenset().union(
+        *(aliases.get(value, frozenset()) for value in _tensor_arguments(node, (0,)) if hasattr(value, "op"))
+    )
+
+
+def _draws(node: Node) -> bool:
+    """Whether an operator _draws random numbers; not if told not to: probability zero, or not training."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return not draws_nothing(node.target, node.args, node.kwargs)
+
+
+def _refuse_random(node: Node, allowed_on: str) -> None:
+    """Refuse an operator that _draws random numbers, naming it and its line.
+
+    Args:
+        node: the operator's call.
+        allowed_on: kind of the device on which numbers may be drawn; empty: nowhere. What is drawn on
+            another device than the graph's would be drawn once, while it is captured.
+
+    Raises:
+        RandomOp: it may not be drawn here.
+    """
+    if allowed_on and allowed_on in _device_kinds(node.meta.get("val")):
+        return
+    where = (node.stack_trace or "").strip() or "unknown line"
+    if allowed_on:
+        msg = (
+            f"operator {node.target} _draws random numbers on another device than {allowed_on}, which a "
+            f"captured graph would repeat:\n{where}\nDraw them on {allowed_on}."
+        )
+    else:
+        msg = (
+            f"operator {node.target} _draws random numbers, which a cached graph does not support:\n{where}\n"
+            'Move it out of the cached function, pass rng="allow", or (dropout) call eval() on the module.'
+        )
+    raise RandomOp(msg, operator=str(node.target), where=where)
+
+
+def _device_kinds(value: Any) -> set[str]:
+    """Kinds of the devices that results lie on."""
+    items = value if isinstance(value, list | tuple) else (value,)
+    return {kind_of(item.device.type) for item in items if isinstance(item, torch.Tensor)}

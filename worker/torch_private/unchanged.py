@@ -1,0 +1,528 @@
+"""Detect changes of Python objects and tensors by single words of memory, thousands in a few microseconds.
+
+Relied on (``tests/unit/test_unchanged.py``):
+
+* CPython 3.11 and 3.12, 64 bits: a dict's version is the word at 24, a class's at 384 (any change of the
+  class or its bases gives another, or none); an object's class is at 8; its ``__dict__``, once asked for,
+  at -24 (``Py_TPFLAGS_MANAGED_DICT``) or at ``__dictoffset__``; a cell's content at 16; a function's code,
+  defaults and keyword defaults at 48, 56 and 64. Each is checked at import; where one does not hold, a
+  slower reader is used.
+* ``torch._C._dynamo.guards.dict_version`` gives another number after any change of the dict, in every
+  Python.
+* A tensor points to its implementation in C++ (sizes, strides, offset, dtype, device, dispatch keys), that
+  to its storage and to what autograd knows. Offsets are found by value in tensors made for it, and compared
+  with what each watched tensor says. Where something is elsewhere (too many dimensions, no strides, another
+  Python), nothing is watched, and callers ask tensor by tensor.
+* ``torch._C._dynamo.guards.TensorGuards`` compares type, dispatch keys, dtype, device index, sizes and
+  strides; ``requires_grad`` only while gradients are recorded. It reads a null pointer where
+  ``dynamic_dims_sizes`` and ``..._strides`` are left out. Dispatch keys are those of the calling thread: in
+  inference mode the same tensor has others.
+
+Invariants: whatever is read belongs to an object that is held here, and so does what a pointer pointed to,
+so no other object can take its address; a word is read only where the pointer that leads to it is what it
+was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+dict_version = torch._C._dynamo.guards.dict_version
+Key = tuple[str, int]
+_WORD = 8
+_MANAGED_DICT = 1 << 4
+_IMMUTABLE = 1 << 8
+_KNOWN_LAYOUT = (
+    sys.implementation.name == "cpython"
+    and sys.version_info[:2] in ((3, 11), (3, 12))
+    and ctypes.sizeof(ctypes.c_void_p) == _WORD
+)
+_DICT, _CLASS, _TYPE, _CELL = 24, 384, 8, 16
+_FUNCTION = {"code": 48, "defaults": 56, "kwdefaults": 64}
+
+
+def word(address: int) -> int:
+    """The word of memory at an address."""
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _at(offset: int, value: Any) -> int:
+    return id(value) + offset
+
+
+def _id_of(pointee: Callable[[Any], Any], value: Any) -> int:
+    return id(pointee(value))
+
+
+def _class_dicts(cls: type) -> list[dict[str, Any]]:
+    """The dicts under the classes that an attribute of ``cls`` may come from."""
+    bases = (base for base in cls.__mro__ if not base.__flags__ & _IMMUTABLE)
+    return [item for base in bases for item in gc.get_referents(base.__dict__) if type(item) is dict]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+# What a kind of watch points to, which is held; None for those that are versions.
+_POINTEE: dict[str, Callable[[Any], Any]] = {
+    "dict": lambda _: None,
+    "class": lambda _: None,
+    "type": type,
+    "namespace": lambda value: value.__dict__,
+    "cell": _content,
+    "code": lambda function: function.__code__,
+    "defaults": lambda function: function.__defaults__,
+    "kwdefaults": lambda function: function.__kwdefaults__,
+}
+_SLOW: dict[str, Callable[[Any], Any]] = {
+    **{kind: functools.partial(_id_of, pointee) for kind, pointee in _POINTEE.items()},
+    "dict": dict_version,
+    "class": lambda cls: (*map(dict_version, _class_dicts(cls)), *map(id, cls.__mro__)),
+}
+
+
+def _class_address(cls: type) -> int | None:
+    with contextlib.suppress(AttributeError):
+        type.__getattribute__(cls, "warmrank has no such attribute")  # gives the class a version
+    address = id(cls) + _CLASS
+    return address if ctypes.c_uint32.from_address(address).value else None
+
+
+def _namespace_address(value: Any) -> int | None:
+    kind, namespace = type(value), value.__dict__  # which is made where there was none
+    if kind.__flags__ & _MANAGED_DICT:
+        address = id(value) - 3 * _WORD
+    elif kind.__dictoffset__ > 0:
+        address = id(value) + kind.__dictoffset__
+    else:
+        return None
+    return address if word(address) == id(namespace) else None
+
+
+_ADDRESS: dict[str, Callable[[Any], int | None]] = {
+    "dict": lambda value: id(value) + _DICT,
+    "class": _class_address,
+    "type": lambda value: id(value) + _TYPE,
+    "namespace": _namespace_address,
+    "cell": lambda value: id(value) + _CELL,
+    **{kind: functools.partial(_at, offset) for kind, offset in _FUNCTION.items()},
+}
+
+
+def _fast_kinds() -> frozenset[str]:
+    """The kinds whose words are where they should be in this Python."""
+    return frozenset(kind for kind, follows in _TRIALS.items() if follows()) if _KNOWN_LAYOUT else frozenset()
+
+
+def _dict_follows() -> bool:
+    trial: dict[str, int] = {}
+    words = []
+    for value in range(4):
+        words.append((word(id(trial) + _DICT), dict_version(trial)))
+        trial["value"] = value
+    return all(len(set(seen)) == len(words) for seen in zip(*words, strict=True))
+
+
+def _class_follows() -> bool:
+    base = type("base", (), {})
+    trial = type("trial", (base,), {})
+    words = []
+    for value in range(3):
+        address = _class_address(trial)
+        words.append(0 if address is None else word(address))
+        base.value = value  # type: ignore[attr-defined]
+        words.append(word(id(trial) + _CLASS))
+    return (
+        0 not in words[::2]
+        and len(set(words[::2])) == 3
+        and all(before != after for before, after in zip(words[::2], words[1::2], strict=True))
+    )
+
+
+def _pointers_follow(kind: str, value: Any) -> Callable[[], bool]:
+    def follow() -> bool:
+        address = _ADDRESS[kind](value)
+        return address is not None and word(address) == id(_POINTEE[kind](value))
+
+    return follow
+
+
+class _Trial:
+    pass
+
+
+def _trial(value: int = 0, *, other: int = 1) -> Callable[[], int]:
+    return lambda: value + other
+
+
+_TRIALS: dict[str, Callable[[], bool]] = {
+    "dict": _dict_follows,
+    "class": _class_follows,
+    "type": _pointers_follow("type", _Trial()),
+    "namespace": _pointers_follow("namespace", _Trial()),
+    "cell": _pointers_follow("cell", (_trial().__closure__ or ())[0]),
+    **{kind: _pointers_follow(kind, _trial) for kind in _FUNCTION},
+}
+FAST = _fast_kinds()
+
+
+class Words:
+    """Words of memory as they were when this was made."""
+
+    __slots__ = ("_indexes", "_known", "_view")
+
+    def __init__(self, addresses: Sequence[int]) -> None:
+        base = min(addresses, default=0)
+        span = (max(addresses, default=0) - base) // _WORD + 1
+        words: Any = (ctypes.c_uint64 * span).from_address(base) if addresses else b""
+        self._view = np.frombuffer(words, dtype=np.uint64)
+        self._indexes = np.array([(address - base) // _WORD for address in addresses], dtype=np.intp)
+        self._known = self._view.take(self._indexes).tobytes()
+
+    def values(self) -> list[int]:
+        """The words, in the order of their addresses as given."""
+        known: list[int] = np.frombuffer(self._known, dtype=np.uint64).tolist()
+        return known
+
+    def same(self) -> bool:
+        """Whether none of them changed."""
+        return self._view.take(self._indexes).tobytes() == self._known
+
+    def changed(self) -> list[int]:
+        """Positions of those that did."""
+        present = self._view.take(self._indexes)
+        return np.flatnonzero(present != np.frombuffer(self._known, dtype=np.uint64)).tolist()
+
+
+class Watched:
+    """Objects as they were when this was made; `changed` is of no use to them afterwards."""
+
+    __slots__ = ("_held", "_keys", "_slow", "_words")
+
+    def __init__(self, watches: Iterable[tuple[str, Any]]) -> None:
+        self._held: list[Any] = []
+        self._keys: list[Key] = []
+        self._slow: list[tuple[Key, Callable[[Any], Any], Any, Any]] = []
+        addresses = []
+        for kind, value in watches:
+            self._held.append((value, _POINTEE[kind](value)))
+            address = _ADDRESS[kind](value) if kind in FAST else None
+            if address is None or address % _WORD:
+                self._slow.append(((kind, id(value)), _SLOW[kind], value, _SLOW[kind](value)))
+            else:
+                self._keys.append((kind, id(value)))
+                addresses.append(address)
+        self._words = Words(addresses)
+
+    def same(self) -> bool:
+        """Whether none of the objects changed."""
+        return self._words.same() and all(read(value) == known for _, read, value, known in self._slow)
+
+    def changed(self) -> list[Key]:
+        """Kind and id of those that did."""
+        slow = [key for key, read, value, known in self._slow if read(value) != known]
+        return [*(self._keys[index] for index in self._words.changed()), *slow]
+
+
+_MAX_WAIT = 256
+_OF_AUTOGRAD = 20  # words that what autograd knows of a tensor has at least
+_ITEMS = tuple.__basicsize__
+_Said = dict[int, int | None]
+"""Address -> the word that a tensor says should be there; None where it says nothing of it."""
+
+
+class TensorWatch:
+    """Tensors among the inputs of each call, as they were in an earlier one.
+
+    What changes on every call is not worth its words: they are taken anew after 2, 4, 8 ... looks.
+
+    Args:
+        positions: of the tensors.
+    """
+
+    __slots__ = ("_looks", "_positions", "_wait", "_words")
+
+    def __init__(self, positions: Sequence[int]) -> None:
+        self._positions = np.array(positions, dtype=np.intp)
+        self._words: _TensorWords | None = None
+        self._looks, self._wait = 0, 2
+
+    def same(self, inputs: Sequence[Any]) -> bool:
+        """Whether they are the same objects, and nothing about them and where they lie has changed."""
+        words = self._words
+        if words is None or len(inputs) != words.num_inputs or type(inputs) is not tuple:
+            return False
+        return _ids(inputs).take(self._positions).tobytes() == words.ids and words.same()
+
+    def take(self, inputs: Sequence[Any]) -> _TensorWords | None:
+        """Forget what was, and read what is; to be kept once the caller has looked at the tensors himself."""
+        self._words = None
+        self._looks += 1
+        if self._looks < self._wait:
+            return None
+        self._looks, self._wait = 0, min(2 * self._wait, _MAX_WAIT)
+        words = _words_of(inputs, self._positions)
+        if words is None:
+            self._wait = sys.maxsize
+        return words
+
+    def keep(self, words: _TensorWords | None) -> None:
+        """Compare with these from now on."""
+        self._words = words
+
+
+def _ids(items: tuple[Any, ...]) -> Any:
+    """Ids of a tuple's items, out of its memory."""
+    return np.frombuffer(ctypes.string_at(id(items) + _ITEMS, len(items) * _WORD), dtype=np.uint64)
+
+
+class _Places(NamedTuple):
+    """Offsets: in a tensor, in its implementation, in a storage, in what autograd knows."""
+
+    implementation: int
+    kind: int
+    storage: int
+    autograd: int
+    sizes: int
+    strides: int
+    offset: int
+    keys: int
+    data: int
+    num_bytes: int
+    requires_grad: int
+
+
+class _TensorWords:
+    __slots__ = ("_held", "_stages", "ids", "num_inputs")
+
+    def __init__(self, tensors: Sequence[torch.Tensor], num_inputs: int, places: _Places) -> None:
+        self._held = tensors  # so that no other objects get their ids
+        self.ids = np.array([*map(id, tensors)], dtype=np.uint64).tobytes()
+        self.num_inputs = num_inputs
+        objects: _Said = {}
+        implementations: _Said = {}
+        memory: _Said = {}
+        for tensor in tensors:
+            _add_words(objects, implementations, memory, tensor, places)
+        self._stages = tuple(map(_read, (objects, implementations, memory)))
+
+    def same(self) -> bool:
+        objects, implementations, memory = self._stages
+        return objects.same() and implementations.same() and memory.same()
+
+
+def _words_of(inputs: Sequence[Any], positions: Iterable[int]) -> _TensorWords | None:
+    places = _places()
+    if places is None:
+        return None
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _TensorWords([inputs[index] for index in positions], len(inputs), places)
+    except (AttributeError, LookupError, RuntimeError):  # no tensor, or one of another build
+        return None
+
+
+def _add_words(
+    objects: _Said, implementations: _Said, memory: _Said, tensor: torch.Tensor, places: _Places
+) -> None:
+    """Add the words of a tensor object, of its implementation, and of what that one points to.
+
+    Raises:
+        LookupError: there is no room for so many dimensions.
+    """
+    sizes, strides = tensor.size(), tensor.stride()
+    at, storage = tensor._cdata, tensor.untyped_storage()
+    if len(sizes) * _WORD > places.strides - places.sizes:
+        msg = f"{len(sizes)} dimensions are elsewhere"
+        raise LookupError(msg)
+    objects[id(tensor) + places.implementation] = at
+    objects[id(tensor) + places.kind] = id(type(tensor))
+    # Between offset and keys: the number of elements, dtype, device, and flags.
+    implementations.update(dict.fromkeys(range(at + places.offset, at + places.keys, _WORD)))
+    implementations[at + places.autograd] = None
+    implementations[at + places.storage] = storage._cdata
+    implementations[at + places.sizes - _WORD] = len(sizes)
+    for first, numbers in ((places.sizes, sizes), (places.strides, strides)):
+        implementations.update(zip(range(at + first, at + places.keys, _WORD), numbers, strict=False))
+    implementations[at + places.offset] = int(tensor.storage_offset())
+    implementations[at + places.keys] = _keys_of(tensor)
+    memory[storage._cdata + places.data] = storage.data_ptr()
+    memory[storage._cdata + places.num_bytes] = storage.nbytes()
+    if autograd := word(at + places.autograd):
+        memory[autograd + places.requires_grad] = None
+
+
+def _read(said: _Said) -> Words:
+    """The words at some addresses.
+
+    Raises:
+        LookupError: not all of them say what the tensors say.
+    """
+    words = Words([*said])
+    if any(
+        value is not None and value != now for value, now in zip(said.values(), words.values(), strict=True)
+    ):
+        msg = "words of a tensor are elsewhere"
+        raise LookupError(msg)
+    return words
+
+
+def _keys_of(tensor: torch.Tensor) -> int:
+    return torch._C._dispatch_keys(tensor).raw_repr()
+
+
+@functools.cache
+def _places() -> _Places | None:
+    """Where the words are in this build; None where one of them was not found."""
+    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
+        return None
+    with torch.inference_mode(mode=False), torch.no_grad():
+        try:
+            places = _found()
+        except (AttributeError, LookupError, RuntimeError, ValueError):
+            return None
+        return places if _changes_show(places) else None
+
+
+def _found() -> _Places:
+    """Search tensors with numbers that stand nowhere else in them."""
+    memory = torch.empty(20_011, dtype=torch.uint8, device="cpu")
+    trial = memory.as_strided((101, 103), (107, 1), 57)
+    at, storage = trial._cdata, trial.untyped_storage()
+    holder = (trial,)
+    if [*_ids(holder)] != [id(trial)]:
+        msg = "items of a tuple are elsewhere"
+        raise LookupError(msg)
+    sizes = _find(at, 101, 32)
+    bare = torch.empty(1, device="cpu")
+    pointers = range(_find(at, storage._cdata, 32) + _WORD, sizes - _WORD, _WORD)
+    empty = [place for place in pointers if not word(bare._cdata + place)]
+    bare.requires_grad_(True)
+    (autograd,) = (place for place in empty if word(bare._cdata + place))
+    known = word(bare._cdata + autograd)
+    words = range(known, known + _OF_AUTOGRAD * _WORD, _WORD)
+    asked = [*map(word, words)]
+    bare.requires_grad_(False)
+    now = [*map(word, words)]
+    (requires_grad,) = (place for place, *seen in zip(words, asked, now, strict=True) if len({*seen}) > 1)
+    return _Places(
+        implementation=_find(id(trial), at, torch.Tensor.__basicsize__ // _WORD),
+        kind=_find(id(trial), id(type(trial)), torch.Tensor.__basicsize__ // _WORD),
+        storage=_find(at, storage._cdata, 32),
+        autograd=autograd,
+        sizes=sizes,
+        strides=_find(at, 107, 32),
+        offset=_find(at, 57, 32),
+        keys=_find(at, _keys_of(trial), 32),
+        data=_find(storage._cdata, storage.data_ptr(), 16),
+        num_bytes=_find(storage._cdata, 20_011, 16),
+        requires_grad=requires_grad - known,
+    )
+
+
+def _find(address: int, value: int, limit: int) -> int:
+    """Offset of the first word that holds a value; nothing behind it is read."""
+    for place in range(0, limit * _WORD, _WORD):
+        if word(address + place) == value:
+            return place
+    msg = f"{value} is not in {limit} words"
+    raise LookupError(msg)
+
+
+_CHANGES: tuple[Callable[[torch.Tensor], Any], ...] = (
+    lambda tensor: setattr(tensor, "data", tensor.data.double()),
+    lambda tensor: setattr(tensor, "data", tensor.data.clone()),
+    lambda tensor: tensor.requires_grad_(False),
+    lambda tensor: tensor.t_(),
+)
+
+
+def _changes_show(places: _Places) -> bool:
+    """Whether changes show in the words, those of which no number to be found by is known too."""
+    for change in _CHANGES:
+        tensor = torch.empty((2, 3), dtype=torch.float32, device="cpu").requires_grad_(True)
+        words = _TensorWords([tensor], 1, places)
+        if not words.same():
+            return False
+        change(tensor)
+        if words.same():
+            return False
+    return True
+
+
+_is_recording = torch.is_grad_enabled
+_record = torch._C._set_grad_enabled
+_is_inference = torch.is_inference_mode_enabled
+
+
+class Metadata:
+    """Type, dtype, device, layout, sizes, strides, lazy bits and ``requires_grad`` of some tensors."""
+
+    __slots__ = ("_guards", "_known", "_strided")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._known = [*map(metadata_of, tensors)]
+        self._strided = all(tensor.layout is torch.strided for tensor in tensors)
+        self._guards: dict[bool, torch._C._dynamo.guards.TensorGuards] = {}
+
+    def of(self, tensors: Sequence[Any]) -> bool:
+        """Whether tensors are what those were; about 0.1 us each."""
+        guards = self._guards.get(_is_inference())
+        if guards is not None:
+            recording = _is_recording()
+            _record(True)
+            try:
+                if guards.check(*tensors):
+                    return True
+            except TypeError:  # no tensor any more
+                return False
+            finally:
+                _record(recording)
+        return self._compared(tensors)
+
+    def changed(self, tensors: Sequence[Any]) -> tuple[int, ...]:
+        """Positions of the tensors that are something else now."""
+        pairs = zip(self._known, tensors, strict=True)
+        return tuple(
+            index
+            for index, (known, value) in enumerate(pairs)
+            if not isinstance(value, torch.Tensor) or metadata_of(value) != known
+        )
+
+    def _compared(self, tensors: Sequence[Any]) -> bool:
+        """The same in Python, for modes that no check was made in yet, and layouts that have no strides."""
+        if self.changed(tensors):
+            return False
+        if self._strided and tensors:
+            self._guards[_is_inference()] = torch._C._dynamo.guards.TensorGuards(
+                *tensors,
+                dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],  # type: ignore[misc]
+                dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],  # type: ignore[misc]
+            )
+            # What it compares is only known to it from here on.
+            return not self.changed(tensors)
+        return True
+
+
+def metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Comparable with ``==`` inside one process."""
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    lazy_bits = tensor.is_conj(), tensor.is_neg()
+    return (
+        type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.shape, strides,
+        *lazy_bits,
+    )  # fmt: skip
