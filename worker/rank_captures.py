@@ -1,7 +1,7 @@
 """A rank's captures: what it proposes to the driver, each step, and what its manifest says of them.
 
 All ranks capture in step, because graphs hold collectives: the driver gathers proposals, and hands every rank
-its part of one order (`orchestrator.launch.capture_order`).
+its part of one order (`orchestrator.launch.steps`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.assemble import Built, Kept, Probes, assemble
 from warmrank.orchestrator.build.launcher import OfflineLauncher
 from warmrank.orchestrator.build.plan import built_ranks, differences, model_rank, replica
-from warmrank.orchestrator.build.ranks import OfflineOpening
+from warmrank.orchestrator.build.ranks import OfflineRankInit
 from warmrank.orchestrator.build.report import BuildReport
 from warmrank.orchestrator.build.target import BuildTarget, check_target
 from warmrank.orchestrator.config.models import EntrypointWorkload
@@ -171,7 +171,7 @@ def probed(
         stages.start()
         openings = {
             rank: (
-                OfflineOpening(
+                OfflineRankInit(
                     config=stages.config,
                     rank=rank,
                     environment=options.target.environment,

@@ -32,8 +32,8 @@ from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.serving import variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.exec.placement import Placement, When
+from warmrank.orchestrator.gang.launcher import free_port
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
-from warmrank.orchestrator.gang.ports import free_port
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.reaper import Chunk, ReapedCommand
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch

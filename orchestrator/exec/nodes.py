@@ -15,7 +15,7 @@ from warmrank.orchestrator.errors import CannotStart, first_line
 from warmrank.orchestrator.exec.node import ExecNode
 from warmrank.orchestrator.exec.placement import choose_nodes, num_fitting
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.on_node import options_on
+from warmrank.orchestrator.gang.ray_answers import options_on
 from warmrank.orchestrator.nodes import Node, alive, choose, this_node
 from warmrank.orchestrator.signals import undisturbed
 

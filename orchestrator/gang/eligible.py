@@ -14,7 +14,7 @@ from typing import Any
 
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.errors import BadArgument, CannotStart, UnknownNode
-from warmrank.orchestrator.gang.knocking import knock
+from warmrank.orchestrator.gang.liveness import knock
 from warmrank.orchestrator.nodes import Node, alive, choose, is_called
 
 KNOCK_S = 2.0

@@ -1,4 +1,4 @@
-"""What one rank's process holds: the worker, or the script, and the store; a plain object without Ray.
+"""One rank's process: the worker, or the script, and the store; a plain object without Ray.
 
 `answer` is the edge of the rank: past it, failures are values.
 """
@@ -9,21 +9,22 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
 from warmrank.cache_store.node.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.config.models import ScriptWorkload
+from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
 from warmrank.orchestrator.gang.launcher import Shared
-from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
-from warmrank.orchestrator.gang.step_file import RENDEZVOUS
+from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
+from warmrank.orchestrator.seats import Seat
 from warmrank.worker.code_digests import package_of
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.results import FunctionResult, Published, RankPlace, TraceResult
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from warmrank.cache_store.seed import SeedReport
@@ -33,6 +34,71 @@ if TYPE_CHECKING:
     from warmrank.worker.rank_spec import RankSpec
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInit:
+    """Everything that a process needs to become a rank.
+
+    As little as that: each rank is sent its own, and the seats of all would be as many times as many.
+
+    Attributes:
+        config: the launch.
+        seat: which rank this process is, and where.
+        master_addr: address that every rank reaches rank 0's node by.
+        master_port: port that was free there; 0 for ranks that make no process groups.
+        no_compile: compiling is forbidden.
+        store_away: why the driver found the store away, so that no rank asks it; its config then says how to
+            publish later. Empty when ranks ask it.
+    """
+
+    config: Config
+    seat: Seat
+    master_addr: str
+    master_port: int
+    no_compile: bool
+    store_away: str = ""
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.seat.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A rank that is up; ``problem`` is what did not stop it, empty for nothing."""
+
+    place: RankPlace
+    problem: str
+
+
+def rank_spec(init: RankInit) -> RankSpec:
+    """The worker's view of the config and of this rank's seat."""
+    from warmrank.worker.rank_spec import RankSpec
+
+    config, seat = init.config, init.seat
+    entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None
+    return RankSpec(
+        rank=seat.rank,
+        world_size=config.ranks,
+        local_rank=seat.local_rank,
+        local_world_size=seat.local_world_size,
+        node_rank=seat.node_rank,
+        master_addr=init.master_addr,
+        master_port=init.master_port,
+        device_kind=config.device,
+        groups=groups(config),
+        entrypoint=entry.entrypoint if entry else "",
+        arguments=dict(entry.arguments) if entry else {},
+        cache_dir=str(config.cache_dir),
+        guards=config.guards,
+        engine=config.engine,
+        timeout_s=config.timeouts.collective_s,
+        no_compile=init.no_compile or settings().no_compile,
+        audited=config.audit != "off" and config.ranks > 1,
+    )
+
 
 MakeWorker = Callable[["RankSpec", "Store | None"], Any]
 """Makes what has the methods of `worker.rank.RankWorker`."""
@@ -55,13 +121,13 @@ class RankHost:
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
         self._make_worker = make_worker or _rank_worker
         self._worker: Any = None
-        self._opening: Opening  # these from `open` on
+        self._init: RankInit  # these from `open` on
         self._store: Store | None
         self._away: str
         self._keeper: NodeKeeper | None = None
         self.note: Callable[[str], object] = _tell_nobody
 
-    def open(self, opening: Opening) -> Opened:
+    def open(self, init: RankInit) -> Opened:
         """Check the cache directory, open the store, and bring the rank up with all others.
 
         Raises:
@@ -70,27 +136,27 @@ class RankHost:
         """
         from warmrank.cache_store.node.admission import admit
 
-        config = opening.config
+        config = init.config
         if config.store is None:
             ensure_cache_dir(config.cache_dir)
         else:
             admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
-        self._opening = opening
-        self._keeper = self._node_keeper(opening)
-        self._store, problem = _open_store(opening)
-        self._away = problem or f"{_AWAY}: {opening.store_away}"
+        self._init = init
+        self._keeper = self._node_keeper(init)
+        self._store, problem = _open_store(init)
+        self._away = problem or f"{_AWAY}: {init.store_away}"
         self.note("start: importing torch")
-        self._worker = self._make_worker(rank_spec(opening), self._store)
+        self._worker = self._make_worker(rank_spec(init), self._store)
         if isinstance(config.workload, ScriptWorkload):
-            return Opened(place=_place_of_script(opening.rank), problem=problem)
+            return Opened(place=_place_of_script(init.rank), problem=problem)
         self.note(RENDEZVOUS)
         return Opened(place=self._worker.start(), problem=problem)
 
-    def _node_keeper(self, opening: Opening) -> NodeKeeper | None:
+    def _node_keeper(self, init: RankInit) -> NodeKeeper | None:
         """What keeps the node's artifacts, on the first rank of a node that has node caches."""
         from warmrank.orchestrator.gang.node_artifacts import keeper_of
 
-        keeper = keeper_of(opening.config) if opening.seat.local_rank == 0 else None
+        keeper = keeper_of(init.config) if init.seat.local_rank == 0 else None
         if keeper is not None:
             keeper.begin()
         return keeper
@@ -102,7 +168,7 @@ class RankHost:
 
         if self._store is None:
             return None
-        config = self._opening.config
+        config = self._init.config
         wanted = Wanted(
             launch_key=launch_key,
             environment=environment(),
@@ -123,15 +189,15 @@ class RankHost:
         """The places of the store that gave this rank no answer."""
         from warmrank.orchestrator.store.stores import silent_places
 
-        config = self._opening.config.store
+        config = self._init.config.store
         return silent_places(config) if config is not None else ()
 
     def leave_alone(self, places: tuple[str, ...]) -> None:
         """Ask these places of the store no more: other ranks have waited for them already."""
         from warmrank.orchestrator.store.stores import leave_alone
 
-        if self._opening.config.store is not None:
-            leave_alone(self._opening.config.store, places)
+        if self._init.config.store is not None:
+            leave_alone(self._init.config.store, places)
 
     def publish(self, launch_key: str, may_queue: bool, is_behind: bool) -> Published | None:
         """Publish this rank's partition, or leave it on this node's disk for later; None without either.
@@ -157,7 +223,7 @@ class RankHost:
                 raise
             return self._queue(launch_key, str(error))
         if not (is_behind or self._store.is_behind):
-            discard_partition(self._opening.config.cache_dir, found.key)  # of an earlier launch
+            discard_partition(self._init.config.cache_dir, found.key)  # of an earlier launch
             return found
         return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
 
@@ -165,7 +231,7 @@ class RankHost:
         from warmrank.cache_store.publishing.publish_queue import add_partition
 
         manifest = self._worker.manifest()
-        key = add_partition(self._opening.config.cache_dir, launch_key, manifest)
+        key = add_partition(self._init.config.cache_dir, launch_key, manifest)
         return Published(
             ref=None, environment=manifest.environment, partition=manifest.partition, key=key, queued=reason
         )
@@ -184,7 +250,7 @@ class RankHost:
             result: TraceResult = self._worker.audit((name,))[0]
         except Exception as error:  # the rank's edge, as in `_compile`
             logger.exception("%s is not traced", name)
-            failure = failure_of(error, rank=self._opening.rank, stage="compile")
+            failure = failure_of(error, rank=self._init.rank, stage="compile")
             return TraceResult(function=name, trace="", reason=f"{failure.kind}: {failure.message}")
         return result
 
@@ -195,7 +261,7 @@ class RankHost:
             raise  # no function of this rank can be kept there
         except Exception as error:  # the rank's edge, as in `answer`, for one function
             logger.exception("%s did not compile", name)
-            failure = failure_of(error, rank=self._opening.rank, stage="compile")
+            failure = failure_of(error, rank=self._init.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
             return FunctionResult(function=name, ok=False, outcome="compiled", reason=reason)
         return result if result.ok else replace(result, outcome="compiled")
@@ -245,8 +311,8 @@ class RankHost:
         """
         from warmrank.worker.script import run_script
 
-        workload = cast("ScriptWorkload", self._opening.config.workload)
-        return run_script(rank_spec(self._opening), workload.script, workload.arguments)
+        workload = cast("ScriptWorkload", self._init.config.workload)
+        return run_script(rank_spec(self._init), workload.script, workload.arguments)
 
     def close(self) -> None:
         """Take the rank down."""
@@ -255,8 +321,8 @@ class RankHost:
         if self._worker is not None:
             self._worker.stop()
             self._worker = None
-            if isinstance(self._opening.config.workload, ScriptWorkload):
-                journal_of(rank_spec(self._opening)).unlink(missing_ok=True)
+            if isinstance(self._init.config.workload, ScriptWorkload):
+                journal_of(rank_spec(self._init)).unlink(missing_ok=True)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of this object, or of the worker where this object has none of that name.
@@ -318,13 +384,13 @@ def _is_store_fault(error: Exception) -> bool:
     return isinstance(error, StoreError) and not isinstance(error, UnusableCache)
 
 
-def _open_store(opening: Opening) -> tuple[Store | None, str]:
+def _open_store(init: RankInit) -> tuple[Store | None, str]:
     from warmrank.orchestrator.store.stores import open_store
 
-    if opening.config.store is None or opening.store_away:
+    if init.config.store is None or init.store_away:
         return None, ""
     try:
-        return open_store(opening.config.store), ""
+        return open_store(init.config.store), ""
     except StoreUnavailable as error:
         if error.required:
             raise

@@ -1,12 +1,75 @@
-"""Answers of actors on Ray: waited for some or all of them at a time, and Ray's exceptions as values."""
+"""Answers of actors on Ray: where they run, waiting for them, and Ray's exceptions as values."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from warmrank.orchestrator.gang.ray_trouble import failure_of_ray
+from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
+
+
+def options_on(node_id: str, runtime_env: Mapping[str, Any]) -> dict[str, Any]:
+    """What runs on that node or nowhere, and asks for no CPU: a launch may hold all that the node has.
+
+    Args:
+        node_id: Ray's id of the node.
+        runtime_env: what Ray sets up before it runs.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        "runtime_env": dict(runtime_env),
+    }
+
+
+_EXIT_DETAIL = re.compile(
+    # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
+    r"Worker exit type: (\w+) Worker exit detail: (.*?)(?:(?<=\.) |\n|$)"
+)
+_NO_STATUS = "connection error code 2"  # Ray's words for a process that left its socket without a word
+_LOST_NODE = re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED")
+_MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
+
+
+def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
+    """The value that stands for one of Ray's exceptions."""
+    from ray import exceptions
+
+    text = str(error)
+    kind, remedy = DIED, ""
+    # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
+    of_lost_nodes = exceptions.NodeDiedError, exceptions.ActorUnschedulableError
+    if isinstance(error, exceptions.OutOfMemoryError):
+        message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
+    elif isinstance(error, exceptions.RuntimeEnvSetupError):
+        kind, message = "environment", _first_line(text)
+    elif missing := _MISSING_MODULE.search(text):
+        kind, message = "import", missing.group(1)
+        remedy = "start the launch in the directory that holds the module, or install it on the nodes"
+    elif isinstance(error, of_lost_nodes) or _LOST_NODE.search(text):
+        kind, message = NODE_LOST, f"Ray lost its node: {_first_line(text)}"
+    elif _NO_STATUS in text:
+        message = "its process ended all at once: it was killed, or crashed in native code"
+        remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
+    elif detail := _EXIT_DETAIL.search(text):
+        message = f"its process ended ({detail.group(1)}: {detail.group(2).strip()})"
+        remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
+    elif isinstance(error, exceptions.RayActorError):
+        message = f"its process ended, or its node is lost: {_first_line(text)}"
+    else:
+        kind, message = type(error).__name__, _first_line(text)
+    # Ray's own text tells of logs in a session's directory, which goes with a Ray of the launch's own.
+    raised = text if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError) else ""
+    return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=raised)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
 
 TICK_S = 0.5
 """The longest wait after which a caller looks at what else there is."""

@@ -20,14 +20,12 @@ from warmrank.orchestrator.config.models import Config, packed_ranks
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.actor import RankActor
-from warmrank.orchestrator.gang.beginning import Beginning, TookTooLong
 from warmrank.orchestrator.gang.eligible import NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.guardian import MARK
-from warmrank.orchestrator.gang.head_watch import HeadWatch
-from warmrank.orchestrator.gang.last_words import launch_directory
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
-from warmrank.orchestrator.gang.node_calls import batches_of
-from warmrank.orchestrator.gang.node_watch import Charge
+from warmrank.orchestrator.gang.liveness import HeadWatch
+from warmrank.orchestrator.gang.node_watch import Charge, batches_of
+from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker
 from warmrank.orchestrator.gang.ray_answers import (
     TICK_S,
@@ -37,10 +35,9 @@ from warmrank.orchestrator.gang.ray_answers import (
     await_some,
     left_s,
 )
-from warmrank.orchestrator.gang.ray_watch import RayWatch
-from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation
-from warmrank.orchestrator.gang.supply import refuse_missing_devices
-from warmrank.orchestrator.gang.watching import all_lost
+from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
+from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost
+from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
 from warmrank.orchestrator.seats import Gang, Seat
 
 logger = logging.getLogger(__name__)

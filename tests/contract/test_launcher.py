@@ -12,8 +12,8 @@ from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
-from warmrank.orchestrator.gang.launcher import Launcher, Shared, Sight
-from warmrank.orchestrator.gang.opening import Opening
+from warmrank.orchestrator.gang.launcher import Launcher, ProcessStatus, Shared
+from warmrank.orchestrator.gang.rank_host import RankInit
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.seats import Gang
 
@@ -54,7 +54,7 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
     launcher, gang = started
     openings = {
         seat.rank: (
-            Opening(
+            RankInit(
                 config=config,
                 seat=seat,
                 master_addr=gang.master_addr,
@@ -71,7 +71,7 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
 def call(launcher: Launcher, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
     """What ranks answered; what nodes see of ranks meanwhile, whichever are called, comes when it comes."""
     found = launcher.call("a stage", method, arguments, timeout_s=BOUND_S)
-    return {rank: answer for rank, answer in found if not isinstance(answer, Sight)}
+    return {rank: answer for rank, answer in found if not isinstance(answer, ProcessStatus)}
 
 
 def test_seats_name_each_rank_once_in_order(started: tuple[Launcher, Gang]) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.opening import Opening
-from warmrank.orchestrator.gang.rank_host import MakeWorker
+from warmrank.orchestrator.gang.rank_host import MakeWorker, RankInit
 from warmrank.orchestrator.seats import Gang
 
 
@@ -47,9 +46,9 @@ class NodeLauncher(InProcessLauncher):
     ) -> Iterator[tuple[int, Any]]:
         """Call one rank after the other; what opens a rank names the disk of its node."""
         if method == "open":
-            arguments = {rank: (self._opening(rank, *values),) for rank, values in arguments.items()}
+            arguments = {rank: (self._init(rank, *values),) for rank, values in arguments.items()}
         return super().call(stage, method, arguments, timeout_s=timeout_s)
 
-    def _opening(self, rank: int, opening: Opening) -> Opening:
+    def _init(self, rank: int, init: RankInit) -> RankInit:
         own = {"cache_dir": self._disks / self._nodes[rank]}
-        return replace(opening, config=opening.config.model_copy(update=own))
+        return replace(init, config=init.config.model_copy(update=own))

@@ -59,11 +59,11 @@ def auditors(config: Config, key_of: Any = lambda rank: "same", num_nodes: int =
         )
         for rank in range(config.ranks)
     }
-    situation = begin(probes, audit=config.audit)
+    state = begin(probes, audit=config.audit)
     nodes = {rank: rank * num_nodes // config.ranks for rank in probes}
-    actions = plan_round(situation, max_rounds=4, nodes=nodes, positions=positions(config))
-    found = auditing(situation, actions)
-    for planned in rank_classes(situation, actions):
+    actions = plan_round(state, max_rounds=4, nodes=nodes, positions=positions(config))
+    found = auditing(state, actions)
+    for planned in rank_classes(state, actions):
         assert planned.leader not in planned.auditors
         assert all(planned.function in found[rank] for rank in planned.auditors)
     return found

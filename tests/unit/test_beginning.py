@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from warmrank.orchestrator.gang.beginning import Beginning, TookTooLong
+from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
 
 LONG_S = 600.0
 

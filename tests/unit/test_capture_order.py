@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmrank.orchestrator.launch.capture_order import num_calls, order
+from warmrank.orchestrator.launch.steps import num_calls, order
 from warmrank.worker.results import CaptureProposal
 
 

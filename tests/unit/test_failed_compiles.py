@@ -19,7 +19,7 @@ from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import Planned
-from warmrank.orchestrator.launch.failed_compiles import CompileCut, Compiling
+from warmrank.orchestrator.launch.failures import CompileCut, Compiling
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.worker.errors import GraphBreak

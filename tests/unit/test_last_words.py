@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from warmrank.orchestrator.causes import WorkerFailure, causes_of
-from warmrank.orchestrator.gang import last_words
+from warmrank.orchestrator.gang import rank_files
 
 _CHILD = """
 import ctypes, sys
 from pathlib import Path
-from warmrank.orchestrator.gang import last_words
-last_words.begin(Path(sys.argv[1]))
+from warmrank.orchestrator.gang import rank_files
+rank_files.record_stacks(Path(sys.argv[1]))
 def in_native_code():
     print("up", flush=True)
     ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock
@@ -39,25 +39,25 @@ def hung(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 def test_process_that_hangs_in_native_code_says_where(hung: tuple[subprocess.Popen[str], Path]) -> None:
     child, path = hung
-    said = last_words.ask({child.pid: path})[path]
+    said = rank_files.ask_stacks({child.pid: path})[path]
     assert "in in_native_code" in said
-    assert last_words.crash_in(said) == ""
+    assert rank_files.crash_in(said) == ""
 
 
 def test_process_that_crashes_has_said_which_fault_it_was(hung: tuple[subprocess.Popen[str], Path]) -> None:
     child, path = hung
     child.send_signal(signal.SIGSEGV)
     child.wait()
-    assert last_words.crash_in(last_words.read(path)) == "Segmentation fault"
+    assert rank_files.crash_in(rank_files.read_stacks(path)) == "Segmentation fault"
 
 
 def test_logs_of_the_newest_launches_are_kept_and_what_else_is_there(tmp_path: Path) -> None:
     names = [f"20260101T0000{second:02}Z-abcd" for second in range(12)]
     for name in [*names, "mine"]:
         (tmp_path / name).mkdir()
-    last_words.drop_old_logs(tmp_path)
+    rank_files.drop_old_logs(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names[2:], "mine"]
-    last_words.drop_old_logs(tmp_path / "none")
+    rank_files.drop_old_logs(tmp_path / "none")
 
 
 def test_cause_has_the_traceback_of_the_first_rank_that_gave_one() -> None:

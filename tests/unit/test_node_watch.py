@@ -15,7 +15,7 @@ import pytest
 from tests.support.processes import marked, still_there
 from warmrank.orchestrator.gang import guardian
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
-from warmrank.orchestrator.gang.step_file import step_file
+from warmrank.orchestrator.gang.rank_files import step_file
 
 LONG_S = 600.0
 

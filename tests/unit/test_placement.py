@@ -13,13 +13,18 @@ from warmrank.orchestrator.cli.launch import chosen_nodes
 from warmrank.orchestrator.config.models import Config, RayConfig, groups, packed_ranks, positions
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import BadArgument, CannotStart, ConfigError, UnknownNode
-from warmrank.orchestrator.gang import supply
-from warmrank.orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
+from warmrank.orchestrator.gang import reservation
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
-from warmrank.orchestrator.gang.knocking import knock
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.ray_trouble import describe_shortage
-from warmrank.orchestrator.gang.supply import supply_of
+from warmrank.orchestrator.gang.liveness import knock
+from warmrank.orchestrator.gang.reservation import (
+    bundle_sizes,
+    describe_shortage,
+    index_in,
+    slots,
+    supply_of,
+    times,
+)
 from warmrank.orchestrator.nodes import Node, alive
 
 NODES = tuple(
@@ -112,7 +117,7 @@ def test_config_that_excludes_what_it_names_is_refused_before_ray_starts() -> No
 
 
 def test_labels_that_no_node_meets_are_named_with_those_that_nodes_have(monkeypatch) -> None:
-    monkeypatch.setattr(supply, "available_on", lambda _nodes: [])
+    monkeypatch.setattr(reservation, "available_on", lambda _nodes: [])
     found = supply_of(of(labels={"zone": "c", "kind": "!b"}))
     text = describe_shortage({"CPU": 1.0}, 4, found, state="PENDING", own=False)
     assert "because ray.labels asks for zone=c, kind=!b: n1 and 1 more have zone=a; n3 has zone=b" in text

@@ -73,15 +73,15 @@ def test_where_all_compiles_succeed_nothing_is_given_up(world: PlannedWorld, max
 @few
 @given(worlds(), bounds)
 def test_every_demand_gets_exactly_one_action_each_round(world: PlannedWorld, max_rounds: int) -> None:
-    for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
-        assert Counter(actions.keys()) == Counter(demand.slot for demand in situation.demands)
+    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
+        assert Counter(actions.keys()) == Counter(demand.slot for demand in state.demands)
 
 
 @few
 @given(worlds(), bounds)
 def test_who_waits_waits_for_a_leader_of_its_class(world: PlannedWorld, max_rounds: int) -> None:
-    for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
-        keys = {demand.slot: demand.class_key for demand in situation.demands}
+    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
+        keys = {demand.slot: demand.class_key for demand in state.demands}
         for slot, action in actions.items():
             if isinstance(action, AwaitLeader):
                 leader = (action.leader, slot[1])
@@ -92,9 +92,9 @@ def test_who_waits_waits_for_a_leader_of_its_class(world: PlannedWorld, max_roun
 @few
 @given(worlds(), bounds)
 def test_a_class_has_one_leader_in_a_round(world: PlannedWorld, max_rounds: int) -> None:
-    for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
+    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
         led = Counter(
-            demand.class_key for demand in situation.demands if actions[demand.slot] == Compile(alone=False)
+            demand.class_key for demand in state.demands if actions[demand.slot] == Compile(alone=False)
         )
         assert set(led.values()) <= {1}
 
@@ -102,8 +102,8 @@ def test_a_class_has_one_leader_in_a_round(world: PlannedWorld, max_rounds: int)
 @few
 @given(worlds(), bounds)
 def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_rounds: int) -> None:
-    for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
-        for demand in situation.demands:
+    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
+        for demand in state.demands:
             action = actions[demand.slot]
             if isinstance(action, Load | Adopt):
                 assert action.digest not in demand.refused
@@ -112,10 +112,10 @@ def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_roun
 @few
 @given(worlds(), bounds)
 def test_rank_that_failed_does_not_try_again_while_another_can(world: PlannedWorld, max_rounds: int) -> None:
-    for situation, actions in carried_out(world, max_rounds=max_rounds).rounds:
-        tried = {(one.class_key[:2], one.rank) for one in situation.failed}
+    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
+        tried = {(one.class_key[:2], one.rank) for one in state.failed}
         needy = [
-            demand for demand in situation.demands if isinstance(actions[demand.slot], Compile | AwaitLeader)
+            demand for demand in state.demands if isinstance(actions[demand.slot], Compile | AwaitLeader)
         ]
         fresh = {demand.class_key for demand in needy if (demand.class_key[:2], demand.rank) not in tried}
         for demand in needy:

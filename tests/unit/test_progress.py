@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.support.made_reports import failing, result, seats, until_compile, whole
 from warmrank.cache_store.fetching.progress import Progress
-from warmrank.orchestrator.gang.step_file import RENDEZVOUS
+from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.ui.live import LiveView

@@ -24,7 +24,7 @@ from warmrank.cache_store.node.admission import marks_of, permit_copies
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.launch.capture_order import order
+from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, WorkloadError
 from warmrank.worker.rank import RankWorker

@@ -23,10 +23,9 @@ from warmrank.orchestrator import import_root, leaving
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.gang import guardian, joining, ray_session
+from warmrank.orchestrator.gang import guardian, ray_session
 from warmrank.orchestrator.gang.guarding import Guarding
-from warmrank.orchestrator.gang.joining import import_paths
-from warmrank.orchestrator.gang.ray_session import rank_environ, runtime_env, way_in
+from warmrank.orchestrator.gang.ray_session import import_paths, rank_environ, runtime_env, way_in
 from warmrank.orchestrator.signals import Terminated, sigterm_raises
 
 LONG_S = 600.0
@@ -123,7 +122,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threadi
         begun.set()
         over.wait()
 
-    monkeypatch.setattr(joining, "join", join)
+    monkeypatch.setattr(ray_session, "join", join)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
     yield begun
@@ -169,7 +168,7 @@ def test_sigterm_that_ray_s_native_half_has_taken_is_python_s_again(
     def take(*_arguments: object) -> None:
         libc().signal(signal.SIGTERM, int(signal.SIG_IGN))
 
-    monkeypatch.setattr(joining, "join", take)
+    monkeypatch.setattr(ray_session, "join", take)
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
@@ -207,7 +206,7 @@ def test_whatever_ray_raises_when_it_does_not_come_up_is_told_as_such(
     def time_out(*_arguments: object) -> None:
         raise Exception("The current node timed out during startup.\nMore.")  # noqa: TRY002 - as Ray does
 
-    monkeypatch.setattr(joining, "join", time_out)
+    monkeypatch.setattr(ray_session, "join", time_out)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     with pytest.raises(CannotStart, match=r"did not start: The current node timed out during") as told:
         ray_session.enter(HERE, timeout_s=LONG_S)
@@ -225,7 +224,7 @@ def test_own_ray_that_times_out_is_cleaned_up_and_started_again_within_the_time(
         if len(left_over) < 3:
             raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
 
-    monkeypatch.setattr(joining, "join", time_out)
+    monkeypatch.setattr(ray_session, "join", time_out)
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
@@ -266,7 +265,7 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
     def cut_short(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(joining, "join", cut_short)
+    monkeypatch.setattr(ray_session, "join", cut_short)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     with pytest.raises(KeyboardInterrupt):
         ray_session.enter(HERE, timeout_s=LONG_S)
@@ -293,7 +292,7 @@ def test_ray_client_is_refused_by_name() -> None:
 def test_versions_that_differ_are_told_in_a_line() -> None:
     theirs, ours = "    Ray: 2.50.0\n    Python: 3.11.2\n", "    Ray: 2.60.0\n    Python: 3.12.0\n"
     text = f"Version mismatch: The cluster was started with:\n{theirs}This process on h:\n{ours}"
-    said = joining.refusal("address", THERE, RuntimeError(text))
+    said = ray_session.refusal("address", THERE, RuntimeError(text))
     assert "it runs Ray 2.50.0 on Python 3.11.2, and this process Ray 2.60.0 on Python 3.12.0;" in said
 
 
@@ -304,10 +303,10 @@ def test_refused_token_is_named_and_not_taken_for_a_wrong_address() -> None:
     )
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = nested
-    said = joining.refusal("address", THERE, error)
+    said = ray_session.refusal("address", THERE, error)
     assert (
         "refuses this process: InvalidAuthToken: Authentication token is missing. Set RAY_AUTH_MODE" in said
     )
-    assert not joining.is_unreachable(error)
+    assert not ray_session.is_unreachable(error)
     error.__cause__ = None
-    assert joining.is_unreachable(error)
+    assert ray_session.is_unreachable(error)

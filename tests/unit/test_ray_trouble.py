@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
-from warmrank.orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray, in_a_line
+from warmrank.orchestrator.gang.ray_answers import failure_of_ray
+from warmrank.orchestrator.gang.reservation import Supply, describe_shortage, in_a_line
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"

@@ -12,13 +12,13 @@ import ray
 from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang import ray_watch
-from warmrank.orchestrator.gang.launcher import Process, Sight, seat_ranks
+from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
 from warmrank.orchestrator.gang.node_watch import Charge
 from warmrank.orchestrator.gang.ray_watch import RayWatch
 from warmrank.orchestrator.seats import Gang
 
 SETTINGS = WatchConfig(every_s=1, node_silent_s=15, lease_s=30)
-AT_WORK = {0: Sight(state="R")}
+AT_WORK = {0: ProcessStatus(state="R")}
 
 
 class Node:
@@ -103,7 +103,7 @@ def test_lease_counts_from_the_last_look_and_not_from_where_the_driver_was_stopp
 
 def test_watch_that_ends_after_the_ranks_is_the_driver_s_silence_too(time: Time) -> None:
     time.stands_still(45)
-    time.answer = {0: Sight(state="")}
+    time.answer = {0: ProcessStatus(state="")}
     time.look()
     time.answer = DEATH
     time.passes(1)

@@ -8,7 +8,7 @@ import pytest
 
 from warmrank.orchestrator.gang.actor import in_words
 from warmrank.orchestrator.gang.node_watch import Charge, look_at
-from warmrank.orchestrator.gang.step_file import StepFile, read_step, step_file
+from warmrank.orchestrator.gang.rank_files import StepFile, read_step, step_file
 
 
 def test_reader_sees_what_was_said_last(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_own_process_is_seen_with_its_step(tmp_path: Path) -> None:
 
     path = tmp_path / "rank0.step"
     StepFile(path).note("build")
-    sight = look_at(Charge(pid=os.getpid(), mark="m", log=path.with_suffix(".log")))
-    assert (sight.is_gone, sight.is_stopped, sight.doing) == (False, False, "build")
-    assert sight.resident_bytes > 0
-    assert sight.cpu_s > 0
+    status = look_at(Charge(pid=os.getpid(), mark="m", log=path.with_suffix(".log")))
+    assert (status.is_gone, status.is_stopped, status.doing) == (False, False, "build")
+    assert status.resident_bytes > 0
+    assert status.cpu_s > 0
