@@ -25,7 +25,7 @@ from warmrank.orchestrator.exec.placement import HostGroup, When, placements
 from warmrank.orchestrator.exec.publish import Publisher, Say
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.nodes import choose, this_node
-from warmrank.orchestrator.reaper import Chunk, Stream
+from warmrank.orchestrator.reaper_client import Chunk, Stream
 from warmrank.orchestrator.signals import noted, undisturbed
 from warmrank.orchestrator.store.stores import decided
 

@@ -35,7 +35,7 @@ from warmrank.orchestrator.exec.placement import Placement, When
 from warmrank.orchestrator.gang.launcher import free_port
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.reaper import Chunk, ReapedCommand
+from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
 from warmrank.orchestrator.store.sync import Seat, Target, targets
 from warmrank.orchestrator.text import count_text

@@ -1,6 +1,6 @@
 """One node's side of a launch: calls its ranks, and looks at them; a Ray actor that imports no torch.
 
-Each look renews the lease of the node's guardian (`orchestrator.gang.guardian`), which ends the ranks when
+Each look renews the lease of the node's reaper (`orchestrator.reaper`), which ends the ranks when
 looks stay away, and then this process, so that nothing of an attempt that is lost stays on a node that nobody
 can reach. The driver sends each node one message, not one for each rank: equal arguments cross once a node,
 and so do equal answers.
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from warmrank.orchestrator.gang import rank_files
-from warmrank.orchestrator.gang.guardian import fields_of, start_of
-from warmrank.orchestrator.gang.guarding import Guarding, Lease
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.rank_files import read_step, step_file
 from warmrank.orchestrator.gang.ray_answers import answer_of
+from warmrank.orchestrator.reaper import fields_of, start_of
+from warmrank.orchestrator.reaper_client import Lease, ReapedRanks
 
 Batches = tuple[tuple[tuple[Any, ...], tuple[int, ...]], ...]
 """Arguments, and the ranks that are called with them."""
@@ -106,7 +106,7 @@ class Charge:
 
     Attributes:
         pid: its process.
-        mark: what its environment says; see `orchestrator.gang.guardian.MARK`.
+        mark: what its environment says; see `orchestrator.reaper.MARK`.
         log: its log file; beside it are others of the rank's.
     """
 
@@ -116,10 +116,10 @@ class Charge:
 
 
 class NodeWatch:
-    """Looks at the ranks of one node, and keeps their guardian.
+    """Looks at the ranks of one node, and keeps their reaper.
 
     Args:
-        asked_s: how long ranks have at their release to end by themselves; None for what guardians give.
+        asked_s: how long ranks have at their release to end by themselves; None for what reapers give.
         is_alone: whether its process is there for nothing else, so that it ends with the lease.
     """
 
@@ -129,7 +129,7 @@ class NodeWatch:
         self._charges: dict[int, Charge] = {}
         self._started: dict[int, int] = {}
         self._lease_s = 0.0
-        self._guarding: Guarding | None = None
+        self._reaper: ReapedRanks | None = None
         self._calls: NodeCalls | None = None
 
     def guard(self, charges: Mapping[int, Charge], lease_s: float) -> None:
@@ -142,7 +142,7 @@ class NodeWatch:
         self._charges, self._lease_s = dict(charges), lease_s
         for charge in charges.values():
             self._started[charge.pid] = start_of(charge.pid)
-        self._guarding = self._guard_anew()
+        self._reaper = self._start_reaper()
         for directory in {charge.log.parent.parent for charge in charges.values()}:
             rank_files.drop_old_logs(directory)
 
@@ -165,17 +165,17 @@ class NodeWatch:
 
     def look(self) -> dict[int, ProcessStatus]:
         """See every rank of this node, and renew the lease."""
-        assert self._guarding is not None  # noqa: S101 - `guard` comes first
+        assert self._reaper is not None  # noqa: S101 - `guard` comes first
         try:
-            self._guarding.renew()
+            self._reaper.renew()
         except BrokenPipeError:  # it was killed itself
-            self._guarding.abandon()
-            self._guarding = self._guard_anew()
+            self._reaper.abandon()
+            self._reaper = self._start_reaper()
         return {rank: look_at(charge) for rank, charge in self._charges.items()}
 
-    def _guard_anew(self) -> Guarding:
+    def _start_reaper(self) -> ReapedRanks:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
-        return Guarding(
+        return ReapedRanks(
             marks,
             started=self._started,
             lease=Lease(seconds=self._lease_s, renewed_by=self._own_pid),
@@ -184,9 +184,9 @@ class NodeWatch:
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""
-        guarding, self._guarding = self._guarding, None
-        if guarding is not None:
-            guarding.end()
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            reaper.end()
             for charge in self._charges.values():  # of ranks that could not remove it themselves
                 step_file(charge.log).unlink(missing_ok=True)
                 if not rank_files.read_stacks(stacks := rank_files.stacks_file(charge.log)):

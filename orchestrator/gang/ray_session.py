@@ -34,9 +34,9 @@ from warmrank.orchestrator import import_root
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.environ import inherited
 from warmrank.orchestrator.errors import CannotStart, first_line
-from warmrank.orchestrator.gang import guardian
-from warmrank.orchestrator.gang.guarding import Guarding
 from warmrank.orchestrator.leaving import leave_at_once_later
+from warmrank.orchestrator.reaper import Process, children, kill, runs
+from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import held_back, python_s_sigterm, undisturbed
 
 logger = logging.getLogger(__name__)
@@ -290,16 +290,16 @@ class Session:
     Attributes:
         way_in: which of the four ways.
         temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
-        guarding: what ends an own Ray, and removes that directory, when this process is killed; else None.
+        reaper: what ends an own Ray, and removes that directory, when this process is killed; else None.
         beginning: of the connection; None where Ray was up in this process.
         own: the processes that an own Ray cannot be without, by name.
     """
 
     way_in: WayIn
     temp_dir: str = ""
-    guarding: Guarding | None = None
+    reaper: ReapedRanks | None = None
     beginning: Beginning | None = None
-    own: Mapping[str, guardian.Process] = field(default_factory=dict)
+    own: Mapping[str, Process] = field(default_factory=dict)
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
@@ -355,9 +355,9 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
         with python_s_sigterm():
             with held_back():  # until it is known what there is to clean up
                 temp_dir = _short_temp_dir() if way == "local" else ""
-                guarding = Guarding({}, remove=[temp_dir], spare=[os.getpid()]) if temp_dir else None
+                own_reaper = ReapedRanks({}, remove=[temp_dir], spare=[os.getpid()]) if temp_dir else None
                 beginning = Beginning(lambda: join(way, config, temp_dir))
-                session = Session(way_in=way, temp_dir=temp_dir, guarding=guarding, beginning=beginning)
+                session = Session(way_in=way, temp_dir=temp_dir, reaper=own_reaper, beginning=beginning)
             beginning.wait(timeout_s)
     except TookTooLong as error:
         abandon(session)
@@ -396,11 +396,11 @@ def leave(session: Session) -> None:
     with undisturbed():
         # It would scale an own Ray, if that could grow; it heeds no SIGTERM, and Ray gives it a second.
         if session.way_in == "local" and (autoscaler := _own(_AUTOSCALER)):
-            guardian.kill({autoscaler})
+            kill({autoscaler})
         ray.shutdown()
-        if session.guarding is not None:
-            session.guarding.abandon()  # agents may be there still, waiting for a head that was just lost
-            shutil.rmtree(session.temp_dir, ignore_errors=True)  # that guardian may have been killed itself
+        if session.reaper is not None:
+            session.reaper.abandon()  # agents may be there still, waiting for a head that was just lost
+            shutil.rmtree(session.temp_dir, ignore_errors=True)  # that reaper may have been killed itself
         if session.beginning is not None:
             session.beginning.end()
 
@@ -411,7 +411,7 @@ def ended(session: Session) -> str:
     Its others would notice 15 s later: they look whether it is there, and it is, as a zombie, until this
     process asks after it.
     """
-    gone = [name for name, process in session.own.items() if not guardian.runs(process)]
+    gone = [name for name, process in session.own.items() if not runs(process)]
     return f"its {' and its '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
 
 
@@ -419,7 +419,7 @@ def ends_in_time(session: Session, *, is_silent: bool) -> bool:
     """Get off an own Ray, whatever is left of it; whether that ended in time."""
     if is_silent or ended(session):
         # Ray's way out asks what is left to end, and gets no answer without the rest.
-        guardian.kill(set(session.own.values()))
+        kill(set(session.own.values()))
     leaving = Beginning(lambda: leave(session))
     try:
         leaving.wait(_LEAVE_S)
@@ -429,9 +429,9 @@ def ends_in_time(session: Session, *, is_silent: bool) -> bool:
     return True
 
 
-def _own(program: bytes) -> guardian.Process | None:
+def _own(program: bytes) -> Process | None:
     """The process of an own Ray that runs a program: all that it starts itself are children of this one."""
-    for process in guardian.children()(os.getpid()):
+    for process in children()(os.getpid()):
         with suppress(OSError):  # ended since
             if program in Path(f"/proc/{process[0]}/cmdline").read_bytes():
                 return process
@@ -447,9 +447,9 @@ def abandon(session: Session) -> None:
 
     atexit.unregister(ray.shutdown)
     leave_at_once_later()
-    if session.guarding is not None:
+    if session.reaper is not None:
         with undisturbed():
-            session.guarding.abandon()
+            session.reaper.abandon()
             shutil.rmtree(session.temp_dir, ignore_errors=True)
 
 

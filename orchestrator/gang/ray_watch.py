@@ -8,7 +8,7 @@ reports puts all nodes in doubt while other ranks have not answered: who lost a 
 A rank that a signal or a debugger holds for `Limits.stopped_s` is stopped.
 A node is lost, with all its ranks, when Ray says that its watch has ended, as it does with Ray on that node;
 and when the watch has not answered for `Limits.node_silent_s`: it is down, or the network to it is. Its
-guardian ends its ranks and its watch when the lease runs out: nothing lives on beside another attempt.
+reaper ends its ranks and its watch when the lease runs out: nothing lives on beside another attempt.
 When it ran out because the driver itself did not look, the node is not lost: its ranks were ended.
 Native code that does not end cannot be told from a long compile: the stage's own time-out finds it, and what
 the rank was seen to do last stands in the error.
@@ -395,7 +395,7 @@ class RayWatch:
         silent = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1] if refs else []
         if num_silent := len(silent) + len(self._started) - len(there):
             logger.warning(
-                "%d nodes did not say in %g s that their ranks ended; their guardians end them within %g s",
+                "%d nodes did not say in %g s that their ranks ended; their reapers end them within %g s",
                 num_silent,
                 timeout_s,
                 self._settings.lease_s,
@@ -419,7 +419,7 @@ def look_every_s(settings: WatchConfig, num_nodes: int) -> float:
 
 
 class _Silence:
-    """The driver's own silence, if its guardians may have ended ranks for it.
+    """The driver's own silence, if its reapers may have ended ranks for it.
 
     Args:
         lease_s: how long they bear it.
@@ -442,6 +442,6 @@ class _Silence:
             self.seconds, self._over_s = unseen_s, now_s
 
     def was_borne(self, asked_s: float) -> None:
-        """All ranks were there when nodes were asked, then at the earliest: guardians stood still as well."""
+        """All ranks were there when nodes were asked, then at the earliest: reapers stood still as well."""
         if asked_s >= self._over_s:
             self.seconds = 0.0

@@ -19,13 +19,13 @@ import pytest
 import ray
 
 from tests.support.processes import marked
-from warmrank.orchestrator import import_root, leaving
+from warmrank.orchestrator import import_root, leaving, reaper
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.gang import guardian, ray_session
-from warmrank.orchestrator.gang.guarding import Guarding
+from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.ray_session import import_paths, rank_environ, runtime_env, way_in
+from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import Terminated, sigterm_raises
 
 LONG_S = 600.0
@@ -140,7 +140,7 @@ def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
     assert "timeouts.start_s" in str(caught.value)
     assert not caught.value.may_pass  # another attempt would meet the first one in this process
     assert list(tmp_path.iterdir()) == []
-    assert [command for command in marked(mark).values() if guardian.__file__ in command] == []
+    assert [command for command in marked(mark).values() if reaper.__file__ in command] == []
     assert leaving._at_once
 
 
@@ -252,10 +252,10 @@ def test_directory_of_an_own_ray_goes_even_when_its_guardian_was_killed(
     monkeypatch.setenv("WARMRANK_TEST", mark)
     own = tmp_path / "own"
     own.mkdir()
-    guarding = Guarding({}, remove=[str(own)], spare=[os.getpid()])
-    (pid,) = (pid for pid, command in marked(mark).items() if guardian.__file__ in command)
+    own_reaper = ReapedRanks({}, remove=[str(own)], spare=[os.getpid()])
+    (pid,) = (pid for pid, command in marked(mark).items() if reaper.__file__ in command)
     os.kill(pid, signal.SIGKILL)
-    ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), guarding=guarding))
+    ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), reaper=own_reaper))
     assert not own.exists()
 
 
@@ -274,7 +274,7 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
 
 def test_own_ray_is_over_once_its_raylet_is_even_as_a_zombie() -> None:
     raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    session = ray_session.Session(way_in="local", own={"raylet": (raylet.pid, guardian.start_of(raylet.pid))})
+    session = ray_session.Session(way_in="local", own={"raylet": (raylet.pid, reaper.start_of(raylet.pid))})
     assert ray_session.ended(session) == ""
     raylet.kill()
     os.waitid(os.P_PID, raylet.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now, and stays one

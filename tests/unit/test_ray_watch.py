@@ -128,7 +128,7 @@ def test_watch_that_ends_while_its_driver_stands_still_for_less_than_the_lease_i
 
 
 def test_silence_that_all_ranks_outlived_explains_nothing_later(time: Time) -> None:
-    """The whole machine stood still: no guardian ended anything."""
+    """The whole machine stood still: no reaper ended anything."""
     time.stands_still(45)
     time.look()
     time.passes(3)

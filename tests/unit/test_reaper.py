@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import marked, still_there
-from warmrank.orchestrator.reaper import KILLED, Chunk, ReapedCommand
+from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
@@ -140,7 +140,7 @@ def test_command_ends_when_nobody_asks_for_it_in_time(start: Start, mark: str) -
 def test_command_ends_with_whoever_started_it(mark: str) -> None:
     program = """
     import os, time
-    from warmrank.orchestrator.reaper import ReapedCommand
+    from warmrank.orchestrator.reaper_client import ReapedCommand
     words = ["sh", "-c", "setsid sleep 600 & echo up; wait"]
     kept = ReapedCommand(words, environ=os.environ, grace_s=5, captured=False)
     time.sleep(600)
@@ -169,7 +169,7 @@ def test_command_gets_a_signal_when_its_reaper_is_killed(start: Start, mark: str
 
 
 def test_modules_of_the_command_s_environment_are_not_the_reaper_s(tmp_path: Path) -> None:
-    for name in ("psutil", "socket", "warmrank"):
+    for name in ("select", "subprocess", "warmrank"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('shadowed')\n")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = ReapedCommand(["true"], environ=environ, grace_s=1.0, captured=True)

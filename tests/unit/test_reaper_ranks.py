@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.support.processes import still_there
-from warmrank.orchestrator.gang import guardian
-from warmrank.orchestrator.gang.guardian import MARK
+from warmrank.orchestrator import reaper
+from warmrank.orchestrator.reaper import MARK
 
 LONG_S = 600.0
 
@@ -77,7 +77,7 @@ def ranks() -> Iterator[tuple[Rank, Rank]]:
 
 @pytest.fixture
 def guard() -> Iterator[Guarded]:
-    """Starts a guardian that guards ranks."""
+    """Starts a reaper that guards ranks."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
@@ -88,7 +88,7 @@ def guard() -> Iterator[Guarded]:
         last: int | None = None,
     ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__],
+            [sys.executable, "-I", "-S", reaper.__file__, "ranks"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -148,13 +148,13 @@ def test_all_ends_when_the_lease_runs_out(ranks: tuple[Rank, Rank], guard: Guard
 
 
 def test_time_in_which_the_guardian_itself_stood_still_is_none_of_the_lease() -> None:
-    held = guardian.Guardian()
+    held = reaper.RankReaper()
     held.take(json.dumps({"guard": {}, "lease_s": 30, "remove": [], "spare": []}))
     ends_s = held.lease_ends_s
-    held.waited(2 * guardian.LOOK_S)
+    held.waited(2 * reaper.LOOK_S)
     assert held.lease_ends_s == ends_s
     held.waited(60.0)
-    assert held.lease_ends_s == pytest.approx(ends_s + 60.0 - guardian.LOOK_S)
+    assert held.lease_ends_s == pytest.approx(ends_s + 60.0 - reaper.LOOK_S)
 
 
 def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(
@@ -162,7 +162,7 @@ def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(
 ) -> None:
     first, second = ranks
     process = guard()
-    started = {first.pid: guardian.table()[first.pid][1] - 1}
+    started = {first.pid: reaper.table()[first.pid][1] - 1}
     marks = {first.pid: "of a rank that ended", second.pid: second.mark}
     tell(process, guard=marks, started=started, lease_s=LONG_S, remove=(), spare=(), asked_s=0.1)
     tell(process, end=True)
@@ -218,10 +218,10 @@ def test_who_uses_a_directory_that_goes_ends_with_it_unless_spared(
 def test_all_goes_even_where_one_look_at_the_processes_takes_all_the_time_that_there_is(
     ranks: tuple[Rank, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guardian, "_END_S", -1.0)
+    monkeypatch.setattr(reaper, "_END_S", -1.0)
     left = tmp_path / "left"
     left.mkdir()
-    late = guardian.Guardian()
+    late = reaper.RankReaper()
     marks = {rank.pid: rank.mark for rank in ranks}
     late.take(json.dumps({"guard": marks, "lease_s": LONG_S, "remove": [str(left)], "spare": []}))
     late.end()
@@ -251,35 +251,35 @@ def test_rank_that_is_gone_takes_its_own_with_it_and_no_other_s(
 
 def test_pid_that_is_another_process_by_now_is_not_killed(ranks: tuple[Rank, Rank]) -> None:
     first, _ = ranks
-    parent_and_start = guardian.table()[first.pid]
-    guardian.kill({(first.pid, parent_and_start[1] - 1)})
+    parent_and_start = reaper.table()[first.pid]
+    reaper.kill({(first.pid, parent_and_start[1] - 1)})
     assert first.process.poll() is None
-    guardian.kill({(first.pid, parent_and_start[1])})
+    reaper.kill({(first.pid, parent_and_start[1])})
     assert first.process.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_descendants_of_a_made_up_table_are_found_at_any_depth() -> None:
-    children = guardian.scanned({1: (0, 10), 2: (1, 11), 3: (2, 12), 4: (1, 13), 5: (0, 14), 6: (5, 15)})
-    assert guardian.below(children, {1}) == {(2, 11), (3, 12), (4, 13)}
-    assert guardian.below(children, {3, 5}) == {(6, 15)}
-    assert guardian.below(children, {1, 2}) == {(3, 12), (4, 13)}
+    children = reaper.scanned({1: (0, 10), 2: (1, 11), 3: (2, 12), 4: (1, 13), 5: (0, 14), 6: (5, 15)})
+    assert reaper.below(children, {1}) == {(2, 11), (3, 12), (4, 13)}
+    assert reaper.below(children, {3, 5}) == {(6, 15)}
+    assert reaper.below(children, {1, 2}) == {(3, 12), (4, 13)}
 
 
 def test_children_are_those_that_the_kernel_lists_or_a_scan_finds(ranks: tuple[Rank, Rank]) -> None:
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         pytest.skip("this kernel was built without CONFIG_PROC_CHILDREN")
     rank = ranks[0]
-    assert guardian.children() is guardian.listed
-    assert [pid for pid, _ in guardian.listed(rank.pid)] == [rank.child]
-    assert guardian.listed(rank.pid) == guardian.scanned(guardian.table())(rank.pid)
-    assert rank.pid in {pid for pid, _ in guardian.listed(os.getpid())}
+    assert reaper.children() is reaper.listed
+    assert [pid for pid, _ in reaper.listed(rank.pid)] == [rank.child]
+    assert reaper.listed(rank.pid) == reaper.scanned(reaper.table())(rank.pid)
+    assert rank.pid in {pid for pid, _ in reaper.listed(os.getpid())}
 
 
 def test_child_of_a_thread_is_a_child_of_its_process() -> None:
     with ThreadPoolExecutor(1) as pool:  # its thread lives on while its child does
         child = pool.submit(subprocess.Popen, ["sleep", "600"]).result()
         try:
-            assert child.pid in {pid for pid, _ in guardian.children()(os.getpid())}
+            assert child.pid in {pid for pid, _ in reaper.children()(os.getpid())}
         finally:
             child.kill()
             child.wait()
@@ -287,7 +287,7 @@ def test_child_of_a_thread_is_a_child_of_its_process() -> None:
 
 def test_who_is_gone_or_was_never_there_has_no_children(ranks: tuple[Rank, Rank]) -> None:
     ranks[0].end()
-    assert guardian.listed(ranks[0].pid) == []
+    assert reaper.listed(ranks[0].pid) == []
 
 
 @pytest.mark.parametrize("lists", [True, False])
@@ -296,9 +296,9 @@ def test_descendants_that_were_seen_end_with_their_rank_however_they_were_found(
 ) -> None:
     """The mark is another here, so that only the chain of parents leads to them."""
     if not lists:
-        monkeypatch.setattr(guardian, "children", lambda: guardian.scanned(guardian.table()))
+        monkeypatch.setattr(reaper, "children", lambda: reaper.scanned(reaper.table()))
     rank = ranks[0]
-    guarded = guardian.Guardian()
+    guarded = reaper.RankReaper()
     command = {"guard": {rank.pid: "another mark"}, "lease_s": LONG_S, "remove": [], "spare": []}
     guarded.take(json.dumps(command))
     guarded.look()
