@@ -20,10 +20,11 @@ from typing import Any, BinaryIO, TypeVar
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec.node import ExecNode, State
-from warmrank.orchestrator.exec.nodes import LocalNode, Lost, NodeGroup, RayNodes
+from warmrank.orchestrator.exec.nodes import ExecNodes, LocalNode, RayNodes
 from warmrank.orchestrator.exec.placement import HostGroup, When, placements
 from warmrank.orchestrator.exec.publish import Publisher, Say
 from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.nodes import choose, this_node
 from warmrank.orchestrator.reaper_client import Chunk, Stream
 from warmrank.orchestrator.signals import noted, undisturbed
@@ -119,7 +120,7 @@ def execute(
     """
     if config.store is not None:
         config = config.model_copy(update={"store": decided(config.store)})  # once, for all nodes
-    nodes: NodeGroup
+    nodes: ExecNodes
     if options.here:
         nodes = LocalNode(config)
     elif ray_session.way_in(config.ray, os.environ, initialized=False) == "local":
@@ -137,7 +138,7 @@ def execute(
 class Run:
     """One command on its nodes."""
 
-    def __init__(self, config: Config, nodes: NodeGroup, options: Options, say: Say) -> None:
+    def __init__(self, config: Config, nodes: ExecNodes, options: Options, say: Say) -> None:
         self._config = config
         self._nodes = nodes
         self._options = options

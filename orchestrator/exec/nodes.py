@@ -7,15 +7,15 @@ ends, by whatever, its command ends with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.errors import CannotStart, first_line
+from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec.node import ExecNode
 from warmrank.orchestrator.exec.placement import choose_nodes, num_fitting
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.ray_answers import options_on
+from warmrank.orchestrator.gang.node_group import Lost, NodeGroup
 from warmrank.orchestrator.nodes import Node, alive, choose, this_node
 from warmrank.orchestrator.signals import undisturbed
 
@@ -26,14 +26,7 @@ _CALLS_AT_ONCE = 4
 """A poll, a signal and a publish go on side by side."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """The answer of a node that gives none any more."""
-
-    reason: str
-
-
-class NodeGroup(Protocol):
+class ExecNodes(Protocol):
     """Nodes by their position in ``nodes``; ``ports`` has a free port of each."""
 
     nodes: tuple[Node, ...]
@@ -63,12 +56,12 @@ class LocalNode:
     def ask(
         self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
     ) -> dict[int, T | Lost]:
-        """See `NodeGroup.ask`; nothing here needs the time-out."""
+        """See `ExecNodes.ask`; nothing here needs the time-out."""
         del timeout_s
         return {index: method(self._node, *given) for index, given in arguments.items()}
 
     def close(self) -> None:
-        """See `NodeGroup.close`."""
+        """See `ExecNodes.close`."""
         self._node.close()
 
 
@@ -89,7 +82,7 @@ class RayNodes:
     def __init__(self, config: Config, wanted: Sequence[str]) -> None:
         self.nodes: tuple[Node, ...] = ()
         self.ports: tuple[int, ...] = ()
-        self._actors: list[Any] = []
+        self._group: NodeGroup | None = None
         self._session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
         try:
             self._start(config, wanted)
@@ -107,19 +100,9 @@ class RayNodes:
         self.nodes = choose_nodes(rooms, config.ranks, named=bool(wanted))
         needed = {name: amount * (config.ranks // len(self.nodes)) for name, amount in each.items()}
         environ = ray_session.rank_environ(config.ray, config.device, self._session.way_in)
-        options = {
-            "num_cpus": needed.get("CPU", 0),
-            "num_gpus": needed.get("GPU", 0),
-            "resources": {name: amount for name, amount in needed.items() if name not in ("CPU", "GPU")},
-            "max_restarts": 0,
-            "max_task_retries": 0,
-            "max_concurrency": _CALLS_AT_ONCE,
-        }
-        actor = ray.remote(ExecNode)
-        self._actors = [
-            actor.options(**{**options_on(node.node_id, {"env_vars": environ}), **options}).remote(config)
-            for node in self.nodes
-        ]
+        self._group = NodeGroup(ExecNode, {"env_vars": environ}, num_calls=_CALLS_AT_ONCE)
+        for node in self.nodes:
+            self._group.start(node.node_id, config, resources=needed)
         addresses = {index: (node.address,) for index, node in enumerate(self.nodes)}
         ports = self.ask(ExecNode.port, addresses, timeout_s=config.timeouts.start_s)
         for index, port in ports.items():
@@ -135,35 +118,20 @@ class RayNodes:
     def ask(
         self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
     ) -> dict[int, T | Lost]:
-        """See `NodeGroup.ask`."""
-        import ray
-
-        refs = {
-            index: getattr(self._actors[index], method.__name__).remote(*given)
-            for index, given in arguments.items()
-        }
-        ready, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout_s)
-        answers: dict[int, T | Lost] = {}
-        for index, ref in refs.items():
-            try:
-                answers[index] = (
-                    ray.get(ref) if ref in ready else Lost(reason=f"no answer in {timeout_s:g} s")
-                )
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause or error from error
-            except ray.exceptions.RayError as error:
-                answers[index] = Lost(reason=first_line(error))
-        return answers
+        """See `ExecNodes.ask`."""
+        assert self._group is not None  # noqa: S101 - `_start` made it
+        asked = {self.nodes[index].node_id: given for index, given in arguments.items()}
+        answers = self._group.ask(method, asked, timeout_s=timeout_s)
+        return {index: answers[self.nodes[index].node_id] for index in arguments}
 
     def close(self) -> None:
-        """See `NodeGroup.close`."""
+        """See `ExecNodes.close`."""
         import ray
 
         with undisturbed():
-            refs = [actor.close.remote() for actor in self._actors]
-            if refs:
+            if self._group is not None:
+                refs = [self._group.call(node.node_id, ExecNode.close) for node in self.nodes]
                 ray.wait(refs, num_returns=len(refs), timeout=_CLOSE_S)
-            for actor in self._actors:
-                ray.kill(actor)
-            self._actors = []
+                self._group.stop_all()
+                self._group = None
             ray_session.leave(self._session)

@@ -24,8 +24,9 @@ from warmrank.cache_store.publishing.publish_queue import add_launch
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.exec.node import ExecNode, NotPublished, Work, publish_queue, why_kept
-from warmrank.orchestrator.exec.nodes import Lost, NodeGroup
+from warmrank.orchestrator.exec.nodes import ExecNodes
 from warmrank.orchestrator.exec.placement import HostGroup
+from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.launch.commit import waiting_launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
@@ -121,7 +122,7 @@ class Publisher:
     """
 
     def __init__(
-        self, config: Config, nodes: NodeGroup, hosts: HostGroup | None, say: Say, *, is_wanted: bool
+        self, config: Config, nodes: ExecNodes, hosts: HostGroup | None, say: Say, *, is_wanted: bool
     ) -> None:
         self.record = ""
         self.problems: list[str] = []

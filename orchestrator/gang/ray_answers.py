@@ -1,30 +1,13 @@
-"""Answers of actors on Ray: where they run, waiting for them, and Ray's exceptions as values."""
+"""Answers of actors on Ray: waiting for them, and Ray's exceptions as values."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
-
-
-def options_on(node_id: str, runtime_env: Mapping[str, Any]) -> dict[str, Any]:
-    """What runs on that node or nowhere, and asks for no CPU: a launch may hold all that the node has.
-
-    Args:
-        node_id: Ray's id of the node.
-        runtime_env: what Ray sets up before it runs.
-    """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return {
-        "num_cpus": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
-        "runtime_env": dict(runtime_env),
-    }
-
 
 _EXIT_DETAIL = re.compile(
     # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.

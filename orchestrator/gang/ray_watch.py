@@ -26,9 +26,9 @@ from typing import Any
 from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
 from warmrank.orchestrator.gang.rank_files import crash_in
-from warmrank.orchestrator.gang.ray_answers import options_on
 from warmrank.orchestrator.seats import Gang
 
 logger = logging.getLogger(__name__)
@@ -233,12 +233,10 @@ class RayWatch:
     def __init__(
         self, settings: WatchConfig, node_ids: Iterable[str], runtime_env: Mapping[str, Any]
     ) -> None:
-        import ray
-
         self._settings = settings
-        self._exported = ray.remote(NodeWatch)
-        self._runtime_env = dict(runtime_env)
-        self._started = {node_id: self._actor(node_id) for node_id in node_ids}
+        self._group = NodeGroup(NodeWatch, runtime_env, num_calls=_THREADS)
+        for node_id in node_ids:
+            self._group.start(node_id)
         self._every_s = settings.every_s
         self._hurry_s = _HURRY_S
         self._actors: dict[int, Any] = {}
@@ -258,10 +256,10 @@ class RayWatch:
             node_ids: Ray's id of every node, by node rank.
             charges: every rank.
         """
-        for node_id in set(node_ids.values()) - self._started.keys():
+        for node_id in set(node_ids.values()) - self._group.actors.keys():
             # A node was lost before all ranks were up, and Ray placed them anew.
-            self._started[node_id] = self._actor(node_id)
-        self._actors = {node: self._started[node_id] for node, node_id in node_ids.items()}
+            self._group.start(node_id)
+        self._actors = {node: self._group.actors[node_id] for node, node_id in node_ids.items()}
         self._next_s = dict.fromkeys(node_ids, 0.0)
         nodes = {
             node: (seats[0].host, tuple(seat.rank for seat in seats))
@@ -390,26 +388,17 @@ class RayWatch:
         """
         import ray
 
-        there = [actor for node_id, actor in self._started.items() if node_id not in without]
+        there = [actor for node_id, actor in self._group.actors.items() if node_id not in without]
         refs = [actor.release.remote() for actor in there]
         silent = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1] if refs else []
-        if num_silent := len(silent) + len(self._started) - len(there):
+        if num_silent := len(silent) + len(self._group.actors) - len(there):
             logger.warning(
                 "%d nodes did not say in %g s that their ranks ended; their reapers end them within %g s",
                 num_silent,
                 timeout_s,
                 self._settings.lease_s,
             )
-        for actor in self._started.values():
-            ray.kill(actor, no_restart=True)
-
-    def _actor(self, node_id: str) -> Any:
-        return self._exported.options(
-            **options_on(node_id, self._runtime_env),
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=_THREADS,
-        ).remote()
+        self._group.stop_all()
 
 
 def look_every_s(settings: WatchConfig, num_nodes: int) -> float:

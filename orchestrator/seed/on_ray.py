@@ -29,7 +29,7 @@ from warmrank.cache_store.node.private_files import open_private
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.ray_answers import options_on
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.nodes import Node, alive
 from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
 from warmrank.orchestrator.seed.seeding import NodeState, Seeding, SeedPlan
@@ -248,11 +248,10 @@ class RaySeedCluster:
         seeder: type[NodeSeeder] = NodeSeeder,
     ) -> None:
         self._config = config
-        self._environ = dict(environ)
         self._verify = verify
         self._seeder = seeder
+        self._group = NodeGroup(seeder, {"env_vars": dict(environ)}, num_calls=_NODE_CALLS)
         self._room_bytes: dict[str, int] = {}
-        self._actors: dict[str, Any] = {}
         self._shares: dict[str, Any] = {}
         self._running: dict[Any, Node] = {}
         self._asked: dict[Any, str] = {}
@@ -270,16 +269,11 @@ class RaySeedCluster:
 
     def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
         """See `SeedCluster.start`."""
-        import ray
-
         self.stop(node)
-        options = options_on(node.node_id, {"env_vars": self._environ})
-        actor_class = ray.remote(self._seeder).options(**options, max_restarts=0, max_concurrency=_NODE_CALLS)
-        actor: Any = actor_class.remote(self._config, node, verify=self._verify)
-        self._actors[node.node_id] = actor
+        self._group.start(node.node_id, self._config, node, verify=self._verify)
         shared = self._shares.get(source.node_id) if source is not None else None
         room_bytes = self._room_bytes.get(node.node_id, 0) if shares else 0
-        self._running[actor.seed.remote(shared, room_bytes)] = node
+        self._running[self._group.call(node.node_id, self._seeder.seed, shared, room_bytes)] = node
 
     def ended(self) -> list[NodeSeed]:
         """See `SeedCluster.ended`."""
@@ -298,18 +292,15 @@ class RaySeedCluster:
                 pass  # its `seed` says why
         waiting, running = set(self._asked.values()), {node.node_id for node in self._running.values()}
         for node_id in running - waiting:
-            self._asked[self._actors[node_id].progress.remote()] = node_id
+            self._asked[self._group.call(node_id, self._seeder.progress)] = node_id
         return {node_id: state for node_id, state in self._progress.items() if node_id in running}
 
     def stop(self, node: Node) -> None:
         """See `SeedCluster.stop`."""
-        import ray
-
         self._running = {ref: other for ref, other in self._running.items() if other != node}
         self._progress.pop(node.node_id, None)
         self._shares.pop(node.node_id, None)
-        if (actor := self._actors.pop(node.node_id, None)) is not None:
-            ray.kill(actor)
+        self._group.stop(node.node_id)
 
     def _answer(self, ref: Any, node: Node) -> NodeSeed:
         import ray

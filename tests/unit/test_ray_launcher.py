@@ -19,6 +19,7 @@ from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import LacksDevice, LaunchFailed
 from warmrank.orchestrator.gang import ray_launcher, ray_session, reservation
 from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, logs_of, seat_ranks
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Batches, Charge
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
@@ -287,7 +288,7 @@ class WatchActor:
 def test_node_that_ray_placed_ranks_on_after_another_was_lost_gets_a_watch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RayWatch, "_actor", lambda _self, _node_id: WatchActor())
+    monkeypatch.setattr(NodeGroup, "start", lambda self, id_: self.actors.update({id_: WatchActor()}))
     first, second = (
         Process(node_id=node_id, host=node_id, address="", pid=pid)
         for node_id, pid in (("kept", 1), ("new", 2))

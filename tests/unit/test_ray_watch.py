@@ -13,6 +13,7 @@ from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang import ray_watch
 from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge
 from warmrank.orchestrator.gang.ray_watch import RayWatch
 from warmrank.orchestrator.seats import Gang
@@ -43,7 +44,7 @@ class Time:
         self.now_s = 100.0
         self.answer: Any = AT_WORK
         monkeypatch.setattr(ray_watch, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr(RayWatch, "_actor", lambda _watch, _node_id: Node())
+        monkeypatch.setattr(NodeGroup, "start", lambda self, id_: self.actors.update({id_: Node()}))
         monkeypatch.setattr(ray, "get", self._get)
         self.watch = RayWatch(SETTINGS, ["node"], {})
         _, seats = seat_ranks([Process(node_id="node", host="n1", address="", pid=1)])
