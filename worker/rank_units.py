@@ -296,7 +296,8 @@ class RankUnit:
         except UnwritableDisk:
             raise  # no other unit, and no other attempt, could keep anything there
         except (WorkerError, StoreError) as error:
-            self.result = self._refused(f"{type(error).__name__}: {error}")
+            kind = type(error).__name__
+            self.result = replace(self._refused(f"{kind}: {error}"), error=kind)
         return self.result
 
     def timed(self, **seconds: float) -> FunctionResult:

@@ -74,6 +74,7 @@ class FunctionResult(Value):
         ok: false when the stage failed on this rank for this function; ``reason`` then says why.
         outcome: how the rank got its artifact.
         reason: why this outcome (why it missed, what it adopted from, why it failed).
+        error: name of the type of the exception that it failed with; ``reason`` then begins with it.
         guard_failed: the artifact was offered and its guards do not hold here.
         digest: sha256 hex of the artifact.
         size_bytes: size of the artifact.
@@ -90,6 +91,7 @@ class FunctionResult(Value):
     ok: bool
     outcome: Outcome
     reason: str
+    error: str = ""
     guard_failed: bool = False
     digest: str = ""
     size_bytes: int = 0

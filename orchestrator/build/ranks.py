@@ -87,6 +87,18 @@ class OfflineHost(RankHost):
         )
         return Opened(place=self._worker.start(), problem="")
 
+    def left_out(self) -> Any:
+        """See `worker.offline.OfflineRank.left_out`."""
+        return self._worker.left_out()
+
+    def rank_bound(self) -> Any:
+        """See `worker.offline.OfflineRank.rank_bound`."""
+        return self._worker.rank_bound()
+
+    def manifest(self) -> Any:
+        """See `worker.rank.RankWorker.manifest`."""
+        return self._worker.manifest()
+
     def retrace(self, functions: tuple[str, ...]) -> tuple[Retraced, ...]:
         """Trace functions again and compare with what is stored; one that fails is a result."""
         return tuple(self._retrace(name) for name in functions)

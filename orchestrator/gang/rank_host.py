@@ -23,7 +23,14 @@ from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.seats import Seat
 from warmrank.worker.code_digests import package_of
 from warmrank.worker.errors import CompileForbidden
-from warmrank.worker.results import FunctionResult, Published, RankPlace, TraceResult
+from warmrank.worker.results import (
+    CaptureProposal,
+    FunctionProbe,
+    FunctionResult,
+    Published,
+    RankPlace,
+    TraceResult,
+)
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
@@ -106,16 +113,12 @@ MakeWorker = Callable[["RankSpec", "Store | None"], Any]
 _OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"
 _BEHIND = "a place of the store is away, and has yet to take it"
-_OF_FUNCTIONS = frozenset({"compile", "capture", "first_call"})
-"""What answers with a result of each function, none of which may have needed a forbidden compile."""
-
-_ALL_MUST_SUCCEED = frozenset({"capture", "first_call"})
 
 
 class RankHost:
     """Calls the worker of one rank.
 
-    Every public method is called by name through `answer`. What `worker` raises passes unchanged.
+    Its public methods are what a launch may ask of a rank. What `worker` raises passes unchanged.
     """
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
@@ -243,7 +246,8 @@ class RankHost:
 
         One that fails is a result, so that the others go on.
         """
-        return (*(self._compile(name) for name in functions), *(self._audit(name) for name in audits))
+        compiled = tuple(self._compile(name) for name in functions)
+        return (*_none_forbidden(compiled), *(self._audit(name) for name in audits))
 
     def _audit(self, name: str) -> TraceResult:
         try:
@@ -263,7 +267,9 @@ class RankHost:
             logger.exception("%s did not compile", name)
             failure = failure_of(error, rank=self._init.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
-            return FunctionResult(function=name, ok=False, outcome="compiled", reason=reason)
+            return FunctionResult(
+                function=name, ok=False, outcome="compiled", reason=reason, error=failure.kind
+            )
         return result if result.ok else replace(result, outcome="compiled")
 
     def settle(
@@ -288,6 +294,64 @@ class RankHost:
     def take_in(self, function: str, handed: Shared) -> None:
         """Keep an artifact of another node, for all ranks of this one."""
         self._worker.take_in(function, handed.value)
+
+    def build(self) -> tuple[str, ...]:
+        """Build the workload; see `worker.rank.RankWorker` for this and what follows."""
+        names: tuple[str, ...] = self._worker.build()
+        return names
+
+    def probe(self) -> tuple[FunctionProbe, ...]:
+        """Look every function up."""
+        probes: tuple[FunctionProbe, ...] = self._worker.probe()
+        return probes
+
+    def trace(self, function: str) -> bytes:
+        """The trace of what this rank compiled."""
+        text: bytes = self._worker.trace(function)
+        return text
+
+    def difference(self, function: str, trace: bytes) -> str:
+        """The first difference between another rank's trace and this one's."""
+        words: str = self._worker.difference(function, trace)
+        return words
+
+    def hand_out(self, digests: dict[str, str]) -> Any:
+        """Artifacts for ranks of other nodes, by function."""
+        return self._worker.hand_out(digests)
+
+    def release(self, digests: dict[str, str]) -> None:
+        """Let other partitions have artifacts."""
+        self._worker.release(digests)
+
+    def propose_captures(self, *arguments: Any) -> tuple[CaptureProposal, ...]:
+        """What this rank would capture."""
+        proposals: tuple[CaptureProposal, ...] = self._worker.propose_captures(*arguments)
+        return proposals
+
+    def stream_problem(self) -> str:
+        """What the device has too few streams for; empty for nothing."""
+        problem: str = self._worker.stream_problem()
+        return problem
+
+    def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
+        """Capture one step.
+
+        Raises:
+            FunctionFailed: it failed.
+            worker.errors.CompileForbidden: it would have had to be compiled.
+        """
+        return _all_ok(self._worker.capture(step))
+
+    def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
+        """Run a call of the workload; errors as of `capture`."""
+        answer: tuple[FunctionResult | FunctionProbe, ...] = self._worker.first_call(place)
+        _all_ok(tuple(item for item in answer if isinstance(item, FunctionResult)))
+        return answer
+
+    def extra(self) -> tuple[FunctionResult, ...]:
+        """What the rank needed beyond the workload's calls."""
+        results: tuple[FunctionResult, ...] = self._worker.extra()
+        return results
 
     def verify(self) -> Any:
         """Compare with the reference.
@@ -325,24 +389,24 @@ class RankHost:
                 journal_of(rank_spec(self._init)).unlink(missing_ok=True)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of this object, or of the worker where this object has none of that name.
+        """Call a public method of this object by its name, as it crosses Ray."""
+        return getattr(self, method)(*arguments)
 
-        Raises:
-            FunctionFailed: a function failed where every rank must succeed.
-            worker.errors.CompileForbidden: it failed because it would have had to be compiled.
-        """
-        target = self if hasattr(type(self), method) else self._worker
-        result = getattr(target, method)(*arguments)
-        if method in _OF_FUNCTIONS:
-            for function in result:
-                if isinstance(function, FunctionResult) and not function.ok:
-                    # The worker makes a refused function's reason of the name and text of what was raised.
-                    kind, _, reason = function.reason.partition(": ")
-                    if kind == CompileForbidden.__name__:
-                        raise CompileForbidden(reason, function=function.function)
-                    if method in _ALL_MUST_SUCCEED:
-                        raise FunctionFailed(function.function, function.reason)
-        return result
+
+def _none_forbidden(results: tuple[FunctionResult, ...]) -> tuple[FunctionResult, ...]:
+    """The same results; raises `CompileForbidden` if a function failed because compiling is forbidden."""
+    for result in results:
+        if not result.ok and result.error == CompileForbidden.__name__:
+            raise CompileForbidden(result.reason.removeprefix(f"{result.error}: "), function=result.function)
+    return results
+
+
+def _all_ok(results: tuple[FunctionResult, ...]) -> tuple[FunctionResult, ...]:
+    """The same results; raises if a function failed."""
+    for result in _none_forbidden(results):
+        if not result.ok:
+            raise FunctionFailed(result.function, result.reason)
+    return results
 
 
 def _tell_nobody(_doing: str) -> None:

@@ -212,23 +212,20 @@ def failures_of(state: PlanState, seats: Seats) -> list[WorkerFailure]:
     for demand in state.lost:
         wanted.setdefault(demand.function, set()).add(demand.rank)
     lost = {key for demand in state.lost for key in (demand.class_key, demand.own_key)}
-    tried: dict[tuple[str, str], list[int]] = {}
+    tried: dict[tuple[str, str, str], list[int]] = {}
     for failed in state.failed:
         if failed.class_key in lost:
-            tried.setdefault((failed.class_key[0], failed.reason), []).append(failed.rank)
+            tried.setdefault((failed.class_key[0], failed.error, failed.reason), []).append(failed.rank)
     return [
-        _failure(rank, function, reason, remedy)
-        for (function, reason), ranks in tried.items()
+        _failure(rank, function, error, reason, remedy)
+        for (function, error, reason), ranks in tried.items()
         for remedy in [_remedy(_where(ranks, seats), wanted[function])]
         for rank in dict.fromkeys(ranks)
     ]
 
 
-def _failure(rank: int, function: str, reason: str, remedy: str) -> WorkerFailure:
-    # A rank makes a failure's reason of the name and text of what was raised.
-    kind, separator, message = reason.partition(": ")
-    if not separator or not kind.isidentifier():
-        kind, message = "CompileFailed", reason
+def _failure(rank: int, function: str, error: str, reason: str, remedy: str) -> WorkerFailure:
+    kind, message = error or "CompileFailed", reason.removeprefix(f"{error}: ")
     if kind in OF_THE_FUNCTION:
         remedy = f"correct that line; {remedy}"
     return WorkerFailure(

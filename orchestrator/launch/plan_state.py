@@ -147,22 +147,17 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A leader that could not compile for its class."""
+    """A leader that could not compile for its class; ``error``: name of the exception's type."""
 
     class_key: ClassKey
     rank: int
     reason: str
-
-    @property
-    def kind(self) -> str:
-        """Name of what was raised; empty where the reason is none of a raised error's."""
-        kind, separator, _ = self.reason.partition(": ")
-        return kind if separator and kind.isidentifier() else ""
+    error: str = ""
 
     @property
     def is_final(self) -> bool:
         """Whether another leader of the class would fail alike: the function itself raised."""
-        return self.kind in OF_THE_FUNCTION
+        return self.error in OF_THE_FUNCTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +210,7 @@ class Attempt:
         ok: the rank has its artifact.
         digest: what was used or refused; empty when there was nothing to use, because a compile failed.
         reason: why it is not ok.
+        error: name of the type of the exception that was raised; empty for none.
         out_of_reach: the artifact could not be had on this rank's node; its guards were not asked.
         takes: not ok, because an audit is not through, or found a difference; the guards hold here.
         trace: digest of what the rank compiled, or traced for an audit; empty where it did not.
@@ -224,6 +220,7 @@ class Attempt:
     ok: bool
     digest: str
     reason: str = ""
+    error: str = ""
     out_of_reach: bool = False
     takes: bool = False
     trace: str = ""
@@ -348,7 +345,8 @@ class _Changes:
             self.made.append(replace(offer, is_new=True, trace=attempt.trace, audit=audit))
             return
         key = demand.own_key if action.alone else demand.class_key
-        self.failed.append(Failed(class_key=key, rank=demand.rank, reason=attempt.reason))
+        failed = Failed(class_key=key, rank=demand.rank, reason=attempt.reason, error=attempt.error)
+        self.failed.append(failed)
         self.staying.append(demand)
 
     def _refuse(self, demand: Demand, action: Action, attempt: Attempt) -> Demand:

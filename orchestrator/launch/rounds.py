@@ -484,6 +484,7 @@ def _attempt(
         ok=result.ok and not is_unproven,
         digest=result.digest if is_compile else _offered(slot, action, made),
         reason=result.reason,
+        error=result.error,
         out_of_reach=not (is_compile or result.ok or result.guard_failed),
         takes=result.ok and is_unproven,
         trace=own if not is_compile else result.trace if result.digest in compared.fresh else "",

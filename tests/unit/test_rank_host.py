@@ -127,7 +127,11 @@ def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> No
     host = RankHost(FakeWorld().make_worker)
     host.open(init(tmp_path))
     refused = FunctionResult(
-        function="Model.f", ok=False, outcome="adopted", reason="CompileForbidden: Model.f would have to be"
+        function="Model.f",
+        ok=False,
+        outcome="adopted",
+        reason="CompileForbidden: Model.f would have to be",
+        error="CompileForbidden",
     )
     host._worker.first_call = lambda _place: (refused,)
     failure = answer(host, 1, "first_call", "first_call", (1,))
