@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -65,13 +64,6 @@ def test_ranks_of_other_runtime_state_neither_wait_for_nor_adopt_from_each_other
     assert plan_of(probe("hit", "a", blocks=1), probe("miss", blocks=2))[1, "f"] == Compile()
 
 
-def test_ranks_that_hold_their_artifact_load_it() -> None:
-    assert plan_of(probe("hit", "a"), probe("hit", "b")) == {
-        (0, "f"): Load(digest="a"),
-        (1, "f"): Load(digest="b"),
-    }
-
-
 def test_miss_adopts_what_another_rank_of_its_class_holds() -> None:
     assert plan_of(probe("miss"), probe("hit", "a"))[0, "f"] == Adopt(digest="a", from_rank=1)
 
@@ -79,11 +71,6 @@ def test_miss_adopts_what_another_rank_of_its_class_holds() -> None:
 def test_miss_does_not_adopt_from_another_class() -> None:
     plan = plan_of(probe("miss", key="k"), probe("hit", "a", key="other"))
     assert plan == {(0, "f"): Compile(), (1, "f"): Load(digest="a")}
-
-
-def test_adoptable_rank_adopts_what_its_probe_found() -> None:
-    plan = plan_of(probe("adoptable", "a"), probe("hit", "b"))
-    assert plan[0, "f"] == Adopt(digest="a", from_rank=None)
 
 
 def test_adoptable_artifact_is_offered_to_ranks_that_miss() -> None:
@@ -116,21 +103,6 @@ def leaders(plan: Mapping[Slot, Action]) -> dict[str, int]:
     return {function: rank for (rank, function), action in plan.items() if isinstance(action, Compile)}
 
 
-def test_leaders_are_spread_over_nodes_first() -> None:
-    state = functions_missed("f", "g", num_ranks=4)
-    plan = plan_round(state, max_rounds=4, nodes={0: 0, 1: 0, 2: 1, 3: 1})
-    assert leaders(plan) == {"f": 0, "g": 2}
-
-
-def test_leaders_are_spread_over_the_ranks_of_one_node() -> None:
-    plan = plan_round(functions_missed("f", "g", num_ranks=2), max_rounds=4, nodes={0: 0, 1: 0})
-    assert leaders(plan) == {"f": 0, "g": 1}
-
-
-def test_without_nodes_the_lowest_rank_leads() -> None:
-    assert leaders(plan_round(functions_missed("f", "g", num_ranks=2), max_rounds=4)) == {"f": 0, "g": 0}
-
-
 def test_calls_of_one_function_have_one_leader() -> None:
     state = functions_missed("f", "f[1]", "g", num_ranks=2)
     plan = plan_round(state, max_rounds=4, nodes={0: 0, 1: 0})
@@ -156,12 +128,6 @@ def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
     assert plan_round(state, max_rounds=4) == {(2, "f"): Compile(), (3, "f"): AwaitLeader(leader=2)}
 
 
-def test_refusal_is_added_to_the_reason() -> None:
-    state = begin({0: (probe("miss"),), 1: (probe("miss"),)})
-    state = refused(state, plan_round(state, max_rounds=4), (1, "f"), made="x" * 64)
-    assert state.demands[0].reason == "not there; xxxxxxxxxxxx refused: guard"
-
-
 def test_after_the_last_round_each_rank_compiles_for_itself() -> None:
     state = begin({rank: (probe("miss"),) for rank in range(3)})
     state = refused(state, plan_round(state, max_rounds=1), (1, "f"), (2, "f"), made="x")
@@ -173,11 +139,6 @@ def test_forbidden_lists_functions_with_ranks_grouped_by_reason() -> None:
     state = begin({0: (probe("miss"),), 1: (probe("hit", "a", key="l"),), 2: (probe("miss"),)})
     (miss,) = forbidden(state, plan_round(state, max_rounds=4))
     assert (miss.function, miss.reason, miss.ranks) == ("f", "not there", (0, 2))
-
-
-def test_nothing_is_forbidden_where_nothing_compiles() -> None:
-    state = begin({0: (probe("hit", "a"),), 1: (probe("miss"),)})
-    assert forbidden(state, plan_round(state, max_rounds=4)) == ()
 
 
 def failed(state: PlanState, actions: Mapping[Slot, Action], reason: str = "no luck") -> PlanState:
@@ -200,19 +161,6 @@ def test_class_whose_leader_failed_gets_a_leader_on_another_node() -> None:
     }
 
 
-def test_on_a_single_node_another_rank_tries() -> None:
-    nodes = dict.fromkeys(range(2), 0)
-    state = begin({rank: (probe("miss"),) for rank in range(2)})
-    state = failed(state, plan_round(state, max_rounds=4, nodes=nodes))
-    assert leaders(plan_round(state, max_rounds=4, nodes=nodes)) == {"f": 1}
-
-
-def test_class_of_one_rank_tries_there_again() -> None:
-    state = begin({0: (probe("miss"),)})
-    state = failed(state, plan_round(state, max_rounds=4))
-    assert plan_round(state, max_rounds=4) == {(0, "f"): Compile()}
-
-
 def test_class_is_given_up_after_its_second_leader_and_nobody_else() -> None:
     state = begin({0: (probe("miss"),), 1: (probe("miss"),), 2: (probe("hit", "a", key="l"),)})
     for _ in range(2):
@@ -233,12 +181,6 @@ def test_calls_of_one_function_that_failed_on_different_ranks_are_tried_apart() 
         ),
     )
     assert leaders(plan_round(state, max_rounds=4)) == {"f": 1, "f[1]": 0}
-
-
-def test_failed_compile_takes_no_round_from_those_who_wait() -> None:
-    state = begin({rank: (probe("miss"),) for rank in range(3)})
-    state = failed(state, plan_round(state, max_rounds=1))
-    assert leaders(plan_round(state, max_rounds=1)) == {"f": 1}
 
 
 def test_failed_compile_is_no_refusal() -> None:
@@ -303,19 +245,6 @@ def test_plan_is_shown_by_class_and_by_how_its_ranks_get_it() -> None:
         ("k", (1,), "adopt", None),
         ("l", (2,), "compile", 2),
     ]
-
-
-def test_what_was_given_up_is_not_shown() -> None:
-    state = begin({0: (probe("miss"),)})
-    assert rank_classes(state, {(0, "f"): GiveUp()}) == ()
-
-
-def test_thousands_of_equal_ranks_have_one_leader_for_each_function() -> None:
-    num_ranks = 4096
-    state = functions_missed("f", "g", num_ranks=num_ranks)
-    plan = plan_round(state, max_rounds=4, nodes={rank: rank // 8 for rank in range(num_ranks)})
-    kinds = Counter(type(action).__name__ for action in plan.values())
-    assert kinds == {"Compile": 2, "AwaitLeader": 2 * num_ranks - 2}
 
 
 class Counted(dict[int, int]):

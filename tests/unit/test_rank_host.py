@@ -49,16 +49,6 @@ def test_spec_of_a_rank_holds_its_place_and_the_workload(tmp_path: Path) -> None
     assert spec.groups["tp"] == ((0, 1), (2, 3))
 
 
-def test_spec_of_a_script_has_no_entrypoint(tmp_path: Path) -> None:
-    assert rank_spec(init(tmp_path, workload={"script": "job.py"})).entrypoint == ""
-
-
-def test_opened_rank_calls_its_worker(tmp_path: Path) -> None:
-    host = RankHost(FakeWorld().make_worker)
-    host.open(init(tmp_path))
-    assert host.call("build", ()) == FUNCTIONS
-
-
 def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
     world = FakeWorld(held={(1, FUNCTIONS[0]): "d"}, known={"d": 0, "e": 0})
     host = RankHost(world.make_worker)
@@ -157,13 +147,6 @@ def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path
     assert first.reason.startswith("ZeroDivisionError: ")
     assert "(test_rank_host.py:" in first.reason
     assert (second.function, second.ok) == (FUNCTIONS[1], True)
-
-
-def test_compile_that_is_not_ok_is_a_result(tmp_path: Path) -> None:
-    host = RankHost(FakeWorld(broken={FUNCTIONS[0]: "GraphBreak: line 3"}).make_worker)
-    host.open(init(tmp_path))
-    found = answer(host, 1, "compile", "compile", (FUNCTIONS,))
-    assert [(result.ok, result.reason) for result in found] == [(False, "GraphBreak: line 3"), (True, "")]
 
 
 def test_rank_is_closed_once(tmp_path: Path) -> None:

@@ -26,24 +26,12 @@ def kinds(found: Watching, now_s: float) -> dict[int, str]:
     return {failure.rank: failure.kind for failure in found.failures("compile", now_s)}
 
 
-def test_nodes_that_answer_have_no_failures() -> None:
-    found = watching()
-    for now_s in (105.0, 112.0, 119.0):
-        seen(found, 0, {0: AT_WORK, 1: AT_WORK}, now_s)
-        seen(found, 1, {2: AT_WORK, 3: AT_WORK}, now_s)
-        assert kinds(found, now_s) == {}
-
-
 def test_silent_node_is_lost_with_all_its_ranks_at_the_limit_and_not_before() -> None:
     found = watching()
     seen(found, 0, {}, 109.0)
     assert kinds(found, 109.9) == {}
     assert kinds(found, 110.0) == {2: NODE_LOST, 3: NODE_LOST}
     assert "node n2 has not answered for 10 s" in found.failures("build", 110.0)[0].message
-
-
-def test_node_that_never_answered_is_lost_after_the_limit() -> None:
-    assert kinds(watching(), 110.0) == dict.fromkeys(range(4), NODE_LOST)
 
 
 def test_node_whose_watch_has_ended_is_lost_at_once() -> None:
@@ -68,15 +56,6 @@ def test_rank_that_a_signal_holds_is_stopped_after_the_limit() -> None:
     seen(found, 1, {}, 103.0)
     assert kinds(found, 103.9) == {}
     assert kinds(found, 104.0) == {1: STOPPED}
-
-
-def test_rank_that_goes_on_was_not_stopped() -> None:
-    found = watching()
-    seen(found, 0, {1: ProcessStatus(state="t")}, 101.0)
-    seen(found, 0, {1: AT_WORK}, 103.0)
-    seen(found, 0, {1: ProcessStatus(state="T")}, 104.0)
-    seen(found, 1, {}, 104.0)
-    assert kinds(found, 106.0) == {}
 
 
 @pytest.mark.parametrize("state", ["", "Z", "X"])

@@ -1,4 +1,4 @@
-"""Where a process stands when it hangs or crashes, and which launches' logs are kept."""
+"""Files beside a rank's log: its step and its stacks, as its node sees them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,59 @@ import pytest
 
 from warmrank.orchestrator.causes import WorkerFailure, causes_of
 from warmrank.orchestrator.gang import rank_files
+from warmrank.orchestrator.gang.actor import in_words
+from warmrank.orchestrator.gang.node_watch import Charge, look_at
+from warmrank.orchestrator.gang.rank_files import StepFile, read_step, step_file
+
+
+def test_reader_sees_what_was_said_last(tmp_path: Path) -> None:
+    path = step_file(tmp_path / "rank0.log")
+    step = StepFile(path)
+    step.note("compile Model.decode, which has a long name")
+    step.note("load")
+    assert read_step(path) == "load"
+    step.note("")
+    assert read_step(path) == ""
+
+
+def test_file_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.step"
+    step = StepFile(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    step.close()
+    step.note("later")
+    assert not path.exists()
+
+
+def test_place_that_cannot_be_written_says_nothing(tmp_path: Path) -> None:
+    step = StepFile(tmp_path / "no" / "rank0.step")
+    step.note("load")
+    assert read_step(tmp_path / "no" / "rank0.step") == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (("compile", "compile", (("Model.a", "Model.b"), ())), "compile Model.a, Model.b"),
+        (("compile", "compile", (("Model.a",), ("Model.b",))), "compile Model.a; audit Model.b"),
+        (("capture", "propose_captures", ((),)), "capture: propose captures"),
+        (("first_call", "first_call", (1,)), "first_call"),
+    ],
+)
+def test_call_in_words(call: tuple[str, str, tuple[object, ...]], words: str) -> None:
+    assert in_words(*call) == words
+
+
+def test_own_process_is_seen_with_its_step(tmp_path: Path) -> None:
+    import os
+
+    path = tmp_path / "rank0.step"
+    StepFile(path).note("build")
+    status = look_at(Charge(pid=os.getpid(), mark="m", log=path.with_suffix(".log")))
+    assert (status.is_gone, status.is_stopped, status.doing) == (False, False, "build")
+    assert status.resident_bytes > 0
+    assert status.cpu_s > 0
+
 
 _CHILD = """
 import ctypes, sys
