@@ -166,23 +166,13 @@ class RankHost:
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
-        from warmrank.cache_store.seed import Wanted, seed
-        from warmrank.worker.environment import environment
+        from warmrank.orchestrator.gang.node_artifacts import fetch_partitions
 
         if self._store is None:
             return None
-        config = self._init.config
-        wanted = Wanted(
-            launch_key=launch_key,
-            environment=environment(),
-            world_size=config.ranks,
-            ranks=ranks,
-            node_caches=self._keeper.destinations if self._keeper is not None else None,
+        return fetch_partitions(
+            self._init.config, self._store, self._keeper, launch_key=launch_key, ranks=ranks
         )
-        report = seed(self._store, wanted, config.cache_dir)
-        if self._keeper is not None:
-            self._keeper.take_over(report.node)
-        return report
 
     def node_report(self) -> NodeArtifacts | None:
         """What became of the node's artifacts; None without node caches, and on all but its first rank."""
