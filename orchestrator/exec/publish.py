@@ -24,7 +24,6 @@ from warmrank.cache_store.publishing.publish_queue import add_launch
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.exec.node import ExecNode, NotPublished, Work, publish_queue, why_kept
-from warmrank.orchestrator.exec.nodes import ExecNodes
 from warmrank.orchestrator.exec.placement import HostGroup
 from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.launch.commit import waiting_launch
@@ -35,6 +34,7 @@ from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
+    from warmrank.orchestrator.exec.driver import ExecNodes
 
 Say = Callable[[str], None]
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from typing import Any
 
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.gang.node_group import answer_of
 from warmrank.orchestrator.gang.rank_files import read_step, step_file
-from warmrank.orchestrator.gang.ray_answers import answer_of
 from warmrank.orchestrator.reaper import fields_of, start_of
 from warmrank.orchestrator.reaper_client import Lease, ReapedRanks
 

@@ -20,13 +20,9 @@ from warmrank.orchestrator.config.models import Config, packed_ranks
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.actor import RankActor
-from warmrank.orchestrator.gang.eligible import NodesUp, eligible, nodes_of_ray, silent_among
+from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
-from warmrank.orchestrator.gang.liveness import HeadWatch
-from warmrank.orchestrator.gang.node_watch import Charge, batches_of
-from warmrank.orchestrator.gang.rank_files import launch_directory
-from warmrank.orchestrator.gang.rank_host import MakeWorker
-from warmrank.orchestrator.gang.ray_answers import (
+from warmrank.orchestrator.gang.node_group import (
     TICK_S,
     answer_of,
     answers_of,
@@ -34,6 +30,9 @@ from warmrank.orchestrator.gang.ray_answers import (
     await_some,
     left_s,
 )
+from warmrank.orchestrator.gang.node_watch import Charge, batches_of
+from warmrank.orchestrator.gang.rank_files import launch_directory
+from warmrank.orchestrator.gang.rank_host import MakeWorker
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
 from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost
 from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices

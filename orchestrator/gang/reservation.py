@@ -15,7 +15,7 @@ from warmrank.orchestrator.config.machine import RAY_OVERRIDE
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode
-from warmrank.orchestrator.gang.ray_answers import TICK_S, left_s
+from warmrank.orchestrator.gang.node_group import TICK_S, left_s
 
 
 def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) -> int:

@@ -13,9 +13,8 @@ from warmrank.orchestrator.config.models import Config, RayConfig, groups, packe
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import BadArgument, CannotStart, ConfigError, UnknownNode
 from warmrank.orchestrator.gang import reservation
-from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
+from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible, knock
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.liveness import knock
 from warmrank.orchestrator.gang.reservation import (
     bundle_sizes,
     describe_shortage,

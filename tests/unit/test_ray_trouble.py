@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
-from warmrank.orchestrator.gang.ray_answers import failure_of_ray
+from warmrank.orchestrator.gang.node_group import failure_of_ray
 from warmrank.orchestrator.gang.reservation import Supply, describe_shortage
 
 DIED = (
