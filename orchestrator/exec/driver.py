@@ -3,7 +3,7 @@
 Invariants: a store that is away never keeps the command from starting, unless it is required; the first
 failure stops the command everywhere; whatever ends this ends every process that it started. Output and
 publishing have a thread each, so that neither a reader that stops nor a slow store keeps the driver from its
-nodes, which would take it for gone. What a node raises is raised here; a node that does not answer in time, or
+nodes, which would take it for gone. What a node raises is raised here; one that gives no answer in time, or
 is gone, is lost. When an actor ends, by whatever, its command ends with it.
 """
 

@@ -104,14 +104,14 @@ def test_value_that_ranks_share_reaches_each_of_them(launcher: Launcher) -> None
 
 
 def test_what_a_rank_raises_comes_back_as_a_value(launcher: Launcher) -> None:
-    failure = call(launcher, "adopt", {1: (None,)})[1]
+    failure = call(launcher, "settle", {1: ((), "no offers")})[1]
     assert isinstance(failure, WorkerFailure)
     assert (failure.rank, failure.stage, failure.kind) == (1, "a stage", "AttributeError")
     assert "fake_rank.py" in failure.traceback
 
 
 def test_rank_can_be_called_again_after_a_failure(launcher: Launcher) -> None:
-    call(launcher, "adopt", {1: (None,)})
+    call(launcher, "settle", {1: ((), "no offers")})
     assert call(launcher, "build", {1: ()}) == {1: FUNCTIONS}
 
 
