@@ -92,7 +92,7 @@ def config_of(options: argparse.Namespace, work: str) -> Any:
 def built(options: argparse.Namespace, work: str) -> dict[str, Any]:
     """Figures of the build."""
     from warmrank.orchestrator.build.driver import BuildOptions, build
-    from warmrank.orchestrator.build.target import target_here
+    from warmrank.orchestrator.build.plan import target_here
 
     started = perf_counter()
     found = build(config_of(options, work), BuildOptions(target=target_here(), num_jobs=options.jobs))
@@ -120,11 +120,11 @@ def alone(options: argparse.Namespace, rank: int) -> float:
 
 def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     """Seconds of the compile of one rank's functions in this process."""
+    from warmrank.worker.keys.environment import Target, environment
+    from warmrank.worker.rank.offline import OfflineRank
+
     from warmrank.orchestrator.build.ranks import OfflineRankInit, imagined
     from warmrank.orchestrator.gang.rank_host import rank_spec
-    from warmrank.worker.environment import environment
-    from warmrank.worker.offline import OfflineRank
-    from warmrank.worker.target import Target
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     import_tracer()

@@ -15,9 +15,10 @@ from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.results import CaptureProposal
 
 if TYPE_CHECKING:
+    from warmrank.worker.rank.workload import Call
+
     from warmrank.cache_store.records.manifest import CaptureEntry
     from warmrank.worker.variant import Variant
-    from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ def _num_elements(call: Call) -> int:
     """Elements in all tensors among a call's arguments."""
     import torch
 
-    from warmrank.worker.torch_private.trees import leaves
+    from warmrank.worker.torch_private.places import leaves
 
     found = leaves((call.args, dict(call.kwargs)))
     return sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor))

@@ -11,16 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warmrank.cache_store.fetching.replicas import lay_out
+from warmrank.cache_store.fetch.staging import replicate as lay_out
+
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.build.assemble import Built, Kept, Probes, assemble
-from warmrank.orchestrator.build.launcher import OfflineLauncher
-from warmrank.orchestrator.build.plan import built_ranks, differences, model_rank, replica
-from warmrank.orchestrator.build.ranks import OfflineRankInit
+from warmrank.orchestrator.build.driver import Built, Kept, Probes, assemble
+from warmrank.orchestrator.build.plan import (
+    BuildTarget,
+    built_ranks,
+    check_target,
+    differences,
+    model_rank,
+    replica,
+)
+from warmrank.orchestrator.build.ranks import OfflineLauncher, OfflineRankInit
 from warmrank.orchestrator.build.report import BuildReport
-from warmrank.orchestrator.build.target import BuildTarget, check_target
 from warmrank.orchestrator.config.models import EntrypointWorkload
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from typing import Any, NoReturn
 
-from warmrank.cache_store.node.private_files import ensure_cache_dir
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of, rank_spec
 from warmrank.orchestrator.seats import Seat
@@ -72,8 +73,8 @@ class OfflineHost(RankHost):
             cache_store.errors.StoreError: the cache directory cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from warmrank.worker.offline import OfflineRank
-        from warmrank.worker.target import Target
+        from warmrank.worker.keys.environment import Target
+        from warmrank.worker.rank.offline import OfflineRank
 
         config = init.config
         ensure_cache_dir(config.cache_dir)
@@ -88,11 +89,11 @@ class OfflineHost(RankHost):
         return Opened(place=self._worker.start(), problem="")
 
     def left_out(self) -> Any:
-        """See `worker.offline.OfflineRank.left_out`."""
+        """See `worker.rank.offline.OfflineRank.left_out`."""
         return self._worker.left_out()
 
     def rank_bound(self) -> Any:
-        """See `worker.offline.OfflineRank.rank_bound`."""
+        """See `worker.rank.offline.OfflineRank.rank_bound`."""
         return self._worker.rank_bound()
 
     def manifest(self) -> Any:
@@ -185,10 +186,10 @@ def _import_ahead(module: str) -> None:
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     for name in (
-        "warmrank.worker.compiler",
+        "warmrank.worker.compile.compiler",
         "warmrank.worker.cached_function",
         "warmrank.worker.engines.graph",
-        "warmrank.worker.offline",
+        "warmrank.worker.rank.offline",
     ):
         importlib.import_module(name)
     import_tracer()

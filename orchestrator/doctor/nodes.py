@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from warmrank.worker.keys.environment import environment
+
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.doctor import (
     Diagnosis,
@@ -30,7 +32,6 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.node_group import options_on
 from warmrank.orchestrator.nodes import Node, alive, this_node
 from warmrank.orchestrator.text import count_text
-from warmrank.worker.environment import environment
 
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""

@@ -17,18 +17,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
-from warmrank.cache_store.node.admission import admit, check_marks
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.cache_dir.marks import admit, check_marks
+from warmrank.cache_store.cache_dir.private_files import (
     ensure_cache_dir,
     make_private_directories,
     sweep_debris,
     temporary_name,
 )
-from warmrank.cache_store.publish_pending import QueueReport, publish_pending
-from warmrank.cache_store.publishing.publish_queue import add_partition
-from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.serving import variable_of
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.manifests import of_journals, with_node_files
+
+from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
+from warmrank.cache_store.publish_pending import QueueReport, add_partition, publish_pending
+from warmrank.orchestrator.config.models import Config, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.exec.placement import Placement, When
 from warmrank.orchestrator.gang.launcher import free_port
@@ -39,8 +40,6 @@ from warmrank.orchestrator.store.stores import is_writable, may_publish, open_st
 from warmrank.orchestrator.store.sync import Seat, Target, targets
 from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
-from warmrank.worker.environment import environment
-from warmrank.worker.manifests import of_journals, with_node_files
 from warmrank.worker.results import Published
 from warmrank.worker.settings import expanded
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from warmrank.cache_store.errors import NotInStore
-from warmrank.cache_store.publishing.publish_queue import add_launch
+from warmrank.cache_store.publish_pending import add_launch
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.exec.node import ExecNode, NotPublished, Work, publish_queue, why_kept

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, make_private_directories
+
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.node.private_files import ensure_cache_dir, make_private_directories
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, free_port
 from warmrank.orchestrator.gang.rank_files import StepFile, step_file
@@ -97,7 +98,7 @@ class RankActor:
 def _import_ahead() -> None:
     """Import what `open` needs; should that fail, `open` meets the same fault, and reports it."""
     with suppress(Exception):
-        importlib.import_module("warmrank.worker.rank_start")
+        importlib.import_module("warmrank.worker.rank.start")
         importlib.import_module("torch.distributed")
 
 

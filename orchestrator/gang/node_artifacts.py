@@ -9,17 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.node.node_files import KEPT_S, NodeFile, drop_unneeded
-from warmrank.cache_store.node.placing import Destinations, refusal
-from warmrank.cache_store.publishing.publish_queue import QUEUE
+from warmrank.cache_store.cache_dir.node_files import KEPT_S, NodeFile, drop_unneeded
+from warmrank.cache_store.cache_dir.placing import Destinations, refusal
+
+from warmrank.cache_store.publish_pending import QUEUE
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.node_caches import declared_caches, node_caches_of, place_faults
+from warmrank.orchestrator.config.reading import declared_caches, node_caches_of, place_faults
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker import node_caches, node_collecting
 from warmrank.worker.node_collecting import Collected, Listing, listing
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.fetching.copying import FetchOptions
+    from warmrank.cache_store.fetch.blobs import FetchOptions
+
     from warmrank.cache_store.records.manifest import PartitionManifest
     from warmrank.cache_store.seed import NodeSeedReport, SeedReport
     from warmrank.cache_store.store import Store
@@ -51,8 +53,9 @@ def fetch_partitions(
         ranks: those of this node; None for all, where it is not known yet which run here.
         options: how a fetch is done.
     """
+    from warmrank.worker.keys.environment import environment
+
     from warmrank.cache_store.seed import Wanted, seed
-    from warmrank.worker.environment import environment
 
     wanted = Wanted(
         launch_key=launch_key,
@@ -141,7 +144,7 @@ class NodeKeeper:
         root = self._config.cache_dir
         if not any((root / QUEUE).glob("*.partition")):
             drop_unneeded(root, needed)
-        from warmrank.worker.engine_files import drop_unused
+        from warmrank.worker.node_caches import drop_unused
 
         for name in node_caches.OWN:
             drop_unused(node_caches.engine_directory(root, name), age_s=KEPT_S)

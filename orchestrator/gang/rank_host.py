@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+from warmrank.worker.keys.code import package_of
+
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
-from warmrank.cache_store.node.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.seats import Seat
-from warmrank.worker.code_digests import package_of
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.results import (
     CaptureProposal,
@@ -34,11 +35,12 @@ from warmrank.worker.results import (
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
+    from warmrank.worker.rank.start import RankSpec
+
     from warmrank.cache_store.seed import SeedReport
     from warmrank.cache_store.store import Store
     from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
     from warmrank.orchestrator.nodes import NodeArtifacts
-    from warmrank.worker.rank_spec import RankSpec
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Opened:
 
 def rank_spec(init: RankInit) -> RankSpec:
     """The worker's view of the config and of this rank's seat."""
-    from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.rank.start import RankSpec
 
     config, seat = init.config, init.seat
     entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None
@@ -137,7 +139,7 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from warmrank.cache_store.node.admission import admit
+        from warmrank.cache_store.cache_dir.marks import admit
 
         config = init.config
         if config.store is None:
@@ -203,7 +205,7 @@ class RankHost:
         Raises:
             cache_store.errors.StoreError: the store refused it, or it is away and nothing may be queued.
         """
-        from warmrank.cache_store.publishing.publish_queue import discard_partition
+        from warmrank.cache_store.publish_pending import discard_partition
 
         if self._keeper is not None and (files := self._keeper.collect(self._worker.manifest())):
             self._worker.keep_for_node(files)
@@ -221,7 +223,7 @@ class RankHost:
         return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
 
     def _queue(self, launch_key: str, reason: str) -> Published:
-        from warmrank.cache_store.publishing.publish_queue import add_partition
+        from warmrank.cache_store.publish_pending import add_partition
 
         manifest = self._worker.manifest()
         key = add_partition(self._init.config.cache_dir, launch_key, manifest)
@@ -363,14 +365,14 @@ class RankHost:
             worker.errors.CompileForbidden: something missed, and compiling is forbidden.
             worker.errors.ScriptFailed: it ended with an error.
         """
-        from warmrank.worker.script import run_script
+        from warmrank.worker.rank.script import run_script
 
         workload = cast("ScriptWorkload", self._init.config.workload)
         return run_script(rank_spec(self._init), workload.script, workload.arguments)
 
     def close(self) -> None:
         """Take the rank down."""
-        from warmrank.worker.script import journal_of
+        from warmrank.worker.rank.script import journal_of
 
         if self._worker is not None:
             self._worker.stop()
@@ -452,12 +454,12 @@ def _open_store(init: RankInit) -> tuple[Store | None, str]:
 
 
 def _place_of_script(rank: int) -> RankPlace:
-    from warmrank.worker.environment import environment
+    from warmrank.worker.keys.environment import environment
 
     return RankPlace(rank=rank, host=os.uname().nodename, pid=os.getpid(), environment=environment())
 
 
 def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
-    from warmrank.worker.rank import RankWorker
+    from warmrank.worker.rank.rank_worker import RankWorker
 
     return RankWorker(spec, store)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from warmrank.orchestrator.config.machine import RAY_OVERRIDE
+from warmrank.orchestrator.config.doubts import RAY_OVERRIDE
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
-
-from warmrank.cache_store.backends.tier import TierState
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.cache_dir.private_files import (
     ensure_cache_dir,
     make_private_directories,
     os_errors_are_unusable,
 )
-from warmrank.cache_store.node.single_flight import LOCKS
+from warmrank.cache_store.cache_dir.single_flight import LOCKS
+
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.records.manifest import CaptureEntry, environments_of, utc_now
 from warmrank.orchestrator.config.reading import Config, require_workload
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed, in_words

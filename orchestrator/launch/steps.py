@@ -164,7 +164,7 @@ def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
 
     The launch is committed by now, so a rank that cannot say it any more is a problem, not the end of all.
     """
-    from warmrank.orchestrator.config.node_caches import declared_caches
+    from warmrank.orchestrator.config.reading import declared_caches
 
     if not declared_caches(stages.config):
         return ()

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from warmrank.cache_store.cache_dir.private_files import open_private
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.progress import Progress
+
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable, UnusableCache
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.progress import Progress
-from warmrank.cache_store.node.private_files import open_private
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang import ray_session

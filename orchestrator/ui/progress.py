@@ -21,9 +21,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.text import Text
+from warmrank.cache_store.progress import OnProgress
+from warmrank.cache_store.progress import Progress as Fetched
 
-from warmrank.cache_store.fetching.progress import OnProgress
-from warmrank.cache_store.fetching.progress import Progress as Fetched
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, Event, RankClass

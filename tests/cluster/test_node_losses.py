@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.netns import Node, until
-from tests.support.netns_cluster import Cluster, ray_nodes
-from tests.support.netns_commands import Running
-from tests.support.netns_store import CountingStore
+from tests.support.netns import Node, Running, until
+from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes
 from warmrank.orchestrator.launch.report import Report, from_json
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(900)]

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import data_of
 
 from tests.support.fault_workload import fault, helpers_of
-from tests.support.launch_process import ROOT, LaunchProcess, await_true
-from tests.support.processes import still_there
+from tests.support.processes import ROOT, LaunchProcess, await_true, still_there
 from tests.support.ray_cluster import ray_cluster
-from tests.support.tiny_launches import data_of
 from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST
 from warmrank.orchestrator.cli.console import ExitCode
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.workload import Call, RankContext, Workload
 
 from tests.support.fake_rank import FakeRank, FakeWorld
 from tests.support.stored import make_partition
@@ -20,9 +22,7 @@ from warmrank.orchestrator.build.ranks import OfflineHost, OfflineRankInit, imag
 from warmrank.orchestrator.gang.rank_host import Opened, answer, rank_spec
 from warmrank.orchestrator.seats import Gang, Seat
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.rank_spec import RankSpec
 from warmrank.worker.results import LeftOut
-from warmrank.worker.workload import Call, RankContext, Workload
 
 
 class FakeOfflineRank(FakeRank):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pytest
+from tests.support.launching import loaded_config
 
-from tests.support.launched import loaded_config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec import node
 from warmrank.orchestrator.exec.driver import LONGEST_LINE, MAX_WAITING, Options, Outcome, Output, Run

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import NodeLauncher, Recorder
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.node_launcher import NodeLauncher
-from tests.support.recorder import Recorder
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.launch_process import await_true
+from tests.support.processes import await_true
 from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator.causes import CLUSTER_LOST
 from warmrank.orchestrator.config.models import WatchConfig

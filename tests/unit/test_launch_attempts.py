@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import Recorder
 
 from tests.support.fake_rank import FakeWorld
-from tests.support.recorder import Recorder
 from tests.support.stored import store_config
 from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.cli import console

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.launching import loaded_config
+from warmrank.cache_store.cache_dir.marks import mark_unverified
+from warmrank.cache_store.cache_dir.node_files import NodeFile, kept_path
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.manifests import with_node_files
 
 from tests.support.fake_rank import FakeWorld
-from tests.support.launched import loaded_config
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition, make_record, open_store
-from warmrank.cache_store.node.node_files import NodeFile, kept_path
-from warmrank.cache_store.node.unverified import mark_unverified
-from warmrank.cache_store.publishing.publish_queue import add_partition
+from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.cache_store.seed import NodeSeedReport
-from warmrank.orchestrator.config.node_caches import node_caches_of
-from warmrank.orchestrator.config.reading import Config, load, parse
+from warmrank.orchestrator.config.reading import Config, load, node_caches_of, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
@@ -29,8 +30,6 @@ from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.orchestrator.seed.here import seed_here
-from warmrank.worker.environment import environment
-from warmrank.worker.manifests import with_node_files
 
 
 def config(tmp_path: Path, **changes: Any) -> Config:
@@ -268,8 +267,7 @@ def test_preseed_puts_node_artifacts_in_place(tmp_path: Path) -> None:
 def test_listing_and_view_tell_node_artifacts_from_those_of_functions(tmp_path: Path) -> None:
     from rich.console import Console
 
-    from warmrank.orchestrator.look.listing import list_store
-    from warmrank.orchestrator.look.store_contents import open_to_look, show_partition
+    from warmrank.orchestrator.look.store_contents import list_store, open_to_look, show_partition
     from warmrank.orchestrator.ui.table import render_partition
 
     given = launched(tmp_path)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.launching import loaded_config, store_launch
+from warmrank.cache_store.fetch.blobs import FetchOptions
 
-from tests.support.launched import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite, tree
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
-from warmrank.cache_store.fetching.copying import FetchOptions
 from warmrank.orchestrator.seed import on_ray
 from warmrank.orchestrator.seed.here import NodeSeed, seed_here
 from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share

@@ -6,9 +6,9 @@ import io
 from dataclasses import replace
 
 from rich.console import Console
+from warmrank.cache_store.progress import Progress
 
-from tests.support.seed_cluster import Clock, make_node, seeded
-from warmrank.cache_store.fetching.progress import Progress
+from tests.support.ray_cluster import Clock, make_node, seeded
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed, failed
 from warmrank.orchestrator.seed.seeding import NodeState

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from warmrank.cache_store.progress import Progress
 
 from tests.support.made_reports import failing, result, seats, until_compile, whole
-from warmrank.cache_store.fetching.progress import Progress
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.state import LaunchState

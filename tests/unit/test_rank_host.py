@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warmrank.cache_store.cache_dir.marks import mark_unverified
+from warmrank.worker.rank.script import journal_of
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
-from warmrank.cache_store.node.unverified import mark_unverified
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of, rank_spec
 from warmrank.worker.errors import GraphBreak
 from warmrank.worker.results import FunctionResult
-from warmrank.worker.script import journal_of
 
 
 def init(tmp_path: Path, rank: int = 1, **changes: Any) -> RankInit:

@@ -11,7 +11,7 @@ import pytest
 from warmrank.cache_store.errors import NewerFormat, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 from warmrank.cache_store.signing import trust_policy
-from warmrank.orchestrator.config import trust as trust_module
+from warmrank.orchestrator.config import store as trust_module
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.store import stores

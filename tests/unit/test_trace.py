@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.made_reports import made_report
-from tests.support.trace_rules import faults_of
+from tests.support.made_reports import faults_of, made_report
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.state import Course
-from warmrank.orchestrator.ui.trace import trace_json
+from warmrank.orchestrator.ui.outputs import trace_json
 
 
 def events_of(num_ranks: int, *, failed: bool = False) -> list[dict[str, Any]]:

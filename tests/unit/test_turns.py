@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.support.launching import loaded_config
 
-from tests.support.launched import loaded_config
 from warmrank.orchestrator.launch.driver import turn
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
+from tests.support.launching import loaded_config
 
-from tests.support.launched import loaded_config
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.gang import upload
 from warmrank.orchestrator.gang.upload import (
