@@ -87,6 +87,7 @@ class FunctionResult(Value):
         outcome: how the rank got its artifact.
         reason: why this outcome (why it missed, what it adopted from, why it failed).
         failure: kind of the failure; None where the stage went well.
+        error: name of the type of the exception that it failed with; ``reason`` then begins with it.
         digest: sha256 hex of the artifact.
         size_bytes: size of the artifact.
         beside: SHA-256 and size of each file beside it, such as compiled kernels.
@@ -103,6 +104,7 @@ class FunctionResult(Value):
     outcome: Outcome
     reason: str
     failure: Failure | None = None
+    error: str = ""
     digest: str = ""
     size_bytes: int = 0
     beside: tuple[tuple[str, int], ...] = ()

@@ -26,10 +26,9 @@ from benchmarks.scale_parts.world import (
 )
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.launcher import Sight
-from warmrank.orchestrator.gang.node_calls import Answers, Batches, folded
-from warmrank.orchestrator.gang.node_watch import Charge
-from warmrank.orchestrator.gang.opening import Opened, Opening
+from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.gang.node_watch import Answers, Batches, Charge, folded
+from warmrank.orchestrator.gang.rank_host import Opened, RankInit
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
 from warmrank.orchestrator.seats import Gang
@@ -52,7 +51,7 @@ class Node:
     def guard(self, charges: dict[int, Charge], _lease_s: float) -> None:
         """Ranks of a node; nothing is to be done for them."""
 
-    def look(self) -> dict[int, Sight]:
+    def look(self) -> dict[int, ProcessStatus]:
         """The ranks of a node."""
         return {}
 
@@ -109,7 +108,9 @@ def launch_calls(world: World, work: Path) -> Iterator[tuple[str, Callable[[], A
     def openings() -> Arguments:
         return {
             seat.rank: (
-                Opening(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False),
+                RankInit(
+                    config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False
+                ),
             )
             for seat in seats
         }
@@ -143,7 +144,7 @@ def launch_calls(world: World, work: Path) -> Iterator[tuple[str, Callable[[], A
 def _num_answers(launcher: RayLauncher, method: str, made: Callable[[], Arguments]) -> int:
     arguments = made()
     found = launcher.call("first_call", method, arguments, timeout_s=TIMEOUT_S)
-    num = sum(not isinstance(answer, Sight) for _, answer in found)
+    num = sum(not isinstance(answer, ProcessStatus) for _, answer in found)
     if num != len(arguments):
         sys.exit(f"{method}: {num} of {len(arguments)} ranks answered")
     return num
@@ -153,7 +154,7 @@ def _launcher_of(config: Any, gang: Gang, handles: list[Any]) -> RayLauncher:
     """A launcher whose ranks are up, on nodes that a few processes stand for."""
     nodes = gang.by_node()
     watch = RayWatch(config.watch, (), {})
-    watch._started = {str(node): handles[node % len(handles)] for node in nodes}  # noqa: SLF001 - see above
+    watch._group.actors = {str(node): handles[node % len(handles)] for node in nodes}  # noqa: SLF001 - see above
     charges = {seat.rank: Charge(pid=1, mark="", log=Path("rank.log")) for seat in gang.seats}
     watch.guard(gang, {node: str(node) for node in nodes}, charges)
     launcher = RayLauncher(config)

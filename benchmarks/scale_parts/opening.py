@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.scale_parts.world import RANKS_A_NODE, World
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.opening import Opening, rank_spec
+from warmrank.orchestrator.gang.rank_host import RankInit, rank_spec
 from warmrank.orchestrator.seats import Seat
 
 
@@ -41,7 +41,7 @@ def packed(world: World, work: Path) -> list[bytes]:
     config = config_of(world, work)
     return [
         pickle.dumps(
-            Opening(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
+            RankInit(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
         )
         for seat in seats_of(world)
     ]
@@ -49,5 +49,5 @@ def packed(world: World, work: Path) -> list[bytes]:
 
 def unpacked(data: bytes) -> int:
     """A rank's view of it; its rank."""
-    opening: Opening = pickle.loads(data)  # noqa: S301 - these are the bytes made above
+    opening: RankInit = pickle.loads(data)  # noqa: S301 - these are the bytes made above
     return rank_spec(opening).rank

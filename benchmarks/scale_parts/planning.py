@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.scale_parts.world import World, digest_of, probes, proposals
-from warmrank.orchestrator.launch.capture_order import order
-from warmrank.orchestrator.launch.leaders import lanes_of
 from warmrank.orchestrator.launch.plan import (
     Action,
     Adopt,
@@ -15,11 +13,13 @@ from warmrank.orchestrator.launch.plan import (
     Compile,
     Load,
     Slot,
-    advance,
+    apply_round,
     begin,
+    lanes_of,
     plan_round,
     rank_classes,
 )
+from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.results import FunctionProbe
 
 MAX_ROUNDS = 4
@@ -60,13 +60,13 @@ def settle(
     """
     nodes = world.nodes()
     lanes = lanes_of(nodes.values(), 1.0)
-    situation = begin(found)
+    state = begin(found)
     num_compiled = num_classes = 0
-    while situation.demands:
-        actions = plan_round(situation, max_rounds=MAX_ROUNDS, nodes=nodes, lanes=lanes)
-        num_classes += len(rank_classes(situation, actions))
+    while state.demands:
+        actions = plan_round(state, max_rounds=MAX_ROUNDS, nodes=nodes, lanes=lanes)
+        num_classes += len(rank_classes(state, actions))
         made = {
-            slot: _made(world, slot, situation.round)
+            slot: _made(world, slot, state.round)
             for slot, action in actions.items()
             if isinstance(action, Compile)
         }
@@ -75,8 +75,8 @@ def settle(
             slot: _attempt(slot, action, made, refuses=refusing and slot[0] % 2 == 1)
             for slot, action in actions.items()
         }
-        situation = advance(situation, actions, attempts, nodes=nodes)
-    return {"rounds": situation.round, "compiled": num_compiled, "classes": num_classes}
+        state = apply_round(state, actions, attempts, nodes=nodes)
+    return {"rounds": state.round, "compiled": num_compiled, "classes": num_classes}
 
 
 def _made(world: World, slot: Slot, number: int) -> str:

@@ -23,7 +23,7 @@ from warmrank.orchestrator.build.plan import (
     model_rank,
     replica,
 )
-from warmrank.orchestrator.build.ranks import OfflineLauncher, OfflineOpening
+from warmrank.orchestrator.build.ranks import OfflineLauncher, OfflineRankInit
 from warmrank.orchestrator.build.report import (
     ALWAYS_LATER,
     BUILD_SCHEMA_VERSION,
@@ -183,7 +183,7 @@ def probed(
         stages.start()
         openings = {
             rank: (
-                OfflineOpening(
+                OfflineRankInit(
                     config=stages.config,
                     rank=rank,
                     environment=options.target.environment,

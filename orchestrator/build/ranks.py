@@ -35,8 +35,7 @@ from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
-from warmrank.orchestrator.gang.rank_host import RankHost, answer, failure_of
+from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of, rank_spec
 from warmrank.orchestrator.seats import Gang, Seat
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
@@ -55,7 +54,7 @@ BOOTSTRAP = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineOpening:
+class OfflineRankInit:
     """What a process needs to become a rank of an offline build.
 
     Attributes:
@@ -76,7 +75,7 @@ class OfflineOpening:
 class OfflineHost(RankHost):
     """`RankHost` of a rank that is not there."""
 
-    def open(self, opening: OfflineOpening) -> Opened:  # type: ignore[override] # the driver sends this kind
+    def open(self, init: OfflineRankInit) -> Opened:  # type: ignore[override] # the driver sends this kind
         """Check the cache directory and bring the rank up.
 
         Raises:
@@ -86,17 +85,29 @@ class OfflineHost(RankHost):
         from warmrank.worker.keys.environment import Target
         from warmrank.worker.rank.offline import OfflineRank
 
-        config = opening.config
+        config = init.config
         ensure_cache_dir(config.cache_dir)
-        self._opening = imagined(opening)
+        self._init = imagined(init)
         self._store = None
         self._away = ""
-        machines = Target(device_kind=config.device, environment=dict(opening.environment))
-        spec = rank_spec(self._opening)
+        machines = Target(device_kind=config.device, environment=dict(init.environment))
+        spec = rank_spec(self._init)
         self._worker = OfflineRank(
-            spec, machines=machines, real_tensors=opening.real_tensors, kernels=opening.kernels
+            spec, machines=machines, real_tensors=init.real_tensors, kernels=init.kernels
         )
         return Opened(place=self._worker.start(), problem="")
+
+    def left_out(self) -> Any:
+        """See `worker.rank.offline.OfflineRank.left_out`."""
+        return self._worker.left_out()
+
+    def rank_bound(self) -> Any:
+        """See `worker.rank.offline.OfflineRank.rank_bound`."""
+        return self._worker.rank_bound()
+
+    def manifest(self) -> Any:
+        """See `worker.rank.RankWorker.manifest`."""
+        return self._worker.manifest()
 
     def retrace(self, functions: tuple[str, ...]) -> tuple[Retraced, ...]:
         """Trace functions again and compare with what is stored; one that fails is a result."""
@@ -107,25 +118,25 @@ class OfflineHost(RankHost):
             result: Retraced = self._worker.retrace(name)
         except Exception as error:  # the rank's edge, as in `RankHost._compile`
             logger.exception("%s cannot be traced", name)
-            failure = failure_of(error, rank=self._opening.rank, stage="compile")
+            failure = failure_of(error, rank=self._init.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
             return Retraced(function=name, outcome="failed", reason=reason)
         return result
 
 
-def imagined(opening: OfflineOpening) -> Opening:
+def imagined(init: OfflineRankInit) -> RankInit:
     """The rank's place among all ranks of the launch, on one node, without a port where they could meet."""
-    config = opening.config
+    config = init.config
     seat = Seat(
-        rank=opening.rank,
-        local_rank=opening.rank,
+        rank=init.rank,
+        local_rank=init.rank,
         local_world_size=config.ranks,
         node_rank=0,
         node_id="here",
         host="",
         pid=0,
     )
-    return Opening(config=config, seat=seat, master_addr="", master_port=0, no_compile=False)
+    return RankInit(config=config, seat=seat, master_addr="", master_port=0, no_compile=False)
 
 
 def main(hello: Mapping[str, Any]) -> None:

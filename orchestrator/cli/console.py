@@ -196,7 +196,7 @@ def exit_code_of(error: BaseException) -> int:
     """The exit code that stands for an error."""
     if isinstance(error, KeyboardInterrupt):
         return signals.exit_code_of(error)
-    from warmrank.orchestrator.launch.retries import is_lost
+    from warmrank.orchestrator.launch.failures import is_lost
 
     if isinstance(error, DemoFailed):
         return error.exit_code

@@ -27,7 +27,7 @@ from warmrank.orchestrator.doctor import (
 )
 from warmrank.orchestrator.errors import first_line
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.on_node import options_on
+from warmrank.orchestrator.gang.node_group import options_on
 from warmrank.orchestrator.nodes import Node, alive, this_node
 from warmrank.orchestrator.text import count_text
 from warmrank.worker.keys.environment import environment

@@ -26,14 +26,13 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
 from warmrank.cache_store.publish_pending import QueueReport, add_partition, publish_pending
-from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.config.models import Config, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.exec.placement import Placement, When
-from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
-from warmrank.orchestrator.gang.ports import free_port
+from warmrank.orchestrator.gang.launcher import free_port
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, fetch_partitions, keeper_of
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.reaper import Chunk, ReapedCommand
+from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
 from warmrank.orchestrator.store.sync import Seat, Target, targets
 from warmrank.orchestrator.text import count_text
@@ -144,16 +143,7 @@ class ExecNode:
 
     def _fetch(self, store: Store) -> tuple[bool, Synced]:
         """Partitions of all ranks, because the command may place them as it likes; then the directories."""
-        keeper = self._keeper
-        wanted = Wanted(
-            launch_key=launch_key(self._config),
-            environment=environment(),
-            world_size=self._config.ranks,
-            node_caches=keeper.destinations if keeper is not None else None,
-        )
-        report = seed(store, wanted, self._config.cache_dir)
-        if keeper is not None:
-            keeper.take_over(report.node)
+        report = fetch_partitions(self._config, store, self._keeper, launch_key=launch_key(self._config))
         num_bytes = sum(part.bytes_copied for part in report.partitions)
         num = count_text(len(report.partitions), "partition")
         fetched = f"{num} in the cache, {num_bytes} bytes copied in {report.seconds:.2f} s: {report.reason}"

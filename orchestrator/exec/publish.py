@@ -24,8 +24,8 @@ from warmrank.cache_store.publish_pending import add_launch
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.exec.node import ExecNode, NotPublished, Work, publish_queue, why_kept
-from warmrank.orchestrator.exec.nodes import Lost, NodeGroup
 from warmrank.orchestrator.exec.placement import HostGroup
+from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.launch.commit import waiting_launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
@@ -34,6 +34,7 @@ from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
+    from warmrank.orchestrator.exec.driver import ExecNodes
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class Publisher:
     """
 
     def __init__(
-        self, config: Config, nodes: NodeGroup, hosts: HostGroup | None, say: Say, *, is_wanted: bool
+        self, config: Config, nodes: ExecNodes, hosts: HostGroup | None, say: Say, *, is_wanted: bool
     ) -> None:
         self.record = ""
         self.problems: list[str] = []

@@ -14,11 +14,10 @@ from typing import Any
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, make_private_directories
 from warmrank.cache_store.errors import StoreError
-from warmrank.orchestrator.gang import last_words
-from warmrank.orchestrator.gang.launcher import Process
-from warmrank.orchestrator.gang.ports import free_port
+from warmrank.orchestrator.gang import rank_files
+from warmrank.orchestrator.gang.launcher import Process, free_port
+from warmrank.orchestrator.gang.rank_files import StepFile, step_file
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankHost, answer
-from warmrank.orchestrator.gang.step_file import StepFile, step_file
 from warmrank.worker import collection
 
 # Appending: a launch of the same name beside this one does not write over its lines.
@@ -66,7 +65,7 @@ class RankActor:
             return  # stage start meets the same fault, and reports it
         self._step = StepFile(step_file(log))
         self._host.note = self._step.note
-        last_words.begin(last_words.stacks_file(log))
+        rank_files.record_stacks(rank_files.stacks_file(log))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(descriptor, stream.fileno())

@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.ports import free_port
+from warmrank.orchestrator.gang.launcher import Process, free_port, seat_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankHost, answer
 from warmrank.orchestrator.seats import Gang
 

@@ -6,6 +6,8 @@ or `stop` returns, no process that `start` made is left on any node that can be 
 
 from __future__ import annotations
 
+import random
+import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,38 @@ from typing import Any, Protocol, runtime_checkable
 
 from warmrank.orchestrator.nodes import in_order
 from warmrank.orchestrator.seats import Gang, Seat
+
+# Below Linux's default range of ephemeral ports (from 32768), which any process is given at any time, and
+# above those that Ray gives to its workers (to 19999): between the look and the use nobody is likely to come.
+_QUIET_PORTS = range(20000, 32768)
+_TRIES = 100
+
+
+def free_port(address: str) -> int:
+    """A TCP port of this host that nothing listens on at this moment.
+
+    Args:
+        address: an address of this host, whose family counts.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in random.sample(_QUIET_PORTS, _TRIES):
+        if _can_listen(family, port):
+            return port
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def _can_listen(family: socket.AddressFamily, port: int) -> bool:
+    """On every address, as the store of a process group does."""
+    with socket.socket(family) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
 
 NOBODY_WAITS = frozenset({"fetch", "commit"})
 """Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""
@@ -25,7 +59,7 @@ def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class ProcessStatus:
     """What is seen of a rank from outside.
 
     Attributes:
@@ -95,7 +129,7 @@ class Launcher(Protocol):
 
         Yields:
             Rank, and its answer or a `WorkerFailure`, in the order in which ranks answer; between them a
-            `Sight` of a rank now and then. A rank that was not called may fail too. The end may come before
+            `ProcessStatus` now and then. A rank that was not called may fail too. The end may come before
             every rank answered: after ``timeout_s``, or soon after a failure, which the others may be waiting
             on, but for a fault of the store in a stage of `NOBODY_WAITS`.
         """

@@ -19,8 +19,10 @@ from warmrank.worker import node_caches, node_collecting
 from warmrank.worker.node_collecting import Collected, Listing, listing
 
 if TYPE_CHECKING:
+    from warmrank.cache_store.fetch.blobs import FetchOptions
     from warmrank.cache_store.records.manifest import PartitionManifest
-    from warmrank.cache_store.seed import NodeSeedReport
+    from warmrank.cache_store.seed import NodeSeedReport, SeedReport
+    from warmrank.cache_store.store import Store
 
 MAX_REASONS = 16
 
@@ -28,6 +30,41 @@ MAX_REASONS = 16
 def keeper_of(config: Config) -> NodeKeeper | None:
     """What keeps this node's artifacts; None where it has no node caches."""
     return NodeKeeper(config) if declared_caches(config) else None
+
+
+def fetch_partitions(
+    config: Config,
+    store: Store,
+    keeper: NodeKeeper | None,
+    *,
+    launch_key: str,
+    ranks: tuple[int, ...] | None = None,
+    options: FetchOptions | None = None,
+) -> SeedReport:
+    """Bring a launch's partitions, and what the node caches hold of it, from the store to this node's disk.
+
+    Args:
+        config: the launch.
+        store: where they come from.
+        keeper: of the node's artifacts; None where there are none.
+        launch_key: the launch's.
+        ranks: those of this node; None for all, where it is not known yet which run here.
+        options: how a fetch is done.
+    """
+    from warmrank.cache_store.seed import Wanted, seed
+    from warmrank.worker.keys.environment import environment
+
+    wanted = Wanted(
+        launch_key=launch_key,
+        environment=environment(),
+        world_size=config.ranks,
+        ranks=ranks,
+        node_caches=keeper.destinations if keeper is not None else None,
+    )
+    report = seed(store, wanted, config.cache_dir, options=options)
+    if keeper is not None:
+        keeper.take_over(report.node)
+    return report
 
 
 class NodeKeeper:

@@ -1,24 +1,103 @@
-"""What one node sees of its ranks: a Ray actor of its own that imports no torch, so nothing stalls it.
+"""One node's side of a launch: calls its ranks, and looks at them; a Ray actor that imports no torch.
 
-Each look renews the lease of the node's guardian (`orchestrator.gang.guardian`), which ends the ranks when
+Each look renews the lease of the node's reaper (`orchestrator.reaper`), which ends the ranks when
 looks stay away, and then this process, so that nothing of an attempt that is lost stays on a node that nobody
-can reach. The guardian is a process of its own, and outlives this one.
+can reach. The driver sends each node one message, not one for each rank: equal arguments cross once a node,
+and so do equal answers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warmrank.orchestrator.gang import last_words
-from warmrank.orchestrator.gang.guardian import fields_of, start_of
-from warmrank.orchestrator.gang.guarding import Guarding, Lease
-from warmrank.orchestrator.gang.launcher import Sight
-from warmrank.orchestrator.gang.node_calls import Answers, Batches, NodeCalls
-from warmrank.orchestrator.gang.step_file import read_step, step_file
+from warmrank.orchestrator.gang import rank_files
+from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.gang.node_group import answer_of
+from warmrank.orchestrator.gang.rank_files import read_step, step_file
+from warmrank.orchestrator.reaper import fields_of, start_of
+from warmrank.orchestrator.reaper_client import Lease, ReapedRanks
+
+Batches = tuple[tuple[tuple[Any, ...], tuple[int, ...]], ...]
+"""Arguments, and the ranks that are called with them."""
+
+Answers = tuple[tuple[Any, tuple[int, ...]], ...]
+"""An answer, or a `WorkerFailure`, and the ranks that gave it."""
+
+_WAIT_S = 1.0
+_TICK_S = 0.2
+_MOST_COMPARED = 4
+
+
+def batches_of(arguments: Mapping[int, tuple[Any, ...]]) -> Batches:
+    """Ranks that are called with one and the same object together."""
+    alike: dict[int, tuple[tuple[Any, ...], list[int]]] = {}
+    for rank, values in arguments.items():
+        alike.setdefault(id(values), (values, []))[1].append(rank)
+    return tuple((values, tuple(ranks)) for values, ranks in alike.values())
+
+
+def folded(answers: Sequence[tuple[int, Any]]) -> Answers:
+    """Equal answers together, as long as few differ."""
+    found: list[tuple[Any, list[int]]] = []
+    for rank, answer in answers:
+        same = next((ranks for value, ranks in found[:_MOST_COMPARED] if value == answer), None)
+        if same is None:
+            found.append((answer, [rank]))
+        else:
+            same.append(rank)
+    return tuple((value, tuple(ranks)) for value, ranks in found)
+
+
+class NodeCalls:
+    """Calls ranks of this node.
+
+    Args:
+        actors: by rank.
+    """
+
+    def __init__(self, actors: Mapping[int, Any]) -> None:
+        self._actors = dict(actors)
+        self._open: dict[int, dict[Any, int]] = {}
+
+    def begin(self, call: int, stage: str, method: str, batches: Batches) -> tuple[Answers, bool]:
+        """Call ranks; see `more`.
+
+        Args:
+            call: number of this call; what an earlier one left open is dropped.
+            stage: of the launch.
+            method: of the `RankHost`.
+            batches: whom to call with what.
+        """
+        self._open = {
+            call: {
+                self._actors[rank].call.remote(rank, stage, method, *values): rank
+                for values, ranks in batches
+                for rank in ranks
+            }
+        }
+        return self.more(call, stage)
+
+    def more(self, call: int, stage: str) -> tuple[Answers, bool]:
+        """Wait a while for the ranks that have not answered; what came, and whether that is all.
+
+        Returns soon after the first answer: it may be a failure, or come in the last moment.
+        """
+        import ray
+
+        pending = self._open.get(call, {})
+        found: list[tuple[int, Any]] = []
+        deadline = time.monotonic() + _WAIT_S
+        while pending and time.monotonic() < deadline:
+            ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_TICK_S)
+            found = [(rank, answer_of(ref, rank, stage)) for ref in ready for rank in (pending.pop(ref),)]
+            if found:
+                break
+        return folded(found), not pending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +106,7 @@ class Charge:
 
     Attributes:
         pid: its process.
-        mark: what its environment says; see `orchestrator.gang.guardian.MARK`.
+        mark: what its environment says; see `orchestrator.reaper.MARK`.
         log: its log file; beside it are others of the rank's.
     """
 
@@ -37,10 +116,10 @@ class Charge:
 
 
 class NodeWatch:
-    """Looks at the ranks of one node, and keeps their guardian.
+    """Looks at the ranks of one node, and keeps their reaper.
 
     Args:
-        asked_s: how long ranks have at their release to end by themselves; None for what guardians give.
+        asked_s: how long ranks have at their release to end by themselves; None for what reapers give.
         is_alone: whether its process is there for nothing else, so that it ends with the lease.
     """
 
@@ -50,7 +129,7 @@ class NodeWatch:
         self._charges: dict[int, Charge] = {}
         self._started: dict[int, int] = {}
         self._lease_s = 0.0
-        self._guarding: Guarding | None = None
+        self._reaper: ReapedRanks | None = None
         self._calls: NodeCalls | None = None
 
     def guard(self, charges: Mapping[int, Charge], lease_s: float) -> None:
@@ -63,9 +142,9 @@ class NodeWatch:
         self._charges, self._lease_s = dict(charges), lease_s
         for charge in charges.values():
             self._started[charge.pid] = start_of(charge.pid)
-        self._guarding = self._guard_anew()
+        self._reaper = self._start_reaper()
         for directory in {charge.log.parent.parent for charge in charges.values()}:
-            last_words.drop_old_logs(directory)
+            rank_files.drop_old_logs(directory)
 
     def reach(self, actors: Mapping[int, Any], logs: Mapping[int, tuple[Any, ...]]) -> None:
         """Take the ranks' actors, to call them, and have each log to its file."""
@@ -84,19 +163,19 @@ class NodeWatch:
         assert self._calls is not None  # noqa: S101 - `reach` comes first
         return self._calls.more(call, stage)
 
-    def look(self) -> dict[int, Sight]:
+    def look(self) -> dict[int, ProcessStatus]:
         """See every rank of this node, and renew the lease."""
-        assert self._guarding is not None  # noqa: S101 - `guard` comes first
+        assert self._reaper is not None  # noqa: S101 - `guard` comes first
         try:
-            self._guarding.renew()
+            self._reaper.renew()
         except BrokenPipeError:  # it was killed itself
-            self._guarding.abandon()
-            self._guarding = self._guard_anew()
+            self._reaper.abandon()
+            self._reaper = self._start_reaper()
         return {rank: look_at(charge) for rank, charge in self._charges.items()}
 
-    def _guard_anew(self) -> Guarding:
+    def _start_reaper(self) -> ReapedRanks:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
-        return Guarding(
+        return ReapedRanks(
             marks,
             started=self._started,
             lease=Lease(seconds=self._lease_s, renewed_by=self._own_pid),
@@ -105,34 +184,34 @@ class NodeWatch:
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""
-        guarding, self._guarding = self._guarding, None
-        if guarding is not None:
-            guarding.end()
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            reaper.end()
             for charge in self._charges.values():  # of ranks that could not remove it themselves
                 step_file(charge.log).unlink(missing_ok=True)
-                if not last_words.read(stacks := last_words.stacks_file(charge.log)):
+                if not rank_files.read_stacks(stacks := rank_files.stacks_file(charge.log)):
                     stacks.unlink(missing_ok=True)
 
     def stacks(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Where the threads of ranks stand, or stood when they crashed; see `last_words`."""
+        """Where the threads of ranks stand, or stood when they crashed; see `rank_files`."""
         charges = {rank: self._charges[rank] for rank in ranks}
         alive = {
-            charge.pid: last_words.stacks_file(charge.log)
+            charge.pid: rank_files.stacks_file(charge.log)
             for charge in charges.values()
             if not look_at(charge).is_gone
         }
-        said = last_words.ask(alive)
-        files = {rank: last_words.stacks_file(charge.log) for rank, charge in charges.items()}
-        return {rank: said.get(path) or last_words.read(path) for rank, path in files.items()}
+        said = rank_files.ask_stacks(alive)
+        files = {rank: rank_files.stacks_file(charge.log) for rank, charge in charges.items()}
+        return {rank: said.get(path) or rank_files.read_stacks(path) for rank, path in files.items()}
 
 
-def look_at(charge: Charge) -> Sight:
+def look_at(charge: Charge) -> ProcessStatus:
     """See one rank."""
     fields = fields_of(charge.pid)
     if not fields:
-        return Sight(state="")
+        return ProcessStatus(state="")
     ticks = int(fields[11]) + int(fields[12])
-    return Sight(
+    return ProcessStatus(
         state=fields[0].decode(),
         cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
         resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),

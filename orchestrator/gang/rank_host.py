@@ -1,4 +1,4 @@
-"""What one rank's process holds: the worker, or the script, and the store; a plain object without Ray.
+"""One rank's process: the worker, or the script, and the store; a plain object without Ray.
 
 `answer` is the edge of the rank: past it, failures are values.
 """
@@ -9,21 +9,29 @@ import logging
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.config.models import ScriptWorkload
+from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
 from warmrank.orchestrator.gang.launcher import Shared
-from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
-from warmrank.orchestrator.gang.step_file import RENDEZVOUS
+from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
+from warmrank.orchestrator.seats import Seat
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.keys.code import package_of
-from warmrank.worker.results import FunctionResult, Published, RankPlace, TraceResult
+from warmrank.worker.results import (
+    CaptureProposal,
+    FunctionProbe,
+    FunctionResult,
+    Published,
+    RankPlace,
+    TraceResult,
+)
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from warmrank.cache_store.seed import SeedReport
@@ -34,34 +42,95 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInit:
+    """Everything that a process needs to become a rank.
+
+    As little as that: each rank is sent its own, and the seats of all would be as many times as many.
+
+    Attributes:
+        config: the launch.
+        seat: which rank this process is, and where.
+        master_addr: address that every rank reaches rank 0's node by.
+        master_port: port that was free there; 0 for ranks that make no process groups.
+        no_compile: compiling is forbidden.
+        store_away: why the driver found the store away, so that no rank asks it; its config then says how to
+            publish later. Empty when ranks ask it.
+    """
+
+    config: Config
+    seat: Seat
+    master_addr: str
+    master_port: int
+    no_compile: bool
+    store_away: str = ""
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.seat.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A rank that is up; ``problem`` is what did not stop it, empty for nothing."""
+
+    place: RankPlace
+    problem: str
+
+
+def rank_spec(init: RankInit) -> RankSpec:
+    """The worker's view of the config and of this rank's seat."""
+    from warmrank.worker.rank.start import RankSpec
+
+    config, seat = init.config, init.seat
+    entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None
+    return RankSpec(
+        rank=seat.rank,
+        world_size=config.ranks,
+        local_rank=seat.local_rank,
+        local_world_size=seat.local_world_size,
+        node_rank=seat.node_rank,
+        master_addr=init.master_addr,
+        master_port=init.master_port,
+        device_kind=config.device,
+        groups=groups(config),
+        entrypoint=entry.entrypoint if entry else "",
+        arguments=dict(entry.arguments) if entry else {},
+        cache_dir=str(config.cache_dir),
+        guards=config.guards,
+        engine=config.engine,
+        timeout_s=config.timeouts.collective_s,
+        no_compile=init.no_compile or settings().no_compile,
+        audited=config.audit != "off" and config.ranks > 1,
+    )
+
+
 MakeWorker = Callable[["RankSpec", "Store | None"], Any]
 """Makes what has the methods of `worker.rank.rank_worker.RankWorker`."""
 
 _OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"
 _BEHIND = "a place of the store is away, and has yet to take it"
-_OF_FUNCTIONS = frozenset({"compile", "capture", "first_call"})
-"""What answers with a result of each function, none of which may have needed a forbidden compile."""
-
-_ALL_MUST_SUCCEED = frozenset({"capture", "first_call"})
 
 
 class RankHost:
     """Calls the worker of one rank.
 
-    Every public method is called by name through `answer`. What `worker` raises passes unchanged.
+    Its public methods are what a launch may ask of a rank. What `worker` raises passes unchanged.
     """
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
         self._make_worker = make_worker or _rank_worker
         self._worker: Any = None
-        self._opening: Opening  # these from `open` on
+        self._init: RankInit  # these from `open` on
         self._store: Store | None
         self._away: str
         self._keeper: NodeKeeper | None = None
         self.note: Callable[[str], object] = _tell_nobody
 
-    def open(self, opening: Opening) -> Opened:
+    def open(self, init: RankInit) -> Opened:
         """Check the cache directory, open the store, and bring the rank up with all others.
 
         Raises:
@@ -70,50 +139,40 @@ class RankHost:
         """
         from warmrank.cache_store.cache_dir.marks import admit
 
-        config = opening.config
+        config = init.config
         if config.store is None:
             ensure_cache_dir(config.cache_dir)
         else:
             admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
-        self._opening = opening
-        self._keeper = self._node_keeper(opening)
-        self._store, problem = _open_store(opening)
-        self._away = problem or f"{_AWAY}: {opening.store_away}"
+        self._init = init
+        self._keeper = self._node_keeper(init)
+        self._store, problem = _open_store(init)
+        self._away = problem or f"{_AWAY}: {init.store_away}"
         self.note("start: importing torch")
-        self._worker = self._make_worker(rank_spec(opening), self._store)
+        self._worker = self._make_worker(rank_spec(init), self._store)
         if isinstance(config.workload, ScriptWorkload):
-            return Opened(place=_place_of_script(opening.rank), problem=problem)
+            return Opened(place=_place_of_script(init.rank), problem=problem)
         self.note(RENDEZVOUS)
         return Opened(place=self._worker.start(), problem=problem)
 
-    def _node_keeper(self, opening: Opening) -> NodeKeeper | None:
+    def _node_keeper(self, init: RankInit) -> NodeKeeper | None:
         """What keeps the node's artifacts, on the first rank of a node that has node caches."""
         from warmrank.orchestrator.gang.node_artifacts import keeper_of
 
-        keeper = keeper_of(opening.config) if opening.seat.local_rank == 0 else None
+        keeper = keeper_of(init.config) if init.seat.local_rank == 0 else None
         if keeper is not None:
             keeper.begin()
         return keeper
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
-        from warmrank.cache_store.seed import Wanted, seed
-        from warmrank.worker.keys.environment import environment
+        from warmrank.orchestrator.gang.node_artifacts import fetch_partitions
 
         if self._store is None:
             return None
-        config = self._opening.config
-        wanted = Wanted(
-            launch_key=launch_key,
-            environment=environment(),
-            world_size=config.ranks,
-            ranks=ranks,
-            node_caches=self._keeper.destinations if self._keeper is not None else None,
+        return fetch_partitions(
+            self._init.config, self._store, self._keeper, launch_key=launch_key, ranks=ranks
         )
-        report = seed(self._store, wanted, config.cache_dir)
-        if self._keeper is not None:
-            self._keeper.take_over(report.node)
-        return report
 
     def node_report(self) -> NodeArtifacts | None:
         """What became of the node's artifacts; None without node caches, and on all but its first rank."""
@@ -123,15 +182,15 @@ class RankHost:
         """The places of the store that gave this rank no answer."""
         from warmrank.orchestrator.store.stores import silent_places
 
-        config = self._opening.config.store
+        config = self._init.config.store
         return silent_places(config) if config is not None else ()
 
     def leave_alone(self, places: tuple[str, ...]) -> None:
         """Ask these places of the store no more: other ranks have waited for them already."""
         from warmrank.orchestrator.store.stores import leave_alone
 
-        if self._opening.config.store is not None:
-            leave_alone(self._opening.config.store, places)
+        if self._init.config.store is not None:
+            leave_alone(self._init.config.store, places)
 
     def publish(self, launch_key: str, may_queue: bool, is_behind: bool) -> Published | None:
         """Publish this rank's partition, or leave it on this node's disk for later; None without either.
@@ -157,7 +216,7 @@ class RankHost:
                 raise
             return self._queue(launch_key, str(error))
         if not (is_behind or self._store.is_behind):
-            discard_partition(self._opening.config.cache_dir, found.key)  # of an earlier launch
+            discard_partition(self._init.config.cache_dir, found.key)  # of an earlier launch
             return found
         return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
 
@@ -165,7 +224,7 @@ class RankHost:
         from warmrank.cache_store.publish_pending import add_partition
 
         manifest = self._worker.manifest()
-        key = add_partition(self._opening.config.cache_dir, launch_key, manifest)
+        key = add_partition(self._init.config.cache_dir, launch_key, manifest)
         return Published(
             ref=None, environment=manifest.environment, partition=manifest.partition, key=key, queued=reason
         )
@@ -177,14 +236,15 @@ class RankHost:
 
         One that fails is a result, so that the others go on.
         """
-        return (*(self._compile(name) for name in functions), *(self._audit(name) for name in audits))
+        compiled = tuple(self._compile(name) for name in functions)
+        return (*_none_forbidden(compiled), *(self._audit(name) for name in audits))
 
     def _audit(self, name: str) -> TraceResult:
         try:
             result: TraceResult = self._worker.audit((name,))[0]
         except Exception as error:  # the rank's edge, as in `_compile`
             logger.exception("%s is not traced", name)
-            failure = failure_of(error, rank=self._opening.rank, stage="compile")
+            failure = failure_of(error, rank=self._init.rank, stage="compile")
             return TraceResult(function=name, trace="", reason=f"{failure.kind}: {failure.message}")
         return result
 
@@ -195,9 +255,11 @@ class RankHost:
             raise  # no function of this rank can be kept there
         except Exception as error:  # the rank's edge, as in `answer`, for one function
             logger.exception("%s did not compile", name)
-            failure = failure_of(error, rank=self._opening.rank, stage="compile")
+            failure = failure_of(error, rank=self._init.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
-            return FunctionResult(function=name, ok=False, outcome="compiled", reason=reason)
+            return FunctionResult(
+                function=name, ok=False, outcome="compiled", reason=reason, error=failure.kind
+            )
         return result if result.ok else replace(result, outcome="compiled")
 
     def settle(
@@ -223,6 +285,64 @@ class RankHost:
         """Keep an artifact of another node, for all ranks of this one."""
         self._worker.take_in(function, handed.value)
 
+    def build(self) -> tuple[str, ...]:
+        """Build the workload; see `worker.rank.RankWorker` for this and what follows."""
+        names: tuple[str, ...] = self._worker.build()
+        return names
+
+    def probe(self) -> tuple[FunctionProbe, ...]:
+        """Look every function up."""
+        probes: tuple[FunctionProbe, ...] = self._worker.probe()
+        return probes
+
+    def trace(self, function: str) -> bytes:
+        """The trace of what this rank compiled."""
+        text: bytes = self._worker.trace(function)
+        return text
+
+    def difference(self, function: str, trace: bytes) -> str:
+        """The first difference between another rank's trace and this one's."""
+        words: str = self._worker.difference(function, trace)
+        return words
+
+    def hand_out(self, digests: dict[str, str]) -> Any:
+        """Artifacts for ranks of other nodes, by function."""
+        return self._worker.hand_out(digests)
+
+    def release(self, digests: dict[str, str]) -> None:
+        """Let other partitions have artifacts."""
+        self._worker.release(digests)
+
+    def propose_captures(self, *arguments: Any) -> tuple[CaptureProposal, ...]:
+        """What this rank would capture."""
+        proposals: tuple[CaptureProposal, ...] = self._worker.propose_captures(*arguments)
+        return proposals
+
+    def stream_problem(self) -> str:
+        """What the device has too few streams for; empty for nothing."""
+        problem: str = self._worker.stream_problem()
+        return problem
+
+    def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
+        """Capture one step.
+
+        Raises:
+            FunctionFailed: it failed.
+            worker.errors.CompileForbidden: it would have had to be compiled.
+        """
+        return _all_ok(self._worker.capture(step))
+
+    def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
+        """Run a call of the workload; errors as of `capture`."""
+        answer: tuple[FunctionResult | FunctionProbe, ...] = self._worker.first_call(place)
+        _all_ok(tuple(item for item in answer if isinstance(item, FunctionResult)))
+        return answer
+
+    def extra(self) -> tuple[FunctionResult, ...]:
+        """What the rank needed beyond the workload's calls."""
+        results: tuple[FunctionResult, ...] = self._worker.extra()
+        return results
+
     def verify(self) -> Any:
         """Compare with the reference.
 
@@ -245,8 +365,8 @@ class RankHost:
         """
         from warmrank.worker.rank.script import run_script
 
-        workload = cast("ScriptWorkload", self._opening.config.workload)
-        return run_script(rank_spec(self._opening), workload.script, workload.arguments)
+        workload = cast("ScriptWorkload", self._init.config.workload)
+        return run_script(rank_spec(self._init), workload.script, workload.arguments)
 
     def close(self) -> None:
         """Take the rank down."""
@@ -255,28 +375,28 @@ class RankHost:
         if self._worker is not None:
             self._worker.stop()
             self._worker = None
-            if isinstance(self._opening.config.workload, ScriptWorkload):
-                journal_of(rank_spec(self._opening)).unlink(missing_ok=True)
+            if isinstance(self._init.config.workload, ScriptWorkload):
+                journal_of(rank_spec(self._init)).unlink(missing_ok=True)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of this object, or of the worker where this object has none of that name.
+        """Call a public method of this object by its name, as it crosses Ray."""
+        return getattr(self, method)(*arguments)
 
-        Raises:
-            FunctionFailed: a function failed where every rank must succeed.
-            worker.errors.CompileForbidden: it failed because it would have had to be compiled.
-        """
-        target = self if hasattr(type(self), method) else self._worker
-        result = getattr(target, method)(*arguments)
-        if method in _OF_FUNCTIONS:
-            for function in result:
-                if isinstance(function, FunctionResult) and not function.ok:
-                    # The worker makes a refused function's reason of the name and text of what was raised.
-                    kind, _, reason = function.reason.partition(": ")
-                    if kind == CompileForbidden.__name__:
-                        raise CompileForbidden(reason, function=function.function)
-                    if method in _ALL_MUST_SUCCEED:
-                        raise FunctionFailed(function.function, function.reason)
-        return result
+
+def _none_forbidden(results: tuple[FunctionResult, ...]) -> tuple[FunctionResult, ...]:
+    """The same results; raises `CompileForbidden` if a function failed because compiling is forbidden."""
+    for result in results:
+        if not result.ok and result.error == CompileForbidden.__name__:
+            raise CompileForbidden(result.reason.removeprefix(f"{result.error}: "), function=result.function)
+    return results
+
+
+def _all_ok(results: tuple[FunctionResult, ...]) -> tuple[FunctionResult, ...]:
+    """The same results; raises if a function failed."""
+    for result in _none_forbidden(results):
+        if not result.ok:
+            raise FunctionFailed(result.function, result.reason)
+    return results
 
 
 def _tell_nobody(_doing: str) -> None:
@@ -318,13 +438,13 @@ def _is_store_fault(error: Exception) -> bool:
     return isinstance(error, StoreError) and not isinstance(error, UnusableCache)
 
 
-def _open_store(opening: Opening) -> tuple[Store | None, str]:
+def _open_store(init: RankInit) -> tuple[Store | None, str]:
     from warmrank.orchestrator.store.stores import open_store
 
-    if opening.config.store is None or opening.store_away:
+    if init.config.store is None or init.store_away:
         return None, ""
     try:
-        return open_store(opening.config.store), ""
+        return open_store(init.config.store), ""
     except StoreUnavailable as error:
         if error.required:
             raise

@@ -20,16 +20,9 @@ from warmrank.orchestrator.config.models import Config, packed_ranks
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.actor import RankActor
-from warmrank.orchestrator.gang.beginning import Beginning, TookTooLong
-from warmrank.orchestrator.gang.eligible import NodesUp, eligible, nodes_of_ray, silent_among
-from warmrank.orchestrator.gang.guardian import MARK
-from warmrank.orchestrator.gang.head_watch import HeadWatch
-from warmrank.orchestrator.gang.last_words import launch_directory
+from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
-from warmrank.orchestrator.gang.node_calls import batches_of
-from warmrank.orchestrator.gang.node_watch import Charge
-from warmrank.orchestrator.gang.rank_host import MakeWorker
-from warmrank.orchestrator.gang.ray_answers import (
+from warmrank.orchestrator.gang.node_group import (
     TICK_S,
     answer_of,
     answers_of,
@@ -37,10 +30,13 @@ from warmrank.orchestrator.gang.ray_answers import (
     await_some,
     left_s,
 )
-from warmrank.orchestrator.gang.ray_watch import RayWatch
-from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation
-from warmrank.orchestrator.gang.supply import refuse_missing_devices
-from warmrank.orchestrator.gang.watching import all_lost
+from warmrank.orchestrator.gang.node_watch import Charge, batches_of
+from warmrank.orchestrator.gang.rank_files import launch_directory
+from warmrank.orchestrator.gang.rank_host import MakeWorker
+from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
+from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost
+from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
+from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.seats import Gang, Seat
 
 logger = logging.getLogger(__name__)
@@ -190,7 +186,7 @@ class RayLauncher:
         watch, self._watch = self._watch, None
         nodes, self._nodes = self._nodes, None
         if not self._serves():
-            return  # without a head nothing can be told to anybody: the guardians' leases run out
+            return  # without a head nothing can be told to anybody: the reapers' leases run out
         silent = frozenset(node.node_id for node in nodes.silent()) if nodes is not None else frozenset()
         self._while_it_serves(lambda: _take_down(actors, watch, reservation, silent))
 
@@ -350,7 +346,7 @@ class RayLauncher:
             seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=logs[seat.rank]) for seat in gang.seats
         }
         self._node_of = {seat.rank: seat.node_rank for seat in gang.seats}
-        guarding = self._watch.guard(gang, nodes, charges)
+        charging = self._watch.guard(gang, nodes, charges)
         reaching = [
             self._watch.nodes[node].reach.remote(
                 {seat.rank: self._actors[seat.rank] for seat in seats},
@@ -358,7 +354,7 @@ class RayLauncher:
             )
             for node, seats in gang.by_node().items()
         ]
-        self._collect([*guarding, *reaching], deadline)
+        self._collect([*charging, *reaching], deadline)
 
     def _collect(self, refs: Sequence[Any], deadline: float) -> list[Any]:
         """Results of actors that must all answer for the gang to exist.

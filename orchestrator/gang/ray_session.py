@@ -6,36 +6,271 @@ end. The code of the ranks goes along: a job has its working directory, a local 
 paths, and a cluster joined by address gets a copy of the current directory.
 
 `ray.init` knows no time-out, and its native half can wait for minutes without heeding a signal, so it runs in
-a thread (`orchestrator.gang.beginning`). One that is given up goes on there: this process is done with Ray.
+a thread, a `Beginning`. One that is given up goes on there: this process is done with Ray.
 """
 
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
+import re
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from warmrank.orchestrator import import_root
 from warmrank.orchestrator.config.models import RayConfig
-from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.gang import guardian, joining
-from warmrank.orchestrator.gang.beginning import Beginning, TookTooLong
-from warmrank.orchestrator.gang.guarding import Guarding
+from warmrank.orchestrator.environ import inherited
+from warmrank.orchestrator.errors import CannotStart, first_line
 from warmrank.orchestrator.leaving import leave_at_once_later
+from warmrank.orchestrator.reaper import Process, children, kill, runs
+from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import held_back, python_s_sigterm, undisturbed
 
 logger = logging.getLogger(__name__)
 
-WayIn = joining.WayIn
+_TICK_S = 0.1
+
+
+class TookTooLong(Exception):
+    """What was begun has neither ended nor failed in time, and goes on."""
+
+
+class Beginning:
+    """Something that began when this was made.
+
+    Args:
+        call: begins it.
+    """
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self._errors: list[BaseException] = []
+        self._has_begun = threading.Event()
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, name="beginning", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when it has begun; signals are handled meanwhile, whatever native code holds it up.
+
+        Raises:
+            TookTooLong: it has not yet.
+            BaseException: whatever its call raised.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        # A signal that arrives just before a wait does not cut it short: it is heeded between two.
+        while not self._has_begun.wait(_TICK_S):
+            if time.monotonic() >= deadline_s:
+                raise TookTooLong
+        if self._errors:
+            raise self._errors[0]
+
+    def end(self) -> None:
+        """Let the thread end, and with it processes that are to die with it."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            self._errors.append(error)
+            self._has_begun.set()
+        else:
+            self._has_begun.set()
+            self._is_over.wait()
+
+
+WayIn = Literal["initialized", "job", "address", "local"]
+
+_NAMESPACE = "warmrank"
+# The driver and its ranks exchange small values only; artifacts travel through the store.
+_OBJECT_STORE_BYTES = 128 * 2**20
+_CONNECT_TIMEOUT_S = 5.0
+_NO_CLIENT = (
+    "ray:// is Ray Client, which is not supported, because a driver must reach ranks and nodes itself. Run "
+    "it on a node of the cluster, or send it there with `warmrank submit`"
+)
+
+
+def import_paths(paths: Iterable[str], cwd: Path, prefixes: Iterable[str]) -> tuple[str, ...]:
+    """The directories that ranks must look for modules in and would not by themselves; cwd first."""
+    wanted = [cwd, *(cwd / path for path in paths), import_root()]
+    inside = [Path(prefix) for prefix in prefixes]
+    kept = [
+        path for path in wanted if path.is_dir() and not any(path.is_relative_to(prefix) for prefix in inside)
+    ]
+    return tuple(dict.fromkeys(str(path) for path in kept))
+
+
+def python_path() -> str:
+    """This process's import paths, for processes that do not inherit them."""
+    return os.pathsep.join(import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix)))
+
+
+def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
+    """Get onto Ray; may hang.
+
+    Args:
+        way: which of the ways in.
+        config: where it is.
+        temp_dir: private directory that an own Ray gets a directory in.
+    """
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    with _quiet_loggers():
+        if way == "job":
+            # The job has its own address and working directory; more arguments would break one of them.
+            ray.init(**quiet)
+        elif way == "address":
+            address = _address(config)
+            if address.startswith("ray://"):
+                raise ValueError(_NO_CLIENT)
+            _check_listens(address)
+            ray.init(address, namespace=_NAMESPACE, runtime_env=_shipped(config), **quiet)
+        elif way == "local":
+            with inherited("PYTHONPATH", python_path()):
+                ray.init(
+                    "local",
+                    namespace=_NAMESPACE,
+                    num_cpus=config.num_cpus,
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    # Ray makes its directory open to all; the one around it stays private.
+                    _temp_dir=f"{temp_dir}/r",
+                    **quiet,
+                )
+
+
+_NOISE = {
+    "ray._private.worker": "SIGTERM handler is not set",  # in place of ours, which it cannot be in a thread
+    "ray._private.authentication.authentication_token_setup": "Token authentication is enabled",
+}
+"""What Ray warns of and nobody need act on: beginning of the line, by logger."""
+
+
+@contextmanager
+def _quiet_loggers() -> Iterator[None]:
+    """Keep Ray from writing the lines of `_NOISE`."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(_NOISE[record.name])
+
+    loggers = [logging.getLogger(name) for name in _NOISE]
+    for each in loggers:
+        each.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(is_wanted)
+
+
+def _address(config: RayConfig) -> str:
+    return config.address or os.environ.get("RAY_ADDRESS", "")
+
+
+def _check_listens(address: str) -> None:
+    """Raise ``OSError`` where nothing listens; Ray itself would try for more than a minute.
+
+    Ray's own words, such as ``auto``, and addresses with a scheme are left to Ray.
+    """
+    host, _, port = address.rpartition(":")
+    if host and "/" not in address and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+
+
+def _shipped(config: RayConfig) -> dict[str, Any] | None:
+    from warmrank.orchestrator.gang import upload
+
+    if not config.ship_code:
+        return None
+    for note in upload.upload_notes(Path.cwd()):
+        logger.warning("%s; or set ray.ship_code to false where the nodes have the code", note)
+    return upload.runtime_env(Path.cwd())
+
+
+def too_late(way: WayIn, config: RayConfig, timeout_s: float) -> str:
+    """What to say when `join` does not end in time."""
+    what = {
+        "local": "a local Ray was not up",
+        "job": "the cluster of this Ray job had not let this process in",
+        "address": f"the Ray cluster at {_address(config)} had not let this process in",
+    }[way]
+    return (
+        f"{what} after {timeout_s:.0f} s, and was given up. Look whether the machine is overloaded or out of "
+        "memory, or raise timeouts.start_s"
+    )
+
+
+_VERSIONS = re.compile(r"(?s)Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)")
+
+
+def versions_in(text: str) -> str:
+    """What Ray says of versions that differ, in a line; empty where it says nothing of them."""
+    if (found := _VERSIONS.search(text)) is None:
+        return ""
+    theirs, their_python, ours, our_python = found.groups()
+    return (
+        f"it runs Ray {theirs} on Python {their_python}, and this process Ray {ours} on Python {our_python}; "
+        "install the same versions of both here and on every node"
+    )
+
+
+_REFUSED = re.compile(r"AuthenticationError: (?:RPC error: )?([^.\n]+)")
+
+
+def auth_refusal(error: Exception) -> str:
+    """What Ray says of a token that it refuses, which may stand in the text of a cause; empty for nothing."""
+    found = _REFUSED.search("".join(traceback.format_exception(error)))
+    return found[1] if found else ""
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Whether `join` failed because nothing answers where the cluster's head should, which may be up soon."""
+    if auth_refusal(error):
+        return False
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    return isinstance(error, OSError) and error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}
+
+
+def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
+    """What to say when `join` failed."""
+    cause = (versions_in(str(error)) or first_line(error)).rstrip(".")
+    if way == "local":
+        return (
+            f"a local Ray did not start: {cause}. Look whether the machine is overloaded or out of memory or "
+            "disk; raise timeouts.start_s, or name a cluster with ray.address"
+        )
+    if way == "job":
+        return f"the cluster of this Ray job cannot be joined: {cause}"
+    address = _address(config)
+    source = "ray.address" if config.address else "RAY_ADDRESS"
+    if refused := auth_refusal(error):
+        return (
+            f"the Ray cluster at {address!r} ({source}) refuses this process: {refused}. Set "
+            "RAY_AUTH_MODE=token, and the cluster's token as RAY_AUTH_TOKEN, or its file as "
+            "RAY_AUTH_TOKEN_PATH (else ~/.ray/auth_token)"
+        )
+    return (
+        f"no Ray cluster can be joined at {address!r} ({source}): {cause}. Expected the address of a head "
+        "node, such as 10.0.0.1:6379 (http:// is the job server, for `warmrank submit`); "
+        f"unset {source} to start a local Ray"
+    )
+
 
 _LEAVE_S = 40.0
 """Seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone."""
@@ -55,16 +290,16 @@ class Session:
     Attributes:
         way_in: which of the four ways.
         temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
-        guarding: what ends an own Ray, and removes that directory, when this process is killed; else None.
+        reaper: what ends an own Ray, and removes that directory, when this process is killed; else None.
         beginning: of the connection; None where Ray was up in this process.
         own: the processes that an own Ray cannot be without, by name.
     """
 
     way_in: WayIn
     temp_dir: str = ""
-    guarding: Guarding | None = None
+    reaper: ReapedRanks | None = None
     beginning: Beginning | None = None
-    own: Mapping[str, guardian.Process] = field(default_factory=dict)
+    own: Mapping[str, Process] = field(default_factory=dict)
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
@@ -120,19 +355,19 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
         with python_s_sigterm():
             with held_back():  # until it is known what there is to clean up
                 temp_dir = _short_temp_dir() if way == "local" else ""
-                guarding = Guarding({}, remove=[temp_dir], spare=[os.getpid()]) if temp_dir else None
-                beginning = Beginning(lambda: joining.join(way, config, temp_dir))
-                session = Session(way_in=way, temp_dir=temp_dir, guarding=guarding, beginning=beginning)
+                own_reaper = ReapedRanks({}, remove=[temp_dir], spare=[os.getpid()]) if temp_dir else None
+                beginning = Beginning(lambda: join(way, config, temp_dir))
+                session = Session(way_in=way, temp_dir=temp_dir, reaper=own_reaper, beginning=beginning)
             beginning.wait(timeout_s)
     except TookTooLong as error:
         abandon(session)
-        raise CannotStart(joining.too_late(way, config, timeout_s)) from error
+        raise CannotStart(too_late(way, config, timeout_s)) from error
     except Exception as error:  # Ray raises `Exception` itself, too
         leave(session)
         raise CannotStart(
-            joining.refusal(way, config, error),
+            refusal(way, config, error),
             may_pass=way == "local",
-            blames_cluster=joining.is_unreachable(error),
+            blames_cluster=is_unreachable(error),
         ) from error
     except BaseException:
         abandon(session)
@@ -161,11 +396,11 @@ def leave(session: Session) -> None:
     with undisturbed():
         # It would scale an own Ray, if that could grow; it heeds no SIGTERM, and Ray gives it a second.
         if session.way_in == "local" and (autoscaler := _own(_AUTOSCALER)):
-            guardian.kill({autoscaler})
+            kill({autoscaler})
         ray.shutdown()
-        if session.guarding is not None:
-            session.guarding.abandon()  # agents may be there still, waiting for a head that was just lost
-            shutil.rmtree(session.temp_dir, ignore_errors=True)  # that guardian may have been killed itself
+        if session.reaper is not None:
+            session.reaper.abandon()  # agents may be there still, waiting for a head that was just lost
+            shutil.rmtree(session.temp_dir, ignore_errors=True)  # that reaper may have been killed itself
         if session.beginning is not None:
             session.beginning.end()
 
@@ -176,7 +411,7 @@ def ended(session: Session) -> str:
     Its others would notice 15 s later: they look whether it is there, and it is, as a zombie, until this
     process asks after it.
     """
-    gone = [name for name, process in session.own.items() if not guardian.runs(process)]
+    gone = [name for name, process in session.own.items() if not runs(process)]
     return f"its {' and its '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
 
 
@@ -184,7 +419,7 @@ def ends_in_time(session: Session, *, is_silent: bool) -> bool:
     """Get off an own Ray, whatever is left of it; whether that ended in time."""
     if is_silent or ended(session):
         # Ray's way out asks what is left to end, and gets no answer without the rest.
-        guardian.kill(set(session.own.values()))
+        kill(set(session.own.values()))
     leaving = Beginning(lambda: leave(session))
     try:
         leaving.wait(_LEAVE_S)
@@ -194,9 +429,9 @@ def ends_in_time(session: Session, *, is_silent: bool) -> bool:
     return True
 
 
-def _own(program: bytes) -> guardian.Process | None:
+def _own(program: bytes) -> Process | None:
     """The process of an own Ray that runs a program: all that it starts itself are children of this one."""
-    for process in guardian.children()(os.getpid()):
+    for process in children()(os.getpid()):
         with suppress(OSError):  # ended since
             if program in Path(f"/proc/{process[0]}/cmdline").read_bytes():
                 return process
@@ -212,9 +447,9 @@ def abandon(session: Session) -> None:
 
     atexit.unregister(ray.shutdown)
     leave_at_once_later()
-    if session.guarding is not None:
+    if session.reaper is not None:
         with undisturbed():
-            session.guarding.abandon()
+            session.reaper.abandon()
             shutil.rmtree(session.temp_dir, ignore_errors=True)
 
 
@@ -237,7 +472,7 @@ def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
         # Where torch_npu is installed without CANN, loading it makes `import torch` fail.
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     if way == "initialized":
-        environ["PYTHONPATH"] = joining.python_path()
+        environ["PYTHONPATH"] = python_path()
     return environ
 
 
@@ -251,7 +486,7 @@ def runtime_env(config: RayConfig, way: WayIn) -> dict[str, Any]:
         return dict(config.runtime_env)
     given = config.runtime_env.get("env_vars")
     variables = given if isinstance(given, dict) else {}
-    return {**config.runtime_env, "env_vars": {"PYTHONPATH": joining.python_path(), **variables}}
+    return {**config.runtime_env, "env_vars": {"PYTHONPATH": python_path(), **variables}}
 
 
 def _is_initialized() -> bool:

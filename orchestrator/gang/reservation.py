@@ -1,20 +1,226 @@
-"""The resources of all ranks, reserved on Ray as one placement group: all of them, or none.
+"""Resources of all ranks, reserved on Ray as one placement group: all of them, or none.
 
 Ray says of a group only that it is not there yet; what is lacking is said here, early on and in the end.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from warmrank.orchestrator.config.doubts import RAY_OVERRIDE
+from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
-from warmrank.orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
-from warmrank.orchestrator.gang.eligible import Eligible
-from warmrank.orchestrator.gang.ray_answers import TICK_S, left_s
-from warmrank.orchestrator.gang.ray_trouble import describe_shortage, in_a_line
-from warmrank.orchestrator.gang.supply import available_on, lacks_devices, supply_of
+from warmrank.orchestrator.gang.eligible import Eligible, RayNode
+from warmrank.orchestrator.gang.node_group import TICK_S, left_s
+
+
+def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) -> int:
+    """How many ranks fit into resources; ``most`` where they need nothing of it."""
+    # Ray counts in ten-thousandths.
+    fits = [(resources.get(name, 0.0) + 1e-4) // amount for name, amount in need.items() if amount > 0]
+    return int(min([*fits, most]))
+
+
+def bundle_sizes(node_slots: Iterable[int], num_ranks: int, group_size: int) -> tuple[int, ...]:
+    """The number of ranks in each bundle.
+
+    Args:
+        node_slots: how many ranks fit on each node.
+        num_ranks: how many there are.
+        group_size: how many are to stay together.
+
+    Returns:
+        A bundle for each group, as long as nodes have room for whole ones; then a bundle for each rank.
+    """
+    num_whole = min(num_ranks // group_size, sum(number // group_size for number in node_slots))
+    return (group_size,) * num_whole + (1,) * (num_ranks - num_whole * group_size)
+
+
+def index_in(sizes: Iterable[int]) -> tuple[int, ...]:
+    """For each rank the index of its bundle."""
+    return tuple(index for index, size in enumerate(sizes) for _ in range(size))
+
+
+def times(need: Mapping[str, float], number: int) -> dict[str, float]:
+    """What so many ranks need."""
+    return {name: round(amount * number, 4) for name, amount in need.items() if amount > 0}
+
+
+_OWN = "ray.io/"  # labels that Ray itself gives nodes
+
+# How Ray finds devices, where it finds too few.
+_FOUND_BY = {
+    "NPU": (
+        "it counts the files /dev/davinci<N>: a container needs them (huawei.com/Ascend910 in Kubernetes, "
+        "ASCEND_VISIBLE_DEVICES in Docker), or say it: ray start --resources='{\"NPU\": 8}'"
+    ),
+    "GPU": "it asks the NVIDIA driver: a container needs its devices (nvidia.com/gpu, --gpus)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """What a cluster has.
+
+    Attributes:
+        total: its resources.
+        available: those that are free.
+        nodes: host name and resources of each node; several may be on one host.
+        silent: nodes that Ray lists as alive and that do not answer, for people; they are not counted.
+        wanted_labels: label selectors that nodes must meet.
+        unlabelled: host name and labels of each node that does not meet them; they are not counted.
+    """
+
+    total: Mapping[str, float]
+    available: Mapping[str, float]
+    nodes: tuple[tuple[str, Mapping[str, float]], ...] = ()
+    silent: tuple[str, ...] = ()
+    wanted_labels: Mapping[str, str] = field(default_factory=dict)
+    unlabelled: tuple[tuple[str, Mapping[str, str]], ...] = ()
+
+
+def describe_shortage(
+    bundle: Mapping[str, float], num_ranks: int, supply: Supply, *, state: str, own: bool
+) -> str:
+    """Why ranks cannot be placed, and what to do.
+
+    Args:
+        bundle: resources that each rank asks for.
+        num_ranks: number of ranks.
+        supply: what the cluster has.
+        state: Ray's scheduling state of the placement group.
+        own: the cluster is a local Ray of this launch.
+    """
+    where = "this machine" if own else "the Ray cluster"
+    lines = [f"{num_ranks} ranks do not fit on {where}:"]
+    total, short_in_all = supply.total, False
+    for name, need in bundle.items():
+        demand, has, free = num_ranks * need, total.get(name, 0.0), supply.available.get(name, 0.0)
+        short_in_all = short_in_all or demand > has
+        missing = f", {demand - has:g} too few" if demand > has else ""
+        lines.append(
+            f"  {name}: {num_ranks} x {need:g} = {demand:g} wanted, {has:g} there{missing}, {free:g} free"
+        )
+        if name != "CPU" and supply.nodes:
+            lines.append(f"  {name}s by node: {_by_node(name, supply.nodes)}")
+    if supply.silent:
+        lines.append(f"  not counted, because Ray there does not answer: {', '.join(supply.silent)}")
+    if supply.unlabelled:
+        wanted = ", ".join(f"{name}={value}" for name, value in supply.wanted_labels.items())
+        lines.append(f"  not counted, because ray.labels asks for {wanted}: {_by_labels(supply)}")
+    short_of_devices = [name for name in bundle if name != "CPU" and total.get(name, 0.0) < num_ranks]
+    if supply.silent and short_in_all:
+        remedy = "bring these nodes back or add others, or lower ranks"
+    elif supply.unlabelled and short_in_all:
+        remedy = "correct ray.labels, label more nodes (ray start --labels=NAME=VALUE), or lower ranks"
+    elif short_of_devices:
+        device = short_of_devices[0]
+        remedy = f"lower ranks, or add nodes with {device}s that Ray sees (`ray status`); {_FOUND_BY[device]}"
+    elif short_in_all:
+        lower = "ray.num_cpus_per_rank (fractions are allowed)"
+        more = "set ray.num_cpus to pretend to more" if own else "add nodes"
+        remedy = f"lower ranks or {lower}, or {more}"
+    elif state == "INFEASIBLE":
+        remedy = "no node is big enough for one rank, or ray.placement asks for more nodes than there are"
+    else:
+        remedy = "other work holds them: wait for it or end it (`ray status`, `ray list actors`)"
+    return "\n".join([*lines, f"  remedy: {remedy}"])
+
+
+def in_a_line(shortage: str) -> str:
+    """What `describe_shortage` gave, where one line is all that is shown."""
+    head, *rest = shortage.splitlines()
+    return f"{head} {'; '.join(line.strip() for line in rest)}"
+
+
+def _by_node(name: str, nodes: Iterable[tuple[str, Mapping[str, float]]]) -> str:
+    """``a and 2 more: 8, d: 0``: how many each node has; nodes with equally many share an entry."""
+    alike: dict[float, list[str]] = {}
+    for host, resources in nodes:
+        alike.setdefault(resources.get(name, 0.0), []).append(host)
+    entries = []
+    for number, hosts in sorted(alike.items(), reverse=True):
+        more = f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
+        entries.append(f"{min(hosts)}{more}: {number:g}")
+    return ", ".join(entries)
+
+
+def _by_labels(supply: Supply) -> str:
+    """``a and 2 more have zone=x, d has no labels``: those that Ray gives each node only where asked for."""
+    alike: dict[str, list[str]] = {}
+    for host, labels in supply.unlabelled:
+        shown = sorted(name for name in labels if name in supply.wanted_labels or not name.startswith(_OWN))
+        text = ", ".join(f"{name}={labels[name]}" for name in shown)
+        alike.setdefault(text or "no labels", []).append(host)
+    return "; ".join(
+        f"{min(hosts)} and {len(hosts) - 1} more have {text}" if len(hosts) > 1 else f"{hosts[0]} has {text}"
+        for text, hosts in sorted(alike.items())
+    )
+
+
+def supply_of(eligible: Eligible) -> Supply:
+    """What the nodes have that may have ranks."""
+    free: dict[str, float] = {}
+    for resources in available_on(eligible.nodes):
+        for name, amount in resources.items():
+            free[name] = free.get(name, 0.0) + amount
+    return Supply(
+        total=eligible.total(),
+        available=free,
+        nodes=tuple((known.node.host, known.resources) for known in eligible.nodes),
+        silent=tuple(f"{node}" for node in eligible.silent),
+        wanted_labels=eligible.wanted,
+        unlabelled=tuple((known.node.host, known.labels) for known in eligible.unlabelled),
+    )
+
+
+def available_on(nodes: Iterable[RayNode]) -> list[Mapping[str, float]]:
+    """What of each node is free."""
+    from ray._private import state  # Ray has no public name for it
+
+    found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    return [found.get(known.node.node_id, {}) for known in nodes]
+
+
+def lacks_devices(bundle: Mapping[str, float], num_ranks: int, total: Mapping[str, float]) -> bool:
+    """Whether there are too few accelerators, whatever there is of CPUs."""
+    return any(num_ranks * need > total.get(name, 0.0) for name, need in bundle.items() if name != "CPU")
+
+
+def refuse_missing_devices(bundle: Mapping[str, float], num_ranks: int, config: RayConfig) -> None:
+    """Before an own Ray starts, which takes seconds: it would find no more devices than there are here.
+
+    Raises:
+        LacksDevice: there are too few.
+    """
+    if RAY_OVERRIDE in os.environ:
+        return
+    here = {"CPU": float(config.num_cpus or os.cpu_count() or 1)}
+    for name in bundle:
+        if name == "CPU":
+            continue
+        num_here = _num_here(name)
+        if num_here is None:
+            return
+        here[name] = float(num_here)
+    if lacks_devices(bundle, num_ranks, here):
+        supply = Supply(total=here, available=here)
+        raise LacksDevice(describe_shortage(bundle, num_ranks, supply, state="INFEASIBLE", own=True))
+
+
+def _num_here(resource: str) -> int | None:
+    """How many Ray would find; None for a Ray that cannot be asked before it has started."""
+    try:
+        from ray._private.accelerators import get_accelerator_manager_for_resource
+    except ImportError:
+        return None
+    manager = get_accelerator_manager_for_resource(resource)
+    return None if manager is None else int(manager.get_current_node_num_accelerators())
+
 
 _SAY_AFTER_S = 5.0
 

@@ -1,6 +1,6 @@
 """The plan of a round: one action for every rank and function; pure.
 
-A round goes: `plan_round`, the driver carries it out, `advance`. Within a class a rank loads what it holds,
+A round goes: `plan_round`, the driver carries it out, `apply_round`. In a class a rank loads what it holds,
 else adopts what fits or is offered, else one leader compiles and the others wait for it, to adopt the result.
 Whoever refuses an offer (its guards do not hold there) stays for the next round, and so does a class whose
 leader failed: another one tries, on another node where there is one; a class whose second leader failed, or
@@ -9,26 +9,30 @@ one offer less, or its class one leader less, and where no offer is left a leade
 has refused ``max_rounds`` offers compiles for itself.
 
 What a leader of this launch compiled is adopted only after an audit: another rank of the class traces as
-well, beside the leader, and must come to the same (`Situation.audit`). Where it does not, but conditions of
+well, beside the leader, and must come to the same (`PlanState.audit`). Where it does not, but conditions of
 the artifact keep it away, the artifact stays on offer, and one of those whose guards hold audits it in the
 next round. Where nothing kept it away, every rank traces before it adopts (`Offer.audit`).
 
 Nothing here does I/O, and no rank decides anything alone. All of it is linear in ranks times functions, but
 for sorting the classes that compile.
+
+Leaders: one a class, spread over nodes and ranks, the longest compiles first. A rank compiles one function
+after the other (a process has one tracer), the ranks of a node side by side in as many lanes as the node has
+cores for. Leaders are chosen greedily: by falling cost, each where it would be ready first (LPT; Graham,
+"Bounds on Multiprocessing Timing Anomalies", 1969: at most a third longer than the best possible). Choosing
+is linear in the number of candidates.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import ForbiddenCompile
-from warmrank.orchestrator.launch.advance import advance, begin
 from warmrank.orchestrator.launch.events import ClassAction, RankClass
-from warmrank.orchestrator.launch.leaders import NOWHERE, Leaders, Tried
-from warmrank.orchestrator.launch.situation import (
+from warmrank.orchestrator.launch.plan_state import (
     Action,
     Adopt,
     Attempt,
@@ -41,15 +45,110 @@ from warmrank.orchestrator.launch.situation import (
     GiveUp,
     Load,
     Offer,
-    Situation,
+    PlanState,
     Slot,
+    apply_round,
+    begin,
 )
 from warmrank.worker.results import function_of_unit
 
+Rating = tuple[bool, bool, bool, float, float, int, int]
+"""Was tried here; was tried on this node; the node is full; when it would be ready; load; load; rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """Where a compile was tried in vain."""
+
+    ranks: frozenset[int] = frozenset()
+    nodes: frozenset[int] = frozenset()
+
+
+NOWHERE = Tried()
+
+
+class Leaders:
+    """Hands out leaders; remembers who leads how much.
+
+    Args:
+        nodes: node of every rank; None when nothing is known of nodes, then the lowest rank leads.
+        lanes: by node, how many leaders should work at a time; a node that is not named has a lane a rank.
+        positions: index of every rank on each parallel axis.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[int, int] | None,
+        lanes: Mapping[int, int] | None = None,
+        positions: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
+        self._nodes = nodes
+        self._positions = positions or {}
+        self._lanes = lanes or (Counter(nodes.values()) if nodes is not None else {})
+        self._of_rank: Counter[int] = Counter()
+        self._of_node: Counter[int] = Counter()
+        self._num_leaders: Counter[int] = Counter()
+
+    def choose(self, candidates: Collection[int], cost: int, tried: Tried = NOWHERE) -> int:
+        """The best leader: never one that has tried if there is another, rather on another node."""
+        nodes = self._nodes
+        if nodes is None:
+            return min(candidates, key=lambda rank: (rank in tried.ranks, rank))
+        leader = min(candidates, key=lambda rank: self._rating(rank, nodes[rank], cost, tried))
+        self.add(leader, cost)
+        return leader
+
+    def choose_auditor(self, candidates: Collection[int], leader: int, cost: int) -> int:
+        """Who differs most from a leader, by node and parallel axes.
+
+        Of several rather who has nothing to do, and whose indices are far off: code that treats ranks in two
+        ways has rather a first or last one, or halves, than neighbours.
+        """
+        of_leader = self._place(leader)
+
+        def rating(rank: int) -> tuple[int, int, int, int, int]:
+            place = self._place(rank)
+            distances = [abs(one - other) for one, other in zip(place, of_leader, strict=True)]
+            own, on_node = self._of_rank.get(rank, 0), self._of_node.get(place[0], 0)
+            return distances.count(0), own, on_node, -sum(distances), rank
+
+        auditor = min(candidates, key=rating)
+        self.add(auditor, cost)
+        return auditor
+
+    def _place(self, rank: int) -> tuple[int, ...]:
+        node = self._nodes[rank] if self._nodes is not None else 0
+        return (node, *self._positions.get(rank, ()))
+
+    def add(self, leader: int, cost: int) -> None:
+        """Note what a rank compiles as well."""
+        if self._nodes is None:
+            return
+        node = self._nodes[leader]
+        self._num_leaders[node] += not self._of_rank[leader]
+        self._of_rank[leader] += cost
+        self._of_node[node] += cost
+
+    def _rating(self, rank: int, node: int, cost: int, tried: Tried) -> Rating:
+        lanes = self._lanes.get(node, 1)
+        own, on_node = self._of_rank.get(rank, 0), self._of_node.get(node, 0)
+        is_full = not own and self._num_leaders.get(node, 0) >= lanes
+        ready = max(own + cost, (on_node + cost) / lanes)
+        share = on_node / lanes
+        return rank in tried.ranks, node in tried.nodes, is_full, ready, share, own, rank
+
+
+def lanes_of(nodes: Iterable[int], cpus_per_rank: float) -> dict[int, int]:
+    """How many leaders may compile at a time on each node: what its ranks reserved, at most one each."""
+    return {
+        node: max(1, int(num_ranks * min(1.0, cpus_per_rank))) for node, num_ranks in Counter(nodes).items()
+    }
+
+
 __all__ = [
     "MAX_LEADERS", "Action", "Adopt", "Attempt", "Avoided", "AwaitLeader", "Compile", "Demand", "Failed",
-    "GiveUp", "Load", "Offer", "Situation", "Slot",
-    "advance", "auditing", "begin", "classes", "forbidden", "plan_round",
+    "GiveUp", "Load", "Offer", "PlanState", "Slot",
+    "apply_round", "auditing", "begin", "classes", "forbidden", "plan_round",
     "rank_classes",
 ]  # fmt: skip
 
@@ -69,7 +168,7 @@ def classes(demands: Iterable[Demand]) -> dict[ClassKey, list[Demand]]:
 
 
 def plan_round(
-    situation: Situation,
+    state: PlanState,
     *,
     max_rounds: int,
     nodes: Mapping[int, int] | None = None,
@@ -79,21 +178,21 @@ def plan_round(
     """One action for every demand; what compiles comes last, the longest first.
 
     Args:
-        situation: what is wanted and what exists.
+        state: what is wanted and what exists.
         max_rounds: a rank that has refused so many offers compiles for itself.
         nodes: node of every rank; when given, leaders are spread over nodes, then over a node's ranks;
             otherwise the lowest rank of a class leads it.
         lanes: by node, how many leaders should work at a time; otherwise one a rank.
         positions: index of every rank on each parallel axis; auditors differ from leaders in it.
     """
-    offers = _offers_by_class(situation.offers)
-    loads = {demand.held: Load(digest=demand.held) for demand in situation.demands if demand.held}
-    num_failed = Counter(failed.class_key for failed in situation.failed)
-    hopeless = {failed.class_key for failed in situation.failed if failed.is_final}
+    offers = _offers_by_class(state.offers)
+    loads = {demand.held: Load(digest=demand.held) for demand in state.demands if demand.held}
+    num_failed = Counter(failed.class_key for failed in state.failed)
+    hopeless = {failed.class_key for failed in state.failed if failed.is_final}
     actions: dict[Slot, Action] = {}
     needy: dict[ClassKey, list[Demand]] = {}
     waiting: dict[tuple[Asked, str], list[Demand]] = {}
-    for demand in situation.demands:
+    for demand in state.demands:
         alone = demand.num_refused >= max_rounds
         asked = demand.function, demand.request_key
         action = None if alone else _without_compiling(demand, loads, offers.get(asked, {}))
@@ -109,7 +208,7 @@ def plan_round(
         else:
             needy.setdefault(key, []).append(demand)
     candidates = Leaders(nodes, lanes, positions)
-    leaders = _leaders(needy, _tried(situation, nodes), candidates)
+    leaders = _leaders(needy, _tried(state, nodes), candidates)
     auditors = _Auditors(candidates)
     for (asked, digest), members in waiting.items():
         offer = offers[asked][digest].offer
@@ -119,7 +218,7 @@ def plan_round(
                 digest=digest, from_rank=offer.from_rank, auditors=of_rank(demand.rank)
             )
     for key, leader in leaders.items():
-        of_rank = auditors.of(needy[key], leader, situation.audit)
+        of_rank = auditors.of(needy[key], leader, state.audit)
         for demand in needy[key]:
             alone = demand.num_refused >= max_rounds
             wait = AwaitLeader(leader=leader, auditors=of_rank(demand.rank))
@@ -127,9 +226,9 @@ def plan_round(
     return actions
 
 
-def auditing(situation: Situation, actions: Mapping[Slot, Action]) -> dict[int, list[str]]:
+def auditing(state: PlanState, actions: Mapping[Slot, Action]) -> dict[int, list[str]]:
     """Who traces what for an audit, besides what it compiles, in the order of the plan."""
-    traced = {demand.slot for demand in situation.demands if demand.trace}
+    traced = {demand.slot for demand in state.demands if demand.trace}
     found: dict[int, list[str]] = {}
     for slot, action in actions.items():
         if isinstance(action, Adopt | AwaitLeader) and slot[0] in action.auditors and slot not in traced:
@@ -137,10 +236,10 @@ def auditing(situation: Situation, actions: Mapping[Slot, Action]) -> dict[int, 
     return found
 
 
-def forbidden(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[ForbiddenCompile, ...]:
+def forbidden(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[ForbiddenCompile, ...]:
     """Every function that the plan would compile, with its ranks grouped by reason."""
     ranks: dict[tuple[str, str], list[int]] = {}
-    for demand in situation.demands:
+    for demand in state.demands:
         if isinstance(actions[demand.slot], Compile | AwaitLeader):
             ranks.setdefault((demand.function, demand.reason), []).append(demand.rank)
     return tuple(
@@ -149,18 +248,18 @@ def forbidden(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[For
     )
 
 
-def rank_classes(situation: Situation, actions: Mapping[Slot, Action]) -> tuple[RankClass, ...]:
+def rank_classes(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[RankClass, ...]:
     """The plan as people see it; what was given up is not in it."""
     found: dict[tuple[str, str, ClassAction, int | None], list[int]] = {}
-    tracing = {(rank, name) for rank, names in auditing(situation, actions).items() for name in names}
-    for demand in situation.demands:
+    tracing = {(rank, name) for rank, names in auditing(state, actions).items() for name in names}
+    for demand in state.demands:
         action = actions[demand.slot]
         if not isinstance(action, GiveUp):
             kind, leader = _seen(demand.rank, action)
             found.setdefault((demand.function, demand.request_key, kind, leader), []).append(demand.rank)
     return tuple(
         RankClass(
-            round=situation.round,
+            round=state.round,
             function=function,
             request_key=key,
             ranks=tuple(ranks),
@@ -266,16 +365,16 @@ def _cost(members: Sequence[Demand]) -> int:
     return max(1, *(demand.cost for demand in members))
 
 
-def _tried(situation: Situation, nodes: Mapping[int, int] | None) -> dict[Asked, Tried]:
+def _tried(state: PlanState, nodes: Mapping[int, int] | None) -> dict[Asked, Tried]:
     """Where what is asked for was tried in vain, in this attempt of the launch and before."""
     ranks: dict[Asked, set[int]] = {}
     places: dict[Asked, set[int]] = {}
-    for failed in situation.failed:
+    for failed in state.failed:
         asked = failed.class_key[:2]
         ranks.setdefault(asked, set()).add(failed.rank)
         if nodes is not None:
             places.setdefault(asked, set()).add(nodes[failed.rank])
-    for avoided in situation.avoided:
+    for avoided in state.avoided:
         asked = avoided.function, avoided.request_key
         places.setdefault(asked, set()).add(avoided.node)
         if avoided.rank is not None:

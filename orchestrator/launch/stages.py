@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.errors import in_words
-from warmrank.orchestrator.gang.launcher import Dumping, Launcher, Sight, Waiting
+from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport, Event, RankClass
+from warmrank.orchestrator.launch.failures import late, raise_failed
 from warmrank.orchestrator.launch.report import StageReport
-from warmrank.orchestrator.launch.stage_failures import late, raise_failed
 from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.seats import Gang
 from warmrank.worker.results import FunctionResult, TraceResult
@@ -59,7 +59,7 @@ class Stages:
         self.state = LaunchState(num_ranks=config.ranks)
         self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
         self._silent: frozenset[str] = frozenset()
-        self._sights: dict[int, Sight] = {}
+        self._sights: dict[int, ProcessStatus] = {}
         self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
         if isinstance(launcher, Waiting):
             launcher.on_wait = self._waits
@@ -150,7 +150,7 @@ class Stages:
         timeout_s, began_s = self._timeout_s(stage), self._clock()
         answers: dict[int, Any] = {}
         for rank, answer in self._launcher.call(stage, method, arguments, timeout_s=timeout_s):
-            if isinstance(answer, Sight):
+            if isinstance(answer, ProcessStatus):
                 self._see(rank, answer)
                 continue
             is_ok = not isinstance(answer, WorkerFailure)
@@ -282,16 +282,16 @@ class Stages:
         if lacking:
             self.problem(lacking)
 
-    def _see(self, rank: int, sight: Sight) -> None:
-        self._sights[rank] = sight
-        if sight.doing:
+    def _see(self, rank: int, status: ProcessStatus) -> None:
+        self._sights[rank] = status
+        if status.doing:
             self._tell(
                 events.RankBusy(
                     at_s=self.wall_s(),
                     rank=rank,
-                    doing=sight.doing,
-                    cpu_s=sight.cpu_s,
-                    resident_bytes=sight.resident_bytes,
+                    doing=status.doing,
+                    cpu_s=status.cpu_s,
+                    resident_bytes=status.resident_bytes,
                 )
             )
 
@@ -300,7 +300,7 @@ class Stages:
             stage,
             rank,
             timeout_s=self._timeout_s(stage),
-            sight=self._sights.get(rank),
+            status=self._sights.get(rank),
             needs_store=self._needs_store,
             stacks=stacks,
         )

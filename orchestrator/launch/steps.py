@@ -1,10 +1,18 @@
-"""The stages of a launch that need no plan: each asks every rank the same, in step."""
+"""The stages of a launch around the plan: each asks every rank the same, in step.
+
+Calls run in step until a whole round of them needs nothing new, because a call may change what the conditions
+of the next one hang on (a prefill makes the KV cache). Ranks look at a call before any of them runs it, so
+that none compiles while the others wait for it in a collective. They capture together, for graphs hold
+collectives, the largest first, so that smaller ones fit into the pool; what comes from a plan is captured by
+all ranks that have the artifact, or by none.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.keys import changed_components
@@ -12,19 +20,83 @@ from warmrank.cache_store.records.manifest import environments_of
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import packed_ranks
 from warmrank.orchestrator.errors import ranks_text
-from warmrank.orchestrator.gang.opening import Opened, Opening
-from warmrank.orchestrator.launch.capture_order import Proposals, num_calls, order
+from warmrank.orchestrator.gang.rank_host import Opened, RankInit
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
-from warmrank.orchestrator.launch.rounds import Ledger
+from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.seats import straddle_text, straddling_groups
-from warmrank.worker.results import FunctionProbe, FunctionResult, RankPlace, Verification
+from warmrank.worker.results import (
+    CaptureProposal,
+    FunctionProbe,
+    FunctionResult,
+    RankPlace,
+    Verification,
+    function_of_unit,
+)
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry
     from warmrank.cache_store.seed import SeedReport
     from warmrank.orchestrator.store.stores import Access
+
+Proposals = Mapping[int, tuple[CaptureProposal, ...]]
+"""What each rank proposes."""
+
+Step = dict[int, CaptureProposal]
+"""What each rank that takes part in a step captures."""
+
+
+def num_calls(proposals: tuple[CaptureProposal, ...]) -> int:
+    """How many of a rank's proposals are calls of the workload."""
+    return sum(not proposal.planned for proposal in proposals)
+
+
+def order(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> tuple[Step, ...]:
+    """All steps, the largest first.
+
+    Args:
+        proposals: of all ranks, each with as many calls as the others.
+        digests: of the artifact that a rank has of a function.
+    """
+    steps = [*_calls(proposals), *_planned(proposals, digests)]
+    return tuple(sorted(steps, key=_size, reverse=True))  # stable: of equal ones, calls come first
+
+
+def _size(step: Step) -> int:
+    return max(proposal.num_elements for proposal in step.values())
+
+
+def _calls(proposals: Proposals) -> list[Step]:
+    """Every rank's calls side by side, from its largest to its smallest."""
+    ordered = [
+        sorted((item for item in own if not item.planned), key=lambda item: -item.num_elements)
+        for own in proposals.values()
+    ]
+    return [
+        {rank: item for rank, item in zip(proposals, items, strict=True) if item is not None}
+        for items in zip_longest(*ordered)
+    ]
+
+
+def _planned(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> list[Step]:
+    """Planned captures on which all ranks with the artifact agree; one step for equal shapes."""
+    owners = Counter((function, digest) for (_, function), digest in digests.items())
+    proposers: Counter[tuple[str, str, str]] = Counter()
+    for rank, own in proposals.items():
+        signatures = dict.fromkeys((item.function, item.signature) for item in own if item.planned)
+        for function, signature in signatures:
+            proposers[function, signature, digests.get((rank, function), "")] += 1
+    steps: dict[tuple[str, str], Step] = {}
+    for rank, own in proposals.items():
+        for item in own:
+            digest = digests.get((rank, item.function), "")
+            # Counted, not compared rank by rank, which would be quadratic in the number of ranks.
+            agreed = proposers[item.function, item.signature, digest] >= owners[item.function, digest]
+            if item.planned and agreed:
+                steps.setdefault((item.function, item.shapes), {})[rank] = item
+    return [steps[label] for label in sorted(steps)]
+
 
 Results = dict[int, tuple[FunctionResult, ...]]
 """What became of functions, by rank."""
@@ -61,9 +133,9 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
         gang = stages.start()
         if straddling := straddling_groups(gang.seats, packed_ranks(config)):
             stages.problem(straddle_text(config.ray.pack, straddling, gang.seats))
-        openings = {
+        inits = {
             seat.rank: (
-                Opening(
+                RankInit(
                     config=config,
                     seat=seat,
                     master_addr=gang.master_addr,
@@ -74,7 +146,7 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
             )
             for seat in gang.seats
         }
-        opened: dict[int, Opened] = stages.ask("start", "open", openings)
+        opened: dict[int, Opened] = stages.ask("start", "open", inits)
     without: dict[str, list[int]] = {}
     for rank, answer in opened.items():
         if answer.problem:
@@ -271,3 +343,98 @@ def _compare_environments(stages: Stages, places: tuple[RankPlace, ...]) -> None
     for other in found.others:
         changes = "; ".join(map(str, changed_components(found.environment, other.environment)))
         stages.problem(f"{ranks_text(other.ranks)}: another environment than rank 0: {changes}")
+
+
+Probes = Mapping[int, tuple[FunctionProbe, ...]]
+"""Found by each rank that is named."""
+
+MAX_ROUNDS = 5
+"""A static KV cache takes three: decode finds it made, then prefill does, then nothing is new."""
+
+
+def run_calls(
+    stages: Stages, probes: Probes, ledger: Ledger, *, no_compile: bool
+) -> dict[int, tuple[FunctionProbe, ...]]:
+    """Run every call as the first request would, and again until a round needs nothing new.
+
+    Args:
+        stages: of the launch.
+        probes: of the workload's calls, before any of them ran.
+        ledger: outcome of every function; takes in what calls needed later, and the seconds.
+        no_compile: if a miss is an error.
+
+    Returns:
+        The probes, and those of what calls needed later.
+
+    Raises:
+        CompileForbidden: compiling is forbidden, and a call needs it.
+        LaunchFailed: a rank failed, or each of `MAX_ROUNDS` rounds needed something new.
+    """
+    num_calls = {rank: len(found) for rank, found in probes.items()}
+    found = dict(probes)
+    start = 1  # what the first call needs was just settled
+    unsettled: dict[int, tuple[FunctionProbe, ...]] = {}
+    for _ in range(MAX_ROUNDS):
+        unsettled.clear()
+        place = start
+        while place <= max(num_calls.values()):
+            place, needed, changed = _run(stages, ledger, num_calls, place)
+            unsettled |= changed | needed
+            if needed:
+                found |= {rank: _with(found[rank], own) for rank, own in needed.items()}
+                ledger |= settle_all(stages, needed, no_compile=no_compile)
+                capture_later(stages, ledger, needed)
+        if not unsettled:
+            break
+        start = 0
+    else:
+        stages.fail("first_call", [_unsettled(rank, own[-1]) for rank, own in unsettled.items()])
+    return found
+
+
+def _run(
+    stages: Stages, ledger: Ledger, num_calls: Mapping[int, int], place: int
+) -> tuple[int, dict[int, tuple[FunctionProbe, ...]], dict[int, tuple[FunctionProbe, ...]]]:
+    """Run calls from a place on, until one needs what is not loaded.
+
+    Returns:
+        The place to go on at; by rank, the probe of a call that needs something before it runs; by rank, the
+        probes of calls that nothing loaded fits after the last one.
+    """
+    changed: dict[int, tuple[FunctionProbe, ...]] = {}
+    with stages.stage("first_call"):
+        while place <= max(num_calls.values()):
+            ranks = {rank: (place,) for rank, num in num_calls.items() if place <= num}
+            answers = stages.ask("first_call", "first_call", ranks)
+            ran = {
+                rank: tuple(item for item in answer if isinstance(item, FunctionResult))
+                for rank, answer in answers.items()
+            }
+            note(stages, ledger, "first_call", ran)
+            misses = {
+                rank: own
+                for rank, answer in answers.items()
+                if (own := tuple(item for item in answer if isinstance(item, FunctionProbe)))
+            }
+            changed |= {rank: own for rank, own in misses.items() if place == num_calls[rank]}
+            place += 1
+            if needed := {rank: own for rank, own in misses.items() if rank not in changed}:
+                return place, needed, changed
+    return place, {}, changed
+
+
+def _with(found: Sequence[FunctionProbe], later: Sequence[FunctionProbe]) -> tuple[FunctionProbe, ...]:
+    """Probes, and later ones, which stand for those of the same name."""
+    return tuple({probe.function: probe for probe in (*found, *later)}.values())
+
+
+def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
+    function = function_of_unit(probe.function)
+    return WorkerFailure(
+        rank=rank,
+        stage="first_call",
+        kind="DoesNotSettle",
+        function=function,
+        message=f"{function} needs another artifact after {MAX_ROUNDS} rounds of all calls: {probe.reason}",
+        remedy="keep what changes from call to call in a tensor, or pass it as an argument",
+    )

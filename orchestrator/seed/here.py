@@ -9,16 +9,15 @@ from typing import Literal
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.keys import explain_miss
-from warmrank.cache_store.seed import SeedReport, Wanted, seed
+from warmrank.cache_store.seed import SeedReport
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import NoStore
-from warmrank.orchestrator.gang.node_artifacts import keeper_of
+from warmrank.orchestrator.gang.node_artifacts import fetch_partitions, keeper_of
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.nodes import Node, NodeArtifacts, this_node
 from warmrank.orchestrator.store.stores import open_to_fetch
-from warmrank.worker.keys.environment import environment
 
 logger = logging.getLogger(__name__)
 
@@ -94,20 +93,11 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
     """
     store = open_to_fetch(check_store(config))
     keeper = keeper_of(config)
-    wanted = Wanted(
-        launch_key=launch_key(config),
-        environment=environment(),
-        world_size=config.ranks,
-        node_caches=keeper.destinations if keeper is not None else None,
-    )
-    report = seed(store, wanted, config.cache_dir, options=options)
+    report = fetch_partitions(config, store, keeper, launch_key=launch_key(config), options=options)
     found = _outcome(node or this_node(), report)
     if not report.found and not report.faults:
         found = replace(found, reason=report.reason + _other_launches(store, config, may_read=node is None))
-    if keeper is None:
-        return found
-    keeper.take_over(report.node)
-    return replace(found, node_artifacts=keeper.report())
+    return replace(found, node_artifacts=keeper.report()) if keeper is not None else found
 
 
 def check_store(config: Config) -> StoreConfig:

@@ -2,28 +2,143 @@
 
 Invariants: an actor imports no torch; one node's failure is a value, never an exception that hides the
 outcome of the others.
+
+Shared blobs lie in Ray's object store: put there by the node that read them, verified by whoever opens them
+as what a store gives is. What cannot be had any more is left to the store, and nobody waits for it twice.
 """
 
 from __future__ import annotations
 
+import functools
+import io
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.cache_dir.private_files import open_private
+from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.on_node import options_on
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.nodes import Node, alive
 from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
 from warmrank.orchestrator.seed.seeding import NodeState, Seeding, SeedPlan
-from warmrank.orchestrator.seed.sharing import Share, SharedBlobs, share
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 8 << 20
+"""5 to 20 MB were measured as best; the less, the more of them a small object store holds."""
+_PIECES_KEPT = 8  # small blobs lie together in a piece, and a fetch opens them one after the other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Blobs, one after the other, cut into pieces.
+
+    Attributes:
+        pieces: what `put` gave for each; all but the last have `PIECE_BYTES`.
+        places: by the blob's name, where in all of them it begins, and its size in bytes.
+    """
+
+    pieces: tuple[Any, ...]
+    places: Mapping[str, tuple[int, int]]
+
+
+def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes: int) -> Share:
+    """Put private copies of blobs where others can get them, large ones first, as a fetch asks for them.
+
+    Args:
+        copies: the blobs; those that cannot be read are left out.
+        put: keeps bytes for others.
+        room_bytes: blobs beyond that many bytes in all are left out.
+    """
+    pieces: list[Any] = []
+    places: dict[str, tuple[int, int]] = {}
+    buffer, total = bytearray(), 0
+    for copy in sorted(copies, key=lambda copy: -copy.expected.size_bytes):
+        if copy.name in places or total + copy.expected.size_bytes > room_bytes:
+            continue
+        begin, left = total, copy.expected.size_bytes
+        try:
+            assert isinstance(copy.source, Path)  # noqa: S101 - a fetch leaves files
+            with open_private(copy.source) as file:
+                while left and (data := file.read(min(left, PIECE_BYTES - len(buffer)))):
+                    buffer += data
+                    left, total = left - len(data), total + len(data)
+                    if len(buffer) == PIECE_BYTES:
+                        pieces.append(put(bytes(buffer)))
+                        buffer.clear()
+        except (OSError, UnusableCache) as error:
+            logger.warning("Not shared: %s", error)
+            continue
+        places[copy.name] = begin, copy.expected.size_bytes
+    if buffer:
+        pieces.append(put(bytes(buffer)))
+    return Share(pieces=tuple(pieces), places=places)
+
+
+class SharedBlobs:
+    """Opens the blobs of a share; a `BlobReader`, for any number of threads.
+
+    Args:
+        shared: the share.
+        get: gives back what was put; raises `StoreUnavailable` where that is gone.
+    """
+
+    def __init__(self, shared: Share, get: Callable[[Any], bytes]) -> None:
+        self._share = shared
+        self._get = get
+        self._is_gone = threading.Event()
+        self._piece = functools.lru_cache(_PIECES_KEPT)(self._get_piece)
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobReader.open`."""
+        if name not in self._share.places or self._is_gone.is_set():
+            raise NotInStore(what=name, where="another node")
+        return io.BufferedReader(_Stream(self._piece, *self._share.places[name]))
+
+    def _get_piece(self, number: int) -> bytes:
+        if self._is_gone.is_set():
+            raise StoreUnavailable(what="blob", where="another node", reason="that node is gone")
+        if number >= len(self._share.pieces):
+            return b""  # a file was shorter than it should be, so this is no blob
+        try:
+            return self._get(self._share.pieces[number])
+        except StoreUnavailable:
+            self._is_gone.set()
+            raise
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of one blob."""
+
+    def __init__(self, piece: Callable[[int], bytes], offset: int, num_bytes: int) -> None:
+        super().__init__()
+        self._piece = piece
+        self._offset = offset
+        self._end = offset + num_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        number, start = divmod(self._offset, PIECE_BYTES)
+        size = min(len(target), self._end - self._offset)
+        data = self._piece(number)[start : start + size] if size else b""
+        target[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
 
 GET_TIMEOUT_S = 60.0
 """How long a piece may take: a tenth of a second at 1 Gbit/s. Ray notices a lost node only after a minute."""
@@ -133,11 +248,10 @@ class RaySeedCluster:
         seeder: type[NodeSeeder] = NodeSeeder,
     ) -> None:
         self._config = config
-        self._environ = dict(environ)
         self._verify = verify
         self._seeder = seeder
+        self._group = NodeGroup(seeder, {"env_vars": dict(environ)}, num_calls=_NODE_CALLS)
         self._room_bytes: dict[str, int] = {}
-        self._actors: dict[str, Any] = {}
         self._shares: dict[str, Any] = {}
         self._running: dict[Any, Node] = {}
         self._asked: dict[Any, str] = {}
@@ -155,16 +269,11 @@ class RaySeedCluster:
 
     def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
         """See `SeedCluster.start`."""
-        import ray
-
         self.stop(node)
-        options = options_on(node.node_id, {"env_vars": self._environ})
-        actor_class = ray.remote(self._seeder).options(**options, max_restarts=0, max_concurrency=_NODE_CALLS)
-        actor: Any = actor_class.remote(self._config, node, verify=self._verify)
-        self._actors[node.node_id] = actor
+        self._group.start(node.node_id, self._config, node, verify=self._verify)
         shared = self._shares.get(source.node_id) if source is not None else None
         room_bytes = self._room_bytes.get(node.node_id, 0) if shares else 0
-        self._running[actor.seed.remote(shared, room_bytes)] = node
+        self._running[self._group.call(node.node_id, self._seeder.seed, shared, room_bytes)] = node
 
     def ended(self) -> list[NodeSeed]:
         """See `SeedCluster.ended`."""
@@ -183,18 +292,15 @@ class RaySeedCluster:
                 pass  # its `seed` says why
         waiting, running = set(self._asked.values()), {node.node_id for node in self._running.values()}
         for node_id in running - waiting:
-            self._asked[self._actors[node_id].progress.remote()] = node_id
+            self._asked[self._group.call(node_id, self._seeder.progress)] = node_id
         return {node_id: state for node_id, state in self._progress.items() if node_id in running}
 
     def stop(self, node: Node) -> None:
         """See `SeedCluster.stop`."""
-        import ray
-
         self._running = {ref: other for ref, other in self._running.items() if other != node}
         self._progress.pop(node.node_id, None)
         self._shares.pop(node.node_id, None)
-        if (actor := self._actors.pop(node.node_id, None)) is not None:
-            ray.kill(actor)
+        self._group.stop(node.node_id)
 
     def _answer(self, ref: Any, node: Node) -> NodeSeed:
         import ray

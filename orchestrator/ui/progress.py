@@ -24,7 +24,7 @@ from rich.text import Text
 
 from warmrank.cache_store.progress import OnProgress
 from warmrank.cache_store.progress import Progress as Fetched
-from warmrank.orchestrator.gang.step_file import RENDEZVOUS
+from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, Event, RankClass
 from warmrank.orchestrator.launch.state import LaunchState, Listener

@@ -162,7 +162,7 @@ def test_cut_link_is_a_lost_node_and_its_ranks_end_behind_it(whole: Cluster) -> 
     trial.check_warm(report, "first_call")
     assert "node lost" in report.course.attempts[1].reason
     assert node.name not in {rank.host for rank in report.ranks}
-    until(lambda: not has_ranks(node) and not has_watch(node), timeout_s=30, what="its guardian ends all")
+    until(lambda: not has_ranks(node) and not has_watch(node), timeout_s=30, what="its reaper ends all")
     whole.net.mend(node)
     trial.check_nothing_left()
 

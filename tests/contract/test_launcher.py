@@ -12,8 +12,8 @@ from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
-from warmrank.orchestrator.gang.launcher import Launcher, Shared, Sight
-from warmrank.orchestrator.gang.opening import Opening
+from warmrank.orchestrator.gang.launcher import Launcher, ProcessStatus, Shared
+from warmrank.orchestrator.gang.rank_host import RankInit
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.seats import Gang
 
@@ -54,7 +54,7 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
     launcher, gang = started
     openings = {
         seat.rank: (
-            Opening(
+            RankInit(
                 config=config,
                 seat=seat,
                 master_addr=gang.master_addr,
@@ -71,7 +71,7 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
 def call(launcher: Launcher, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
     """What ranks answered; what nodes see of ranks meanwhile, whichever are called, comes when it comes."""
     found = launcher.call("a stage", method, arguments, timeout_s=BOUND_S)
-    return {rank: answer for rank, answer in found if not isinstance(answer, Sight)}
+    return {rank: answer for rank, answer in found if not isinstance(answer, ProcessStatus)}
 
 
 def test_seats_name_each_rank_once_in_order(started: tuple[Launcher, Gang]) -> None:
@@ -104,14 +104,14 @@ def test_value_that_ranks_share_reaches_each_of_them(launcher: Launcher) -> None
 
 
 def test_what_a_rank_raises_comes_back_as_a_value(launcher: Launcher) -> None:
-    failure = call(launcher, "adopt", {1: (None,)})[1]
+    failure = call(launcher, "settle", {1: ((), "no offers")})[1]
     assert isinstance(failure, WorkerFailure)
     assert (failure.rank, failure.stage, failure.kind) == (1, "a stage", "AttributeError")
     assert "fake_rank.py" in failure.traceback
 
 
 def test_rank_can_be_called_again_after_a_failure(launcher: Launcher) -> None:
-    call(launcher, "adopt", {1: (None,)})
+    call(launcher, "settle", {1: ((), "no offers")})
     assert call(launcher, "build", {1: ()}) == {1: FUNCTIONS}
 
 

@@ -74,7 +74,7 @@ def reached(launch: LaunchProcess, marks: Path, index: int = 0) -> None:
 def test_driver_that_is_killed_takes_ranks_helpers_and_its_own_ray_along(
     start: Start, marks: Path, tmp_path: Path
 ) -> None:
-    launch = start(fault("compile", "stay"), watch={})  # the guardians see it, whatever is silent when
+    launch = start(fault("compile", "stay"), watch={})  # the reapers see it, whatever is silent when
     reached(launch, marks)
     assert list(launch.temp_dir.glob("warmrank-*")) != []
     launch.process.kill()

@@ -17,8 +17,7 @@ from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.opening import Opening
-from warmrank.orchestrator.gang.rank_host import MakeWorker
+from warmrank.orchestrator.gang.rank_host import MakeWorker, RankInit
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import Event
 from warmrank.orchestrator.launch.identity import identity, launch_key
@@ -185,12 +184,12 @@ class NodeLauncher(InProcessLauncher):
     ) -> Iterator[tuple[int, Any]]:
         """Call one rank after the other; what opens a rank names the disk of its node."""
         if method == "open":
-            arguments = {rank: (self._opening(rank, *values),) for rank, values in arguments.items()}
+            arguments = {rank: (self._init(rank, *values),) for rank, values in arguments.items()}
         return super().call(stage, method, arguments, timeout_s=timeout_s)
 
-    def _opening(self, rank: int, opening: Opening) -> Opening:
+    def _init(self, rank: int, init: RankInit) -> RankInit:
         own = {"cache_dir": self._disks / self._nodes[rank]}
-        return replace(opening, config=opening.config.model_copy(update=own))
+        return replace(init, config=init.config.model_copy(update=own))
 
 
 def rank_spec(cache_dir: Path, **changed: Any) -> RankSpec:

@@ -16,9 +16,8 @@ from tests.support.fake_rank import FakeRank, FakeWorld
 from tests.support.stored import make_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.inference import cache_compile
-from warmrank.orchestrator.build.ranks import OfflineHost, OfflineOpening, imagined
-from warmrank.orchestrator.gang.opening import Opened, rank_spec
-from warmrank.orchestrator.gang.rank_host import answer
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineRankInit, imagined
+from warmrank.orchestrator.gang.rank_host import Opened, answer, rank_spec
 from warmrank.orchestrator.seats import Gang, Seat
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.start import RankSpec
@@ -62,7 +61,7 @@ class FakeOfflineLauncher:
     world: FakeWorld = field(default_factory=FakeWorld)
     bound: Sequence[str] = ()
     left_out: Sequence[str] = ()
-    opened: dict[int, OfflineOpening] = field(default_factory=dict)
+    opened: dict[int, OfflineRankInit] = field(default_factory=dict)
     is_stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -102,11 +101,11 @@ class _Host(OfflineHost):
         super().__init__()
         self._launcher = launcher
 
-    def open(self, opening: OfflineOpening) -> Opened:  # type: ignore[override]
+    def open(self, init: OfflineRankInit) -> Opened:  # type: ignore[override]
         launcher = self._launcher
-        launcher.opened[opening.rank] = opening
-        self._opening = imagined(opening)
-        spec = rank_spec(self._opening)
+        launcher.opened[init.rank] = init
+        self._init = imagined(init)
+        spec = rank_spec(self._init)
         self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)
         return Opened(place=self._worker.start(), problem="")
 

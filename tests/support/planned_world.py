@@ -14,9 +14,9 @@ from warmrank.orchestrator.launch.plan import (
     Compile,
     GiveUp,
     Load,
-    Situation,
+    PlanState,
     Slot,
-    advance,
+    apply_round,
     begin,
     plan_round,
 )
@@ -85,11 +85,11 @@ class PlannedWorld:
 
 @dataclass(kw_only=True)
 class Course:
-    """A whole launch: every round's situation and plan, what each slot got, who was given up."""
+    """A whole launch: every round's state and plan, what each slot got, who was given up."""
 
-    rounds: list[tuple[Situation, dict[Slot, Action]]] = field(default_factory=list)
+    rounds: list[tuple[PlanState, dict[Slot, Action]]] = field(default_factory=list)
     got: dict[Slot, str] = field(default_factory=dict)
-    end: Situation
+    end: PlanState
 
     def compiled(self) -> Counter[str]:
         """How often each artifact was compiled."""
@@ -110,15 +110,15 @@ def carried_out(world: PlannedWorld, *, max_rounds: int) -> Course:
     """
     course = Course(end=begin(world.probes()))
     while course.end.demands:
-        situation = course.end
-        actions = plan_round(situation, max_rounds=max_rounds, nodes=world.nodes)
+        state = course.end
+        actions = plan_round(state, max_rounds=max_rounds, nodes=world.nodes)
         attempts = {
             slot: world.attempt(slot, actions)
             for slot, action in actions.items()
             if not isinstance(action, GiveUp)
         }
-        course.rounds.append((situation, actions))
+        course.rounds.append((state, actions))
         course.got |= {slot: attempt.digest for slot, attempt in attempts.items() if attempt.ok}
-        course.end = advance(situation, actions, attempts, nodes=world.nodes)
+        course.end = apply_round(state, actions, attempts, nodes=world.nodes)
         assert len(course.rounds) <= 3 * (max_rounds + 1), "the launch does not end"
     return course

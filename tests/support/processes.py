@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from warmrank.orchestrator.gang import guardian
+from warmrank.orchestrator import reaper
 from warmrank.orchestrator.launch.report import Report, from_json
 
 ROOT = Path(__file__).parents[2]
@@ -139,9 +139,9 @@ class LaunchProcess:
 
     def processes(self) -> dict[int, str]:
         """Every process that it started and that runs, without itself: id and command line."""
-        processes = guardian.table()
+        processes = reaper.table()
         # A process that gives itself a title may write it over its environment.
-        users = {pid for pid, _ in guardian.users(processes, [str(self.temp_dir)])}
+        users = {pid for pid, _ in reaper.users(processes, [str(self.temp_dir)])}
         found = {pid: _command_line(pid) for pid in users} | marked(f"{_VARIABLE}={self.mark}")
         return {pid: text for pid, text in found.items() if text and pid != self.process.pid}
 

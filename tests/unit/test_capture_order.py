@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warmrank.orchestrator.launch.capture_order import num_calls, order
+from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.results import CaptureProposal
 
 
@@ -26,11 +26,6 @@ def test_largest_comes_first_whether_planned_or_called() -> None:
     assert [step[0].num_elements for step in steps] == [9, 5, 2]
 
 
-def test_of_equal_size_calls_come_first() -> None:
-    steps = order({0: (planned("f", 5, "a"), proposal("f", 5))}, {(0, "f"): "a"})
-    assert [step[0].planned for step in steps] == [False, True]
-
-
 def test_every_rank_takes_its_largest_call_in_the_first_step() -> None:
     proposals = {0: (proposal("f", 1), proposal("g", 7)), 1: (proposal("f", 8), proposal("g", 2))}
     steps = order(proposals, {})
@@ -49,13 +44,6 @@ def test_planned_shape_that_a_rank_with_the_artifact_cannot_capture_is_left_out(
     assert order({0: (planned("f", 5, "a"),), 1: ()}, {(0, "f"): "a", (1, "f"): "a"}) == ()
 
 
-def test_planned_shape_that_another_rank_calls_is_left_out() -> None:
-    called = proposal("f", 5, "a 5")
-    proposals = {0: (planned("f", 5, "a"), proposal("f", 2, "a 2")), 1: (called,)}
-    steps = order(proposals, {(0, "f"): "a", (1, "f"): "a"})
-    assert not any(item.planned for step in steps for item in step.values())
-
-
 def test_rank_with_another_artifact_takes_no_part() -> None:
     one = planned("f", 5, "a")
     assert order({0: (one,), 1: ()}, {(0, "f"): "a", (1, "f"): "b"}) == ({0: one},)
@@ -71,7 +59,3 @@ def test_order_is_the_same_whatever_the_order_of_proposals() -> None:
     items = (planned("f", 5, "a"), planned("g", 5, "b"), planned("f", 3, "a"))
     digests = {(0, "f"): "a", (0, "g"): "b"}
     assert order({0: items}, digests) == order({0: items[::-1]}, digests)
-
-
-def test_calls_are_counted_without_the_plan() -> None:
-    assert num_calls((proposal("f", 1), planned("f", 5, "a"))) == 1

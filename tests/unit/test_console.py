@@ -18,8 +18,8 @@ from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import describe, exit_code_of, plain, session
 from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import CannotStart, ConfigError, ConfigProblem, DemoFailed, LaunchFailed
-from warmrank.orchestrator.gang import joining
-from warmrank.orchestrator.launch.retries import Spent
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.launch.failures import RetryBudget
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.worker.errors import NotYet
 
@@ -37,7 +37,7 @@ def launch_failed(*kinds: str) -> LaunchFailed:
 
 def caused_by(cause: Exception) -> CannotStart:
     message = "no Ray cluster can be joined at '10.0.0.1:6379'"
-    return CannotStart(message, blames_cluster=joining.is_unreachable(cause))
+    return CannotStart(message, blames_cluster=ray_session.is_unreachable(cause))
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ def test_exit_code_of_error(error: Exception, code: int):
 
 
 def test_head_that_refuses_is_not_asked_again():
-    assert not Spent(Retries()).another(caused_by(ConnectionRefusedError()))
+    assert not RetryBudget(Retries()).another(caused_by(ConnectionRefusedError()))
 
 
 def test_plain_reaches_all_the_way_down():

@@ -17,8 +17,8 @@ from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec import node
 from warmrank.orchestrator.exec.driver import LONGEST_LINE, MAX_WAITING, Options, Outcome, Output, Run
 from warmrank.orchestrator.exec.node import ExecNode, State, Synced
-from warmrank.orchestrator.exec.nodes import Lost
 from warmrank.orchestrator.exec.placement import parse_when
+from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.nodes import Node
 
 WAIT_S = 60.0

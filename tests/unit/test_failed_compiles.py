@@ -17,11 +17,9 @@ from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.events import Planned
-from warmrank.orchestrator.launch.failed_compiles import CompileCut, Compiling
+from warmrank.orchestrator.launch.failures import CompileCut, Compiling
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.worker.errors import GraphBreak
 
 NODES = ("a", "a", "b", "b")
 PREFILL, DECODE = FUNCTIONS
@@ -77,20 +75,6 @@ def test_failed_compile_is_retried_on_another_node(rounds: Rounds) -> None:
     }
 
 
-def test_retry_is_told_as_a_problem_with_the_cause(rounds: Rounds) -> None:
-    fail(rounds, 0)
-    rounds()
-    (problem,) = rounds.recorder.problems
-    assert problem.startswith(f"{PREFILL} did not compile on rank 0 on node 0 (a), and is tried once more: ")
-    assert "RuntimeError: no such luck" in problem
-
-
-def test_one_node_retries_on_another_rank(rounds: Rounds) -> None:
-    fail(rounds, 0)
-    rounds(nodes=("a", "a"))
-    assert rounds.compiled() == [(0, PREFILL), (1, DECODE), (1, PREFILL)]
-
-
 def test_a_single_rank_retries_on_itself(rounds: Rounds) -> None:
     fail(rounds, 0)
     with pytest.raises(LaunchFailed):
@@ -144,11 +128,6 @@ def test_next_launch_compiles_only_what_failed(rounds: Rounds) -> None:
     assert rounds.compiled() == [(0, PREFILL)]
 
 
-def test_failure_is_not_remembered(rounds: Rounds) -> None:
-    broken_prefill(rounds)
-    assert PREFILL not in {function for _, function in rounds.world.held}
-
-
 def test_classes_that_fail_for_one_cause_are_one_line(rounds: Rounds) -> None:
     rounds.world.asks = str
     text = str(broken_prefill(rounds))
@@ -165,38 +144,16 @@ def test_class_that_fails_stops_no_other_class(rounds: Rounds) -> None:
     assert {(rank, name) for rank in (0, 2) for name in FUNCTIONS} <= rounds.world.held.keys()
 
 
-def test_error_does_not_name_what_another_leader_compiled_after_all(rounds: Rounds) -> None:
-    rounds.world.bad_results = {("compile", 2)}  # rank 2 leads decode, which rank 0 compiles then
-    error = broken_prefill(rounds)
-    assert {failure.function for failure in error.failures} == {PREFILL}
-
-
 def test_result_of_the_worker_that_is_not_ok_is_a_failed_compile_too(rounds: Rounds) -> None:
     rounds.world.bad_results = {("compile", 0)}
     rounds()
     assert rounds.compiled() == [(0, PREFILL), (2, DECODE), (2, PREFILL)]
 
 
-def test_own_error_of_a_rank_is_named_without_its_line(rounds: Rounds) -> None:
-    fail(rounds, 0, 1, 2, 3, error=GraphBreak("rank 0: line 3 breaks the graph", function=PREFILL))
-    with pytest.raises(LaunchFailed) as caught:
-        rounds()
-    assert {failure.kind for failure in caught.value.failures} == {"GraphBreak"}
-
-
 def test_forbidden_compile_ends_the_launch_at_once(rounds: Rounds) -> None:
     rounds.world.broken = {PREFILL: "CompileForbidden: not here"}
     with pytest.raises(CompileForbidden, match="not here"):
         rounds()
-
-
-def test_every_round_is_told_once(rounds: Rounds) -> None:
-    fail(rounds, 0)
-    rounds()
-    told = [event for event in rounds.recorder.events if isinstance(event, Planned)]
-    assert [event.classes[0].round for event in told] == [0, 1]
-    (again,) = told[1].classes
-    assert (again.function, again.ranks, again.action, again.leader) == (PREFILL, (0, 1, 2, 3), "compile", 2)
 
 
 class DeadlyLauncher(NodeLauncher):

@@ -12,7 +12,7 @@ from tests.support.processes import await_true
 from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator.causes import CLUSTER_LOST
 from warmrank.orchestrator.config.models import WatchConfig
-from warmrank.orchestrator.gang.head_watch import HeadWatch
+from warmrank.orchestrator.gang.eligible import HeadWatch
 
 QUICK = WatchConfig(every_s=0.05, node_silent_s=0.5)
 PATIENT = WatchConfig(every_s=300, node_silent_s=600, lease_s=600)

@@ -19,7 +19,7 @@ from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
-from warmrank.orchestrator.gang.launcher import Sight
+from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.driver import Launch
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
@@ -62,7 +62,7 @@ class Losing(InProcessLauncher):
     ) -> Iterator[tuple[int, Any]]:
         if stage == self.stage and self.times > 0:
             self.times -= 1
-            yield 1, Sight(state="R", doing="something")
+            yield 1, ProcessStatus(state="R", doing="something")
             yield 1, WorkerFailure(rank=1, stage=stage, kind=self.kind, message="its process ended")
             return
         yield from super().call(stage, method, arguments, timeout_s=timeout_s)

@@ -51,11 +51,6 @@ def test_seconds_of_stages_are_summed_over_attempts_and_classes_are_the_last_one
     assert [found.leader for found in state.course().classes] == [1]
 
 
-def test_nothing_heard_is_an_empty_course() -> None:
-    course = LaunchState(num_ranks=2).course()
-    assert (course.attempts, course.classes, course.audits, course.timeline) == ((), (), (), ())
-
-
 def test_ranks_that_a_later_round_moves_leave_their_class() -> None:
     first = class_of(None, *range(64), action="adopt")
     state = state_of(

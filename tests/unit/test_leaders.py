@@ -5,8 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.orchestrator.launch.leaders import Leaders, Tried, lanes_of
-from warmrank.orchestrator.launch.plan import AwaitLeader, Compile, begin, plan_round
+from warmrank.orchestrator.launch.plan import (
+    Compile,
+    Leaders,
+    Tried,
+    begin,
+    lanes_of,
+    plan_round,
+)
 from warmrank.worker.results import FunctionProbe
 
 TWO_NODES = {0: 0, 1: 0, 2: 1, 3: 1}
@@ -27,11 +33,6 @@ def led(costs: dict[str, int], nodes: dict[int, int], lanes: dict[int, int] | No
 
 def test_longest_compile_is_planned_first() -> None:
     assert list(led({"short": 1, "long": 9, "middle": 4}, TWO_NODES)) == ["long", "middle", "short"]
-
-
-def test_short_compiles_share_a_rank_rather_than_wait_behind_a_long_one() -> None:
-    found = led({"a": 2, "long": 10, "b": 2, "c": 2}, {0: 0, 1: 1})
-    assert found == {"long": 0, "a": 1, "b": 1, "c": 1}
 
 
 def test_leaders_go_to_other_nodes_before_other_ranks_of_a_node() -> None:
@@ -55,13 +56,6 @@ def test_leader_that_failed_is_passed_over_for_another_node_then_for_another_ran
     assert Leaders(TWO_NODES).choose([0], 1, tried) == 0
 
 
-def test_another_node_counts_more_than_a_free_rank() -> None:
-    leaders = Leaders(TWO_NODES)
-    leaders.add(2, 100)
-    leaders.add(3, 100)
-    assert leaders.choose([1, 2, 3], 1, Tried(ranks=frozenset({0}), nodes=frozenset({0}))) == 2
-
-
 def test_lanes_are_the_cpus_that_ranks_reserved() -> None:
     nodes = [0] * 8 + [1] * 2
     assert lanes_of(nodes, 1.0) == {0: 8, 1: 2}
@@ -81,8 +75,3 @@ def test_no_rank_works_longer_than_four_thirds_of_the_best(costs: list[int], num
     best = max(sum(costs) / num_ranks, ordered[0], pair)
     # Graham's bound, over a lower bound of the best: list scheduling by falling cost.
     assert max(load.values()) <= best + ordered[min(num_ranks, len(costs) - 1)] * (num_ranks - 1) / num_ranks
-
-
-def test_others_wait_for_the_leader_of_their_class() -> None:
-    plan = plan_round(begin({rank: (probe("f", 3),) for rank in TWO_NODES}), max_rounds=4, nodes=TWO_NODES)
-    assert sum(action == AwaitLeader(leader=0) for action in plan.values()) == 3

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.gang.node_calls import NodeCalls, batches_of, folded
+from warmrank.orchestrator.gang.node_watch import NodeCalls, batches_of, folded
 
 FAILED = WorkerFailure(rank=1, stage="build", kind="E", message="m")
 

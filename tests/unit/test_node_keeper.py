@@ -23,8 +23,7 @@ from warmrank.orchestrator.config.reading import Config, load, node_caches_of, p
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
-from warmrank.orchestrator.gang.opening import Opening
-from warmrank.orchestrator.gang.rank_host import RankHost
+from warmrank.orchestrator.gang.rank_host import RankHost, RankInit
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.orchestrator.nodes import NodeArtifacts
@@ -55,10 +54,10 @@ def manifest(tmp_path: Path) -> PartitionManifest:
     return make_partition(tmp_path / "work")
 
 
-def opening(tmp_path: Path, rank: int) -> Opening:
+def init(tmp_path: Path, rank: int) -> RankInit:
     processes = [Process(node_id=node, host=node, address=node, pid=1) for node in "aabb"]
     seat = seat_ranks(processes)[1][rank]
-    return Opening(
+    return RankInit(
         config=config(tmp_path), seat=seat, master_addr="10.0.0.1", master_port=1, no_compile=False
     )
 
@@ -224,7 +223,7 @@ def rank_spec_like() -> Any:
 def test_only_the_first_rank_of_a_node_collects(rank: int, tmp_path: Path, *, is_first: bool) -> None:
     worker = Worker()
     host = RankHost(lambda *_: worker)
-    host.open(opening(tmp_path, rank))
+    host.open(init(tmp_path, rank))
     write(tmp_path / "tools/new.o", b"new")
     host.call("publish", ("1" * 64, True, False))
     assert (worker.files is not None, host.call("node_report", ()) is not None) == (is_first, is_first)

@@ -1,4 +1,4 @@
-"""What watches the ranks of a node, with a real process that stands in for a rank, and a real guardian."""
+"""What watches the ranks of a node, with a real process that stands in for a rank, and a real reaper."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import marked, still_there
-from warmrank.orchestrator.gang import guardian
+from warmrank.orchestrator import reaper
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
-from warmrank.orchestrator.gang.step_file import step_file
+from warmrank.orchestrator.gang.rank_files import step_file
 
 LONG_S = 600.0
 
@@ -43,23 +43,23 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     return mark
 
 
-def guardians(mark: str) -> list[int]:
-    return [pid for pid, command in marked(mark).items() if guardian.__file__ in command]
+def reapers(mark: str) -> list[int]:
+    return [pid for pid, command in marked(mark).items() if reaper.__file__ in command]
 
 
 def charge(rank: subprocess.Popen[bytes], tmp_path: Path) -> Charge:
     return Charge(pid=rank.pid, mark=uuid.uuid4().hex, log=tmp_path / "name" / "launch" / "rank0.log")
 
 
-def test_guardian_that_is_killed_is_replaced_and_costs_no_rank(
+def test_reaper_that_is_killed_is_replaced_and_costs_no_rank(
     mark: str, rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
 ) -> None:
     watch.guard({0: charge(rank, tmp_path)}, LONG_S)
-    (first,) = guardians(mark)
+    (first,) = reapers(mark)
     os.kill(first, signal.SIGKILL)
     assert still_there([first]) == []
     assert not watch.look()[0].is_gone
-    (second,) = guardians(mark)
+    (second,) = reapers(mark)
     assert second != first
     watch.release()
     assert rank.wait(timeout=60) == -signal.SIGKILL
@@ -81,6 +81,6 @@ def test_rank_is_gone_when_the_lease_ran_out_while_nobody_looked(
     mark: str, rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
 ) -> None:
     watch.guard({0: charge(rank, tmp_path)}, 0.2)
-    assert still_there(guardians(mark)) == []
+    assert still_there(reapers(mark)) == []
     assert rank.wait(timeout=60) == -signal.SIGKILL
     assert watch.look()[0].is_gone

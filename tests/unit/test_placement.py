@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 
 from tests.support.ray_cluster import free_ports
-from warmrank.orchestrator.cli.launch import chosen_nodes
 from warmrank.orchestrator.config.models import Config, RayConfig, groups, packed_ranks, positions
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import BadArgument, CannotStart, ConfigError, UnknownNode
-from warmrank.orchestrator.gang import supply
-from warmrank.orchestrator.gang.bundles import bundle_sizes, index_in, slots, times
-from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
-from warmrank.orchestrator.gang.knocking import knock
+from warmrank.orchestrator.gang import reservation
+from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible, knock
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.ray_trouble import describe_shortage
-from warmrank.orchestrator.gang.supply import supply_of
+from warmrank.orchestrator.gang.reservation import (
+    bundle_sizes,
+    describe_shortage,
+    slots,
+    supply_of,
+    times,
+)
 from warmrank.orchestrator.nodes import Node, alive
 
 NODES = tuple(
@@ -105,14 +107,8 @@ def test_config_that_leaves_no_node_is_refused(
         of(silent=silent, strict=strict, **config)
 
 
-def test_config_that_excludes_what_it_names_is_refused_before_ray_starts() -> None:
-    ray = {"nodes": ["n1", "n2"], "exclude_nodes": ["n2", "n1", "n3"]}
-    with pytest.raises(ConfigError, match="none is left"):
-        parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "parallel": {"dp": 1}, "ray": ray})
-
-
 def test_labels_that_no_node_meets_are_named_with_those_that_nodes_have(monkeypatch) -> None:
-    monkeypatch.setattr(supply, "available_on", lambda _nodes: [])
+    monkeypatch.setattr(reservation, "available_on", lambda _nodes: [])
     found = supply_of(of(labels={"zone": "c", "kind": "!b"}))
     text = describe_shortage({"CPU": 1.0}, 4, found, state="PENDING", own=False)
     assert "because ray.labels asks for zone=c, kind=!b: n1 and 1 more have zone=a; n3 has zone=b" in text
@@ -133,10 +129,6 @@ def test_each_group_is_one_bundle_as_long_as_nodes_have_room_for_whole_ones(
     room: tuple[int, ...], ranks: int, size: int, bundles: tuple[int, ...]
 ) -> None:
     assert bundle_sizes(room, ranks, size) == bundles
-
-
-def test_ranks_of_a_bundle_follow_each_other() -> None:
-    assert index_in((2, 2, 1)) == (0, 0, 1, 1, 2)
 
 
 def test_room_is_counted_in_ranks_by_what_is_scarcest() -> None:
@@ -178,12 +170,6 @@ def test_axes_of_any_name_have_groups_between_tensor_and_pipeline_parallel_ones(
     assert positions(found)[13] == (1, 0, 1, 0, 1)
 
 
-def test_groups_are_as_before_without_other_axes() -> None:
-    found = groups(config(tp=2, pp=2, dp=2, ranks=8))
-    assert found["pp"] == ((0, 2), (1, 3), (4, 6), (5, 7))
-    assert found["dp"] == ((0, 4), (1, 5), (2, 6), (3, 7))
-
-
 @pytest.mark.parametrize(("pack", "size"), [("tp", 2), ("ep", 4), ("dp", 8), ("none", 1)])
 def test_axis_says_how_many_ranks_stay_together(pack: str, size: int) -> None:
     assert packed_ranks(config(tp=2, ep=2, dp=2, ranks=8, pack=pack)) == size
@@ -216,8 +202,3 @@ def test_nodes_of_ray_are_those_that_it_lists_as_alive_by_host() -> None:
 def test_variable_that_a_launch_sets_itself_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="env"):
         parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "env": {name: "1"}})
-
-
-def test_nodes_that_the_command_line_names_are_those_of_the_config() -> None:
-    assert chosen_nodes(["n1", "n 2"], None) == ['ray.nodes=["n1", "n 2"]']
-    assert chosen_nodes(None, ["n3"]) == ['ray.exclude_nodes=["n3"]']

@@ -13,9 +13,9 @@ from tests.support.stored import blob_path, overwrite, tree
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.orchestrator.seed import sharing
+from warmrank.orchestrator.seed import on_ray
 from warmrank.orchestrator.seed.here import NodeSeed, seed_here
-from warmrank.orchestrator.seed.sharing import Share, SharedBlobs, share
+from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
 
 PIECE = 1000
 FUNCTIONS = {f"Llama.f{number}": random.Random(number).randbytes(300 * number + 1) for number in range(12)}
@@ -52,7 +52,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    monkeypatch.setattr(sharing, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(on_ray, "PIECE_BYTES", PIECE)
     return Nodes(tmp_path)
 
 

@@ -47,22 +47,6 @@ def test_each_change_of_a_node_is_a_line():
     ]
 
 
-def test_change_of_a_state_that_goes_on_changing_is_seen():
-    state, text = running(ONE), io.StringIO()
-    lines = SeedLines(Console(file=text, width=120))
-    lines.show([state])
-    state.phase, state.seed = "ended", seeded(ONE)
-    lines.show([state])
-    assert "seeded" in text.getvalue()
-
-
-def test_source_attempt_and_retry_are_named():
-    state = NodeState(node=ONE, phase="waiting", attempts=2, source=TWO, seed=failed(ONE, "disk full"))
-    _, begun, ended = lines_of([state])
-    assert begun == f"{ONE}: begun, from host2, attempt 2"
-    assert ended == f"{ONE}: faults: disk full; tried again in 10 s"
-
-
 def test_long_seeding_says_now_and_then_how_far_it_is():
     lines = lines_of(*([running(ONE, number << 17), NodeState(node=TWO)] for number in range(22)), step_s=1.0)
     assert len(lines) == 4
@@ -100,12 +84,6 @@ def table_of(*seeds: NodeSeed) -> list[str]:
 def test_table_says_where_the_bytes_came_from():
     seed = seeded(ONE, from_store=1024, from_nodes=2048)
     assert "read: 1.0 KiB from the store, 2.0 KiB from node to node" in table_of(seed)
-
-
-def test_reason_of_many_nodes_names_a_few():
-    lines = table_of(*(failed(make_node(number), "no launch") for number in range(1, 30)))
-    (line,) = [line for line in lines if line.endswith(": no launch")]
-    assert line == f"{', '.join(f'host{number}' for number in range(1, 9))} and 21 more: no launch"
 
 
 def test_nodes_of_one_address_are_told_apart_by_their_ids():

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from tests.support.made_reports import failing, result, seats, until_compile, whole
 from warmrank.cache_store.progress import Progress
-from warmrank.orchestrator.gang.step_file import RENDEZVOUS
+from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.ui.live import LiveView
-from warmrank.orchestrator.ui.progress import FetchLines, PlainLines, fetch_progress, progress
+from warmrank.orchestrator.ui.progress import FetchLines, PlainLines, progress
 from warmrank.worker.results import FunctionResult
 
 
@@ -121,10 +121,6 @@ def test_plain_lines_of_many_kinds_of_results_and_problems_are_bounded() -> None
     assert len(lines) < 30
 
 
-def test_plain_lines_leave_the_last_error_to_whoever_raises_it() -> None:
-    assert plain(failing(8), 8)[-1] == "attempt 2 failed in stage compile"
-
-
 def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late() -> None:
     begun: list[e.Event] = [SEATED, stage("compile", 0, 1), finished("compile", 0, 0.5)]
     beats = plain([*begun, *(busy(1, "compile f", float(at_s)) for at_s in range(1, 1000))])[2:]
@@ -137,13 +133,6 @@ def test_plain_lines_of_a_start_name_who_is_not_at_the_rendezvous() -> None:
     heard = [busy(rank, text, at_s) for at_s in (29.0, 31.0) for rank, text in doing.items()]
     lines = plain([SEATED, stage("start", 0, 1), *heard])
     assert lines[-1].endswith("waiting for rank 1; rank 1 on node-1: start: importing torch")
-
-
-def test_plain_lines_say_how_far_a_start_is_that_only_waits() -> None:
-    heard = [e.StillWaiting(at_s=at_s / 2) for at_s in range(1, 140)]
-    assert plain([stage("start", *range(64)), *heard], 64)[1:] == [
-        f"start: 0 of 64 ranks after {seconds} s; waiting for ranks 0-63" for seconds in (30, 60)
-    ]
 
 
 def compiling_two() -> list[e.Event]:
@@ -204,12 +193,6 @@ def test_live_view_shows(heard: Iterable[e.Event], num_ranks: int, parts: list[s
     assert [part for part in parts if part not in text] == []
 
 
-def test_live_view_of_a_low_and_narrow_screen_shows_ranks_and_numbers() -> None:
-    screen = live(compiling_two(), 2, width=50, height=8, later_s=4.0)
-    assert any(line.endswith("1 of 2 ranks done, 9.0 s") for line in screen)
-    assert [line.split()[0] for line in screen[-2:]] == ["0", "1"]
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_ranks", [1, 16, 1024])
 @pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (40, 10), (20, 4), (7, 2), (1, 1)])
@@ -263,10 +246,3 @@ def test_long_fetch_prints_a_line_every_ten_seconds(seconds: int, num_lines: int
         clock.now_s += 1
         lines(FETCHED)
     assert lines_of(console) == ["fetch: 1.0 MiB of 4.0 MiB, 1 of 8 files"] * num_lines
-
-
-def test_fetch_has_a_bar_in_a_terminal() -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with fetch_progress(terminal) as on_progress:
-        on_progress(FETCHED)
-    assert "1.0/4.2 MB" in "".join(lines_of(terminal))

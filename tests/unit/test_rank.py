@@ -23,7 +23,7 @@ from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.launch.capture_order import order
+from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.errors import DeviceUnavailable, WorkloadError
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.rank.rank_worker import RankWorker

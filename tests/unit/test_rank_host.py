@@ -13,14 +13,13 @@ from warmrank.cache_store.cache_dir.marks import mark_unverified
 from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.opening import Opening, rank_spec
-from warmrank.orchestrator.gang.rank_host import RankHost, answer, failure_of
+from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of, rank_spec
 from warmrank.worker.errors import GraphBreak
 from warmrank.worker.rank.script import journal_of
 from warmrank.worker.results import FunctionResult
 
 
-def opening(tmp_path: Path, rank: int = 1, **changes: Any) -> Opening:
+def init(tmp_path: Path, rank: int = 1, **changes: Any) -> RankInit:
     config = parse(
         {
             "workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 2}},
@@ -33,11 +32,11 @@ def opening(tmp_path: Path, rank: int = 1, **changes: Any) -> Opening:
     nodes = ["a", "a", "b", "b"]
     processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
     seat = seat_ranks(processes)[1][rank]
-    return Opening(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
+    return RankInit(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
 
 
 def test_spec_of_a_rank_holds_its_place_and_the_workload(tmp_path: Path) -> None:
-    spec = rank_spec(opening(tmp_path, rank=3))
+    spec = rank_spec(init(tmp_path, rank=3))
     assert (spec.rank, spec.world_size, spec.local_rank, spec.local_world_size, spec.node_rank) == (
         3,
         4,
@@ -50,20 +49,10 @@ def test_spec_of_a_rank_holds_its_place_and_the_workload(tmp_path: Path) -> None
     assert spec.groups["tp"] == ((0, 1), (2, 3))
 
 
-def test_spec_of_a_script_has_no_entrypoint(tmp_path: Path) -> None:
-    assert rank_spec(opening(tmp_path, workload={"script": "job.py"})).entrypoint == ""
-
-
-def test_opened_rank_calls_its_worker(tmp_path: Path) -> None:
-    host = RankHost(FakeWorld().make_worker)
-    host.open(opening(tmp_path))
-    assert host.call("build", ()) == FUNCTIONS
-
-
 def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
     world = FakeWorld(held={(1, FUNCTIONS[0]): "d"}, known={"d": 0, "e": 0})
     host = RankHost(world.make_worker)
-    host.open(opening(tmp_path))
+    host.open(init(tmp_path))
     results = host.call("settle", ((FUNCTIONS[0],), {FUNCTIONS[1]: "e"}))
     assert [(found.function, found.outcome) for found in results] == [
         (FUNCTIONS[0], "loaded"),
@@ -72,7 +61,7 @@ def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
 
 
 def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> None:
-    given = opening(tmp_path, store={"path": str(tmp_path / "store")})
+    given = init(tmp_path, store={"path": str(tmp_path / "store")})
     RankHost(FakeWorld().make_worker).open(given)
     mark_unverified(given.config.cache_dir, "off")
     with pytest.raises(UnusableCache):
@@ -82,13 +71,13 @@ def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> 
 def test_store_that_is_away_is_a_problem_of_the_rank(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = {"path": str(tmp_path / "file" / "store"), "trust": {"policy": "off"}}
-    opened = RankHost(FakeWorld().make_worker).open(opening(tmp_path, store=store))
+    opened = RankHost(FakeWorld().make_worker).open(init(tmp_path, store=store))
     assert "store unavailable" in opened.problem
 
 
 def test_store_is_not_opened_when_the_driver_found_it_away(tmp_path: Path) -> None:
     store = {"path": str(tmp_path / "store"), "trust": {"policy": "off"}}
-    away = replace(opening(tmp_path, store=store), store_away="denied")
+    away = replace(init(tmp_path, store=store), store_away="denied")
     assert RankHost(FakeWorld().make_worker).open(away).problem == ""
     assert not (tmp_path / "store").exists()
 
@@ -96,7 +85,7 @@ def test_store_is_not_opened_when_the_driver_found_it_away(tmp_path: Path) -> No
 def test_what_waits_says_why_the_driver_could_not_use_the_store(tmp_path: Path) -> None:
     store = {"path": str(tmp_path / "store"), "trust": {"policy": "off"}}
     host = RankHost(FakeWorld().make_worker)
-    host.open(replace(opening(tmp_path, store=store), store_away="the server says 403"))
+    host.open(replace(init(tmp_path, store=store), store_away="the server says 403"))
     host.call("build", ())
     host.call("compile", (FUNCTIONS,))
     published = host.call("publish", ("1" * 64, True, False))
@@ -110,11 +99,11 @@ def test_rank_is_told_whether_it_may_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, *, asked: bool, expected: bool
 ) -> None:
     monkeypatch.setenv("WARMRANK_NO_COMPILE", variable)
-    assert rank_spec(replace(opening(tmp_path), no_compile=asked)).no_compile is expected
+    assert rank_spec(replace(init(tmp_path), no_compile=asked)).no_compile is expected
 
 
 def test_closed_rank_of_a_script_leaves_no_journal(tmp_path: Path) -> None:
-    given = opening(tmp_path, workload={"script": "job.py"})
+    given = init(tmp_path, workload={"script": "job.py"})
     host = RankHost(FakeWorld().make_worker)
     host.open(given)
     journal = journal_of(rank_spec(given))
@@ -126,9 +115,13 @@ def test_closed_rank_of_a_script_leaves_no_journal(tmp_path: Path) -> None:
 
 def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> None:
     host = RankHost(FakeWorld().make_worker)
-    host.open(opening(tmp_path))
+    host.open(init(tmp_path))
     refused = FunctionResult(
-        function="Model.f", ok=False, outcome="adopted", reason="CompileForbidden: Model.f would have to be"
+        function="Model.f",
+        ok=False,
+        outcome="adopted",
+        reason="CompileForbidden: Model.f would have to be",
+        error="CompileForbidden",
     )
     host._worker.first_call = lambda _place: (refused,)
     failure = answer(host, 1, "first_call", "first_call", (1,))
@@ -142,7 +135,7 @@ def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> No
 def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path) -> None:
     world = FakeWorld()
     host = RankHost(world.make_worker)
-    host.open(opening(tmp_path))
+    host.open(init(tmp_path))
     real = host._worker.compile
 
     def compile_some(functions: tuple[str, ...]) -> Any:
@@ -156,17 +149,10 @@ def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path
     assert (second.function, second.ok) == (FUNCTIONS[1], True)
 
 
-def test_compile_that_is_not_ok_is_a_result(tmp_path: Path) -> None:
-    host = RankHost(FakeWorld(broken={FUNCTIONS[0]: "GraphBreak: line 3"}).make_worker)
-    host.open(opening(tmp_path))
-    found = answer(host, 1, "compile", "compile", (FUNCTIONS,))
-    assert [(result.ok, result.reason) for result in found] == [(False, "GraphBreak: line 3"), (True, "")]
-
-
 def test_rank_is_closed_once(tmp_path: Path) -> None:
     world = FakeWorld()
     host = RankHost(world.make_worker)
-    host.open(opening(tmp_path))
+    host.open(init(tmp_path))
     host.close()
     host.close()
     assert world.stopped == [1]

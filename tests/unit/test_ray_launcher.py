@@ -17,10 +17,10 @@ from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import LacksDevice, LaunchFailed
-from warmrank.orchestrator.gang import ray_launcher, ray_session, supply
-from warmrank.orchestrator.gang.launcher import Process, Sight, logs_of, seat_ranks
-from warmrank.orchestrator.gang.node_calls import Batches
-from warmrank.orchestrator.gang.node_watch import Charge
+from warmrank.orchestrator.gang import ray_launcher, ray_session, reservation
+from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, logs_of, seat_ranks
+from warmrank.orchestrator.gang.node_group import NodeGroup
+from warmrank.orchestrator.gang.node_watch import Batches, Charge
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
 from warmrank.orchestrator.seats import Gang
@@ -65,7 +65,7 @@ class Watch:
     def refs(self) -> list[Any]:
         return []
 
-    def take(self, _ready: Collection[Any]) -> dict[int, Sight]:
+    def take(self, _ready: Collection[Any]) -> dict[int, ProcessStatus]:
         return {}
 
     def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
@@ -250,13 +250,13 @@ def test_head_that_is_lost_while_ranks_start_is_a_lost_cluster_and_no_wrong_conf
 def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(supply, "_num_here", lambda _resource: 1)
+    monkeypatch.setattr(reservation, "_num_here", lambda _resource: 1)
     monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
     bundle, config = {"CPU": 1.0, "NPU": 1.0}, RayConfig()
-    supply.refuse_missing_devices(bundle, 1, config)
-    supply.refuse_missing_devices({"CPU": 1e6}, 1, config)
+    reservation.refuse_missing_devices(bundle, 1, config)
+    reservation.refuse_missing_devices({"CPU": 1e6}, 1, config)
     with pytest.raises(LacksDevice, match="NPU: 2 x 1 = 2 wanted, 1 there, 1 too few") as caught:
-        supply.refuse_missing_devices(bundle, 2, config)
+        reservation.refuse_missing_devices(bundle, 2, config)
     assert exit_code_of(caught.value) == ExitCode.BAD_INPUT
 
 
@@ -264,7 +264,7 @@ def test_no_ray_is_started_for_devices_that_are_not_here(monkeypatch: pytest.Mon
     def enter(_config: RayConfig) -> None:
         raise AssertionError("Ray was started")
 
-    monkeypatch.setattr(supply, "_num_here", lambda _resource: 0)
+    monkeypatch.setattr(reservation, "_num_here", lambda _resource: 0)
     for name in ("RAY_OVERRIDE_RESOURCES", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -288,7 +288,7 @@ class WatchActor:
 def test_node_that_ray_placed_ranks_on_after_another_was_lost_gets_a_watch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RayWatch, "_actor", lambda _self, _node_id: WatchActor())
+    monkeypatch.setattr(NodeGroup, "start", lambda self, id_: self.actors.update({id_: WatchActor()}))
     first, second = (
         Process(node_id=node_id, host=node_id, address="", pid=pid)
         for node_id, pid in (("kept", 1), ("new", 2))

@@ -19,14 +19,20 @@ import pytest
 import ray
 
 from tests.support.processes import marked
-from warmrank.orchestrator import import_root, leaving
+from warmrank.orchestrator import import_root, leaving, reaper
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.gang import guardian, joining, ray_session
-from warmrank.orchestrator.gang.guarding import Guarding
-from warmrank.orchestrator.gang.joining import import_paths
-from warmrank.orchestrator.gang.ray_session import rank_environ, runtime_env, way_in
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.ray_session import (
+    Beginning,
+    TookTooLong,
+    import_paths,
+    rank_environ,
+    runtime_env,
+    way_in,
+)
+from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import Terminated, sigterm_raises
 
 LONG_S = 600.0
@@ -123,7 +129,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threadi
         begun.set()
         over.wait()
 
-    monkeypatch.setattr(joining, "join", join)
+    monkeypatch.setattr(ray_session, "join", join)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
     yield begun
@@ -141,7 +147,7 @@ def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
     assert "timeouts.start_s" in str(caught.value)
     assert not caught.value.may_pass  # another attempt would meet the first one in this process
     assert list(tmp_path.iterdir()) == []
-    assert [command for command in marked(mark).values() if guardian.__file__ in command] == []
+    assert [command for command in marked(mark).values() if reaper.__file__ in command] == []
     assert leaving._at_once
 
 
@@ -169,7 +175,7 @@ def test_sigterm_that_ray_s_native_half_has_taken_is_python_s_again(
     def take(*_arguments: object) -> None:
         libc().signal(signal.SIGTERM, int(signal.SIG_IGN))
 
-    monkeypatch.setattr(joining, "join", take)
+    monkeypatch.setattr(ray_session, "join", take)
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
@@ -207,7 +213,7 @@ def test_whatever_ray_raises_when_it_does_not_come_up_is_told_as_such(
     def time_out(*_arguments: object) -> None:
         raise Exception("The current node timed out during startup.\nMore.")  # noqa: TRY002 - as Ray does
 
-    monkeypatch.setattr(joining, "join", time_out)
+    monkeypatch.setattr(ray_session, "join", time_out)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     with pytest.raises(CannotStart, match=r"did not start: The current node timed out during") as told:
         ray_session.enter(HERE, timeout_s=LONG_S)
@@ -225,7 +231,7 @@ def test_own_ray_that_times_out_is_cleaned_up_and_started_again_within_the_time(
         if len(left_over) < 3:
             raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
 
-    monkeypatch.setattr(joining, "join", time_out)
+    monkeypatch.setattr(ray_session, "join", time_out)
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
@@ -246,17 +252,17 @@ def test_own_ray_has_a_token_of_its_own_also_where_ray_is_imported_already(tmp_p
     subprocess.run([sys.executable, "-c", code], check=True, env=environ | {"HOME": str(tmp_path)})
 
 
-def test_directory_of_an_own_ray_goes_even_when_its_guardian_was_killed(
+def test_directory_of_an_own_ray_goes_even_when_its_reaper_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = uuid.uuid4().hex
     monkeypatch.setenv("WARMRANK_TEST", mark)
     own = tmp_path / "own"
     own.mkdir()
-    guarding = Guarding({}, remove=[str(own)], spare=[os.getpid()])
-    (pid,) = (pid for pid, command in marked(mark).items() if guardian.__file__ in command)
+    own_reaper = ReapedRanks({}, remove=[str(own)], spare=[os.getpid()])
+    (pid,) = (pid for pid, command in marked(mark).items() if reaper.__file__ in command)
     os.kill(pid, signal.SIGKILL)
-    ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), guarding=guarding))
+    ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), reaper=own_reaper))
     assert not own.exists()
 
 
@@ -266,7 +272,7 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
     def cut_short(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(joining, "join", cut_short)
+    monkeypatch.setattr(ray_session, "join", cut_short)
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     with pytest.raises(KeyboardInterrupt):
         ray_session.enter(HERE, timeout_s=LONG_S)
@@ -275,7 +281,7 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
 
 def test_own_ray_is_over_once_its_raylet_is_even_as_a_zombie() -> None:
     raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    session = ray_session.Session(way_in="local", own={"raylet": (raylet.pid, guardian.start_of(raylet.pid))})
+    session = ray_session.Session(way_in="local", own={"raylet": (raylet.pid, reaper.start_of(raylet.pid))})
     assert ray_session.ended(session) == ""
     raylet.kill()
     os.waitid(os.P_PID, raylet.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now, and stays one
@@ -293,7 +299,7 @@ def test_ray_client_is_refused_by_name() -> None:
 def test_versions_that_differ_are_told_in_a_line() -> None:
     theirs, ours = "    Ray: 2.50.0\n    Python: 3.11.2\n", "    Ray: 2.60.0\n    Python: 3.12.0\n"
     text = f"Version mismatch: The cluster was started with:\n{theirs}This process on h:\n{ours}"
-    said = joining.refusal("address", THERE, RuntimeError(text))
+    said = ray_session.refusal("address", THERE, RuntimeError(text))
     assert "it runs Ray 2.50.0 on Python 3.11.2, and this process Ray 2.60.0 on Python 3.12.0;" in said
 
 
@@ -304,10 +310,62 @@ def test_refused_token_is_named_and_not_taken_for_a_wrong_address() -> None:
     )
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = nested
-    said = joining.refusal("address", THERE, error)
+    said = ray_session.refusal("address", THERE, error)
     assert (
         "refuses this process: InvalidAuthToken: Authentication token is missing. Set RAY_AUTH_MODE" in said
     )
-    assert not joining.is_unreachable(error)
+    assert not ray_session.is_unreachable(error)
     error.__cause__ = None
-    assert joining.is_unreachable(error)
+    assert ray_session.is_unreachable(error)
+
+
+# A child that asks to die with the thread that started it, as Ray's processes do.
+CHILD = """
+import ctypes, signal, time
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_its_call_raises_is_raised_where_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise ValueError("no such luck")
+
+    with pytest.raises(ValueError, match="no such luck"):
+        Beginning(fail).wait(LONG_S)
+
+
+def test_what_takes_too_long_goes_on() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        go_on.wait()
+        ended.set()
+
+    beginning = Beginning(begin)
+    with pytest.raises(TookTooLong):
+        beginning.wait(0.01)
+    go_on.set()
+    beginning.wait(LONG_S)
+    assert ended.is_set()
+    beginning.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_process_that_dies_with_its_thread_lives_until_the_end() -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def begin() -> None:
+        command = [sys.executable, "-I", "-S", "-c", CHILD]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+    beginning = Beginning(begin)
+    beginning.wait(LONG_S)
+    (child,) = started
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        assert child.poll() is None
+        beginning.end()
+        assert child.wait(timeout=20) == -9

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
-from warmrank.orchestrator.gang.ray_trouble import Supply, describe_shortage, failure_of_ray, in_a_line
+from warmrank.orchestrator.gang.node_group import failure_of_ray
+from warmrank.orchestrator.gang.reservation import Supply, describe_shortage
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"
@@ -31,17 +32,6 @@ def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
     assert "add nodes" in text
 
 
-def test_own_machine_that_is_too_small_can_pretend() -> None:
-    assert "ray.num_cpus" in shortage(4, 4, own=True)
-
-
-def test_shortage_goes_into_a_line() -> None:
-    text = in_a_line(shortage(4, 4))
-    assert text.startswith("3 ranks do not fit on the Ray cluster: CPU: 3 x 2 = 6 wanted, 4 there, 2 too few")
-    assert "; remedy: lower ranks" in text
-    assert "\n" not in text
-
-
 def test_busy_cluster_is_told_apart_from_a_small_one() -> None:
     text = shortage(8, 1)
     assert "too few" not in text
@@ -53,16 +43,6 @@ def test_missing_accelerators_are_no_matter_of_cpus() -> None:
     text = describe_shortage({"CPU": 1.0, "GPU": 1.0}, 4, supply, state="PENDING", own=True)
     assert "GPU: 4 x 1 = 4 wanted, 2 there, 2 too few" in text
     assert "remedy: lower ranks, or add nodes with GPUs that Ray sees" in text
-
-
-def test_bundle_that_fits_no_node_is_told_apart() -> None:
-    assert "no node is big enough" in shortage(8, 8, "INFEASIBLE")
-
-
-def test_resource_that_no_node_has_counts_as_zero() -> None:
-    supply = Supply(total={}, available={})
-    text = describe_shortage({"NPU": 1.0}, 2, supply, state="INFEASIBLE", own=False)
-    assert "NPU: 2 x 1 = 2 wanted, 0 there, 2 too few" in text
 
 
 def test_missing_npus_are_told_by_node_with_how_ray_finds_them() -> None:

@@ -12,13 +12,14 @@ import ray
 from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang import ray_watch
-from warmrank.orchestrator.gang.launcher import Process, Sight, seat_ranks
+from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge
 from warmrank.orchestrator.gang.ray_watch import RayWatch
 from warmrank.orchestrator.seats import Gang
 
 SETTINGS = WatchConfig(every_s=1, node_silent_s=15, lease_s=30)
-AT_WORK = {0: Sight(state="R")}
+AT_WORK = {0: ProcessStatus(state="R")}
 
 
 class Node:
@@ -43,7 +44,7 @@ class Time:
         self.now_s = 100.0
         self.answer: Any = AT_WORK
         monkeypatch.setattr(ray_watch, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr(RayWatch, "_actor", lambda _watch, _node_id: Node())
+        monkeypatch.setattr(NodeGroup, "start", lambda self, id_: self.actors.update({id_: Node()}))
         monkeypatch.setattr(ray, "get", self._get)
         self.watch = RayWatch(SETTINGS, ["node"], {})
         _, seats = seat_ranks([Process(node_id="node", host="n1", address="", pid=1)])
@@ -103,7 +104,7 @@ def test_lease_counts_from_the_last_look_and_not_from_where_the_driver_was_stopp
 
 def test_watch_that_ends_after_the_ranks_is_the_driver_s_silence_too(time: Time) -> None:
     time.stands_still(45)
-    time.answer = {0: Sight(state="")}
+    time.answer = {0: ProcessStatus(state="")}
     time.look()
     time.answer = DEATH
     time.passes(1)
@@ -128,7 +129,7 @@ def test_watch_that_ends_while_its_driver_stands_still_for_less_than_the_lease_i
 
 
 def test_silence_that_all_ranks_outlived_explains_nothing_later(time: Time) -> None:
-    """The whole machine stood still: no guardian ended anything."""
+    """The whole machine stood still: no reaper ended anything."""
     time.stands_still(45)
     time.look()
     time.passes(3)

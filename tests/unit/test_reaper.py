@@ -1,8 +1,10 @@
-"""A command under its reaper: its status, its output, its signals, and that nothing is left."""
+"""The reaper, with real processes: a command under it, and ranks whose leftovers it ends."""
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -10,12 +12,16 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.processes import PYTHONPATH, marked, still_there
-from warmrank.orchestrator.reaper import KILLED, Chunk, ReapedCommand
+from warmrank.orchestrator import reaper
+from warmrank.orchestrator.reaper import MARK
+from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
@@ -140,7 +146,7 @@ def test_command_ends_when_nobody_asks_for_it_in_time(start: Start, mark: str) -
 def test_command_ends_with_whoever_started_it(mark: str) -> None:
     program = """
     import os, time
-    from warmrank.orchestrator.reaper import ReapedCommand
+    from warmrank.orchestrator.reaper_client import ReapedCommand
     words = ["sh", "-c", "setsid sleep 600 & echo up; wait"]
     kept = ReapedCommand(words, environ=os.environ, grace_s=5, captured=False)
     time.sleep(600)
@@ -169,9 +175,297 @@ def test_command_gets_a_signal_when_its_reaper_is_killed(start: Start, mark: str
 
 
 def test_modules_of_the_command_s_environment_are_not_the_reaper_s(tmp_path: Path) -> None:
-    for name in ("psutil", "socket", "warmrank"):
+    for name in ("select", "subprocess", "warmrank"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('shadowed')\n")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = ReapedCommand(["true"], environ=environ, grace_s=1.0, captured=True)
     assert ended(command)[0] == 0
     command.close()
+
+
+LONG_S = 600.0
+
+# A rank with a child, and a grandchild in a session of its own whose parent is gone.
+RANK = """
+import os, subprocess, sys, time
+sleep = ["sleep", "600"]
+child = subprocess.Popen(sleep)
+quiet = {"start_new_session": True, "stdout": subprocess.DEVNULL}
+middle = f"import subprocess, sys; print(subprocess.Popen(sys.argv[1:], **{quiet}).pid)"
+orphan = subprocess.run([sys.executable, "-I", "-S", "-c", middle, *sleep], stdout=subprocess.PIPE, text=True)
+print(os.getpid(), child.pid, orphan.stdout.strip(), flush=True)
+time.sleep(600)
+"""
+
+Guarded = Callable[..., "subprocess.Popen[str]"]
+
+
+class Rank:
+    """Processes that stand for one rank; all are ended with the test."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", RANK],
+            env={**os.environ, MARK: mark},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.pid, self.child, self.orphan = (int(word) for word in self.process.stdout.readline().split())
+
+    def left(self) -> list[int]:
+        """Which of them are there still, once they have had time to go."""
+        self.process.poll()
+        return still_there((self.pid, self.child, self.orphan))
+
+    def end(self) -> None:
+        for pid in (self.pid, self.child, self.orphan):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def ranks() -> Iterator[tuple[Rank, Rank]]:
+    both = (Rank(uuid.uuid4().hex), Rank(uuid.uuid4().hex))
+    yield both
+    for rank in both:
+        rank.end()
+
+
+@pytest.fixture
+def guard() -> Iterator[Guarded]:
+    """Starts a reaper that guards ranks."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        *ranks: Rank,
+        lease_s: float = LONG_S,
+        remove: tuple[Path, ...] = (),
+        spare: tuple[int, ...] = (),
+        last: int | None = None,
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper.__file__, "ranks"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        process.wait(timeout=60)
+        started.append(process)
+        marks = {rank.pid: rank.mark for rank in ranks}
+        tell(
+            process,
+            guard=marks,
+            lease_s=lease_s,
+            remove=[str(path) for path in remove],
+            spare=spare,
+            asked_s=0.1,
+            last=last,
+        )
+        return process
+
+    yield start
+    for process in started:
+        process.communicate()
+
+
+def await_end(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 60)[0]
+    assert process.stdout.read() == ""
+
+
+def tell(process: subprocess.Popen[str], **command: Any) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(command) + "\n")
+    process.stdin.flush()
+
+
+def test_all_ends_when_the_attempt_is_over(ranks: tuple[Rank, Rank], guard: Guarded) -> None:
+    process = guard(*ranks)
+    tell(process, end=True)
+    await_end(process)
+    assert [rank.left() for rank in ranks] == [[], []]
+
+
+def test_all_ends_when_whoever_started_it_is_gone(
+    ranks: tuple[Rank, Rank], guard: Guarded, tmp_path: Path
+) -> None:
+    (tmp_path / "left" / "behind").mkdir(parents=True)
+    process = guard(*ranks, remove=(tmp_path / "left",))
+    process.communicate(timeout=60)
+    assert [rank.left() for rank in ranks] == [[], []]
+    assert not (tmp_path / "left").exists()
+
+
+def test_time_in_which_the_reaper_itself_stood_still_is_none_of_the_lease() -> None:
+    held = reaper.RankReaper()
+    held.take(json.dumps({"guard": {}, "lease_s": 30, "remove": [], "spare": []}))
+    ends_s = held.lease_ends_s
+    held.waited(2 * reaper.LOOK_S)
+    assert held.lease_ends_s == ends_s
+    held.waited(60.0)
+    assert held.lease_ends_s == pytest.approx(ends_s + 60.0 - reaper.LOOK_S)
+
+
+def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(
+    ranks: tuple[Rank, Rank], guard: Guarded
+) -> None:
+    first, second = ranks
+    process = guard()
+    started = {first.pid: reaper.table()[first.pid][1] - 1}
+    marks = {first.pid: "of a rank that ended", second.pid: second.mark}
+    tell(process, guard=marks, started=started, lease_s=LONG_S, remove=(), spare=(), asked_s=0.1)
+    tell(process, end=True)
+    await_end(process)
+    assert first.process.poll() is None
+    assert second.left() == []
+
+
+USER = """
+import sys, time
+file = open(sys.stdin.readline().strip(), "w")
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def user() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Starts processes that have a file open, and do not say so on their command line."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(file: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-S", "-c", USER]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{file}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "open\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_who_uses_a_directory_that_goes_ends_with_it_unless_spared(
+    guard: Guarded, user: Callable[[Path], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left2").mkdir()
+    inside, spared = user(tmp_path / "left" / "a"), user(tmp_path / "left" / "b")
+    beside = user(tmp_path / "left2" / "c")
+    process = guard(remove=(tmp_path / "left",), spare=(spared.pid,))
+    process.communicate(timeout=60)
+    assert inside.wait(timeout=60) == -signal.SIGKILL
+    assert (spared.poll(), beside.poll()) == (None, None)
+    assert not (tmp_path / "left").exists()
+
+
+def test_all_goes_even_where_one_look_at_the_processes_takes_all_the_time_that_there_is(
+    ranks: tuple[Rank, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaper, "_END_S", -1.0)
+    left = tmp_path / "left"
+    left.mkdir()
+    late = reaper.RankReaper()
+    marks = {rank.pid: rank.mark for rank in ranks}
+    late.take(json.dumps({"guard": marks, "lease_s": LONG_S, "remove": [str(left)], "spare": []}))
+    late.end()
+    assert [rank.left() for rank in ranks] == [[], []]
+    assert not left.exists()
+
+
+def test_directories_stay_when_the_attempt_is_over_in_good_order(
+    ranks: tuple[Rank, Rank], guard: Guarded, tmp_path: Path
+) -> None:
+    process = guard(*ranks, remove=(tmp_path,))
+    tell(process, end=True)
+    await_end(process)
+    assert tmp_path.is_dir()
+
+
+def test_rank_that_is_gone_takes_its_own_with_it_and_no_other_s(
+    ranks: tuple[Rank, Rank], guard: Guarded
+) -> None:
+    guard(*ranks)
+    first, second = ranks
+    first.process.kill()
+    first.process.wait()
+    assert first.left() == []
+    assert all(Path(f"/proc/{pid}").exists() for pid in (second.pid, second.child, second.orphan))
+
+
+def test_pid_that_is_another_process_by_now_is_not_killed(ranks: tuple[Rank, Rank]) -> None:
+    first, _ = ranks
+    parent_and_start = reaper.table()[first.pid]
+    reaper.kill({(first.pid, parent_and_start[1] - 1)})
+    assert first.process.poll() is None
+    reaper.kill({(first.pid, parent_and_start[1])})
+    assert first.process.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_children_are_those_that_the_kernel_lists_or_a_scan_finds(ranks: tuple[Rank, Rank]) -> None:
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        pytest.skip("this kernel was built without CONFIG_PROC_CHILDREN")
+    rank = ranks[0]
+    assert reaper.children() is reaper.listed
+    assert [pid for pid, _ in reaper.listed(rank.pid)] == [rank.child]
+    assert reaper.listed(rank.pid) == reaper.scanned(reaper.table())(rank.pid)
+    assert rank.pid in {pid for pid, _ in reaper.listed(os.getpid())}
+
+
+def test_child_of_a_thread_is_a_child_of_its_process() -> None:
+    with ThreadPoolExecutor(1) as pool:  # its thread lives on while its child does
+        child = pool.submit(subprocess.Popen, ["sleep", "600"]).result()
+        try:
+            assert child.pid in {pid for pid, _ in reaper.children()(os.getpid())}
+        finally:
+            child.kill()
+            child.wait()
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_descendants_that_were_seen_end_with_their_rank_however_they_were_found(
+    ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch, lists: bool
+) -> None:
+    """The mark is another here, so that only the chain of parents leads to them."""
+    if not lists:
+        monkeypatch.setattr(reaper, "children", lambda: reaper.scanned(reaper.table()))
+    rank = ranks[0]
+    guarded = reaper.RankReaper()
+    command = {"guard": {rank.pid: "another mark"}, "lease_s": LONG_S, "remove": [], "spare": []}
+    guarded.take(json.dumps(command))
+    guarded.look()
+    assert rank.process.poll() is None
+    rank.process.kill()
+    rank.process.wait()
+    guarded.look()
+    assert still_there([rank.child]) == []
+    assert still_there([rank.orphan], timeout_s=0) == [rank.orphan]
+
+
+@pytest.mark.parametrize(("command", "lease_s"), [({}, 0.2), ({"end": True}, LONG_S)])
+def test_who_renews_the_lease_ends_last_when_it_runs_out_and_only_then(
+    ranks: tuple[Rank, Rank], guard: Guarded, command: dict[str, bool], lease_s: float
+) -> None:
+    guarded, watch = ranks
+    process = guard(guarded, lease_s=lease_s, last=watch.pid)
+    if command:
+        tell(process, **command)
+    await_end(process)
+    assert guarded.left() == []
+    if command:
+        assert watch.process.poll() is None
+    else:
+        assert watch.process.wait(timeout=20) == -signal.SIGKILL

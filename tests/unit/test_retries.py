@@ -7,7 +7,7 @@ import pytest
 from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import CannotStart, CompileForbidden, ForbiddenCompile, LaunchFailed
-from warmrank.orchestrator.launch.retries import Spent, budget_of, is_lost
+from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
 
 
 def failed(*kinds: str) -> LaunchFailed:
@@ -43,7 +43,7 @@ def test_failure_counts_against_its_budget(error: Exception, budget: str | None)
 
 
 def test_each_budget_is_spent_by_its_own_failures_only() -> None:
-    spent = Spent(Retries(rank=1, node=2, hang=0))
+    spent = RetryBudget(Retries(rank=1, node=2, hang=0))
     assert spent.another(failed(DIED))
     assert spent.another(failed(NODE_LOST))
     assert spent.another(failed(DIED)) == ""
@@ -53,12 +53,12 @@ def test_each_budget_is_spent_by_its_own_failures_only() -> None:
 
 
 def test_reason_names_stage_ranks_kind_and_what_is_left() -> None:
-    reason = Spent(Retries(rank=3)).another(failed(DIED))
+    reason = RetryBudget(Retries(rank=3)).another(failed(DIED))
     assert reason == "stage capture: rank 0: died (retries.rank: 1 of 3)"
 
 
 def test_reason_of_ranks_that_did_not_come_up_is_the_error_in_short() -> None:
-    reason = Spent(Retries()).another(CannotStart("1 of 2 did not start\nmore", may_pass=True))
+    reason = RetryBudget(Retries()).another(CannotStart("1 of 2 did not start\nmore", may_pass=True))
     assert reason == "1 of 2 did not start (retries.start: 1 of 1)"
 
 

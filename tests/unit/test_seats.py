@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from warmrank.orchestrator.causes import DIED, WorkerFailure
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.launch.stage_failures import raise_failed
+from warmrank.orchestrator.launch.failures import raise_failed
 from warmrank.orchestrator.seats import Gang, distinct_hosts, straddle_text, straddling_groups
 
 

@@ -1,4 +1,4 @@
-"""Opening the store of a config: places, trust, and what the driver hands on to ranks."""
+"""RankInit the store of a config: places, trust, and what the driver hands on to ranks."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.made_reports import made_report
 from warmrank.orchestrator.launch.state import Course, StageSpan
-from warmrank.orchestrator.launch.timeline import last_ranks, node_lags, slow_ranks, timeline_rows
+from warmrank.orchestrator.launch.timeline import node_lags, slow_ranks, timeline_rows
 
 
 @pytest.mark.parametrize(
@@ -37,23 +37,9 @@ def test_straggler_keeps_a_row_of_its_own() -> None:
     assert (build.last_rank, build.num_ranks) == (341, 8)
 
 
-def test_rows_of_ranks_without_places_are_ranks() -> None:
-    span = StageSpan(
-        attempt=1, stage="start", start_s=0.0, end_s=1.0, ok=False, ranks=(0, 1), rank_end_s=(1.0, 1.0)
-    )
-    rows = timeline_rows(Course(timeline=(span,)), (), max_rows=64)
-    assert [(row.ranks, row.hosts) for row in rows] == [((0,), ()), ((1,), ())]
-
-
 def test_slow_rank_is_one_that_others_waited_for() -> None:
     report = made_report(1024)
     assert [(slow.stage, slow.rank) for slow in slow_ranks(report.course, report.ranks)] == [("build", 341)]
-
-
-def test_rank_slow_in_two_attempts_is_told_once() -> None:
-    report = made_report(1024, failed=True)
-    assert len(last_ranks(report.course, report.ranks)) == 10
-    assert len(slow_ranks(report.course, report.ranks)) == 1
 
 
 def test_nobody_is_slow_in_a_stage_that_failed() -> None:

@@ -91,8 +91,3 @@ def test_functions_lie_one_after_the_other_inside_their_stage() -> None:
     assert (trace["name"], compile_["name"]) == ("trace Llama.prefill", "compile Llama.prefill")
     assert stage["ts"] == trace["ts"]
     assert trace["ts"] + trace["dur"] == compile_["ts"]
-
-
-def test_attempts_are_instant_events() -> None:
-    names = [event["name"] for event in events_of(32, failed=True) if event["ph"] == "i"]
-    assert names == ["attempt 1", "attempt 1 failed", "attempt 2", "attempt 2 failed"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launching import loaded_config
-from warmrank.orchestrator.launch.turns import turn
+from warmrank.orchestrator.launch.driver import turn
 
 
 @pytest.fixture(autouse=True)

@@ -26,12 +26,6 @@ def fill(directory: Path, **sizes: int) -> None:
         path.write_bytes(b"x" * size)
 
 
-def test_measure_counts_files_at_any_depth(tmp_path: Path):
-    fill(tmp_path, a=3, sub__b=4)
-    found = measure_upload(tmp_path)
-    assert (found.num_files, found.size_bytes, found.largest) == (2, 7, (("sub/b", 4), ("a", 3)))
-
-
 @pytest.mark.parametrize("name", [".git", ".venv", "warmrank-out", "sub/.torchair_cache", "x.egg-info"])
 def test_measure_leaves_out_what_never_goes(tmp_path: Path, name: str):
     (tmp_path / name).mkdir(parents=True)
@@ -42,11 +36,6 @@ def test_measure_leaves_out_what_never_goes(tmp_path: Path, name: str):
 def test_measure_does_not_follow_links_to_directories(tmp_path: Path):
     (tmp_path / "loop").symlink_to(tmp_path)
     assert measure_upload(tmp_path).num_files == 0
-
-
-def test_small_upload_needs_no_note(tmp_path: Path):
-    fill(tmp_path, a=3)
-    assert upload_notes(tmp_path) == ()
 
 
 def test_large_upload_names_the_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

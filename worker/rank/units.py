@@ -339,7 +339,9 @@ class RankUnit:
         except UnwritableDisk:
             raise  # no other unit, and no other attempt, could keep anything there
         except (WorkerError, StoreError) as error:
-            self.result = self._refused(f"{type(error).__name__}: {error}", failure_of(error))
+            kind = type(error).__name__
+            refused = self._refused(f"{kind}: {error}", failure_of(error))
+            self.result = replace(refused, error=kind)
         return self.result
 
     def timed(self, **seconds: float) -> FunctionResult:

@@ -1,7 +1,7 @@
-"""Where a rank's threads stand when it hangs or crashes, in a file that its node reads.
+"""Files beside a rank's log that its node reads: its current step, and the stacks of its threads.
 
-Written by `faulthandler` from a signal handler in C, so native code that holds the interpreter's lock does
-not prevent it. A rank that is stopped, or killed by SIGKILL, says nothing.
+Stacks are written by `faulthandler` from a signal handler in C and steps in place, so native code that holds
+the GIL hides neither. A rank that is stopped, or killed by SIGKILL, writes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,53 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+RENDEZVOUS = "start: rendezvous"
+"""What a rank does that waits for others to come up."""
+
+_SIZE_BYTES = 200
+
+
+def step_file(log: Path) -> Path:
+    """The file beside a rank's log."""
+    return log.with_suffix(".step")
+
+
+class StepFile:
+    """Written by its rank; that it cannot be written is no reason to fail, because only people read it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            self._descriptor = -1
+
+    def note(self, doing: str) -> None:
+        """Say what is being done now; nothing for idle."""
+        if self._descriptor >= 0:
+            line = doing.encode("ascii", "replace")[: _SIZE_BYTES - 1].ljust(_SIZE_BYTES - 1) + b"\n"
+            try:
+                os.pwrite(self._descriptor, line, 0)
+            except OSError:
+                self.close()
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._path.unlink(missing_ok=True)
+
+
+def read_step(path: Path) -> str:
+    """What the rank says; empty where it says nothing."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_SIZE_BYTES).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
 
 SIGNAL = signal.SIGRTMIN + 7
 """Asks a rank where it stands; one that nobody else uses."""
@@ -33,7 +80,7 @@ def stacks_file(log: Path) -> Path:
     return log.with_suffix(".stacks")
 
 
-def begin(path: Path) -> None:
+def record_stacks(path: Path) -> None:
     """Have this process write there; it cannot be undone, and lasts as long as the process."""
     with suppress(OSError):
         # faulthandler keeps the number alone: closed, it might become another file's.
@@ -42,7 +89,7 @@ def begin(path: Path) -> None:
         faulthandler.register(SIGNAL, descriptor)
 
 
-def ask(files: Mapping[int, Path]) -> dict[Path, str]:
+def ask_stacks(files: Mapping[int, Path]) -> dict[Path, str]:
     """Ask processes where their threads stand; what their files hold then, also of those that have ended.
 
     Args:
@@ -60,10 +107,10 @@ def ask(files: Mapping[int, Path]) -> dict[Path, str]:
         if found == sizes and all(found[path] > before[path] for path in before):
             break
         sizes = found
-    return {path: read(path) for path in before}
+    return {path: read_stacks(path) for path in before}
 
 
-def read(path: Path) -> str:
+def read_stacks(path: Path) -> str:
     """What a file holds, its end where that is much; empty where there is none."""
     try:
         return path.read_bytes()[-_MOST_BYTES:].decode("utf-8", "replace")

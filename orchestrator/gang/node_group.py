@@ -1,0 +1,231 @@
+"""Actors on Ray: one on each of some nodes, waiting for answers, and Ray's exceptions as values.
+
+What watches, warms or inspects nodes, or runs a command there, differs in its actor only. An actor that
+belongs to a node runs there or nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
+from warmrank.orchestrator.errors import first_line
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The answer of a node that gives none any more."""
+
+    reason: str
+
+
+class NodeGroup:
+    """Actors of one class, at most one on a node.
+
+    Args:
+        actor: their class.
+        runtime_env: what Ray sets up before their processes run.
+        num_calls: how many calls of one actor go on side by side.
+    """
+
+    def __init__(self, actor: type, runtime_env: Mapping[str, Any], *, num_calls: int) -> None:
+        import ray
+
+        self._exported: Any = ray.remote(actor)  # once for all: each time costs 8 ms
+        self._runtime_env = dict(runtime_env)
+        self._num_calls = num_calls
+        self.actors: dict[str, Any] = {}
+
+    def start(
+        self, node_id: str, *arguments: Any, resources: Mapping[str, float] | None = None, **options: Any
+    ) -> Any:
+        """Start the actor of a node in place of an earlier one; returns its handle.
+
+        Args:
+            node_id: Ray's id of the node.
+            arguments: of the actor's class.
+            options: its keyword arguments.
+            resources: what it reserves, by Ray's names; nothing by default, for a launch may hold all of it.
+        """
+        self.stop(node_id)
+        self.actors[node_id] = self._exported.options(
+            **options_on(node_id, self._runtime_env, resources or {}),
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=self._num_calls,
+        ).remote(*arguments, **options)
+        return self.actors[node_id]
+
+    def call(self, node_id: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the actor's class on one node; returns Ray's reference to the answer."""
+        return getattr(self.actors[node_id], method.__name__).remote(*arguments)
+
+    def ask(
+        self, method: Callable[..., T], arguments: Mapping[str, Sequence[Any]], *, timeout_s: float | None
+    ) -> dict[str, T | Lost]:
+        """Call a method on nodes, all at once, and wait; raises what one of them does."""
+        import ray
+
+        refs = {node_id: self.call(node_id, method, *given) for node_id, given in arguments.items()}
+        late = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout_s)[1] if refs else []
+        answers: dict[str, T | Lost] = {}
+        for node_id, ref in refs.items():
+            try:
+                answers[node_id] = (
+                    Lost(reason=f"no answer in {timeout_s:g} s") if ref in late else ray.get(ref)
+                )
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause or error from error
+            except ray.exceptions.RayError as error:
+                answers[node_id] = Lost(reason=first_line(error))
+        return answers
+
+    def stop(self, node_id: str) -> None:
+        """Kill the actor of a node, if it has one."""
+        import ray
+
+        if (actor := self.actors.pop(node_id, None)) is not None:
+            ray.kill(actor, no_restart=True)
+
+    def stop_all(self) -> None:
+        """Kill all actors."""
+        for node_id in tuple(self.actors):
+            self.stop(node_id)
+
+
+def options_on(
+    node_id: str, runtime_env: Mapping[str, Any], resources: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Ray's options for a task or an actor that belongs to one node, and to no other."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    needed = dict(resources or {})
+    options = {"num_cpus": needed.pop("CPU", 0), "num_gpus": needed.pop("GPU", 0), "resources": needed}
+    return {
+        **{name: value for name, value in options.items() if value or name == "num_cpus"},
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+        "runtime_env": dict(runtime_env),
+    }
+
+
+_EXIT_DETAIL = re.compile(
+    # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
+    r"Worker exit type: (\w+) Worker exit detail: (.*?)(?:(?<=\.) |\n|$)"
+)
+_NO_STATUS = "connection error code 2"  # Ray's words for a process that left its socket without a word
+_LOST_NODE = re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED")
+_MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
+
+
+def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
+    """The value that stands for one of Ray's exceptions."""
+    from ray import exceptions
+
+    text = str(error)
+    kind, remedy = DIED, ""
+    # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
+    of_lost_nodes = exceptions.NodeDiedError, exceptions.ActorUnschedulableError
+    if isinstance(error, exceptions.OutOfMemoryError):
+        message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
+    elif isinstance(error, exceptions.RuntimeEnvSetupError):
+        kind, message = "environment", _first_line(text)
+    elif missing := _MISSING_MODULE.search(text):
+        kind, message = "import", missing.group(1)
+        remedy = "start the launch in the directory that holds the module, or install it on the nodes"
+    elif isinstance(error, of_lost_nodes) or _LOST_NODE.search(text):
+        kind, message = NODE_LOST, f"Ray lost its node: {_first_line(text)}"
+    elif _NO_STATUS in text:
+        message = "its process ended all at once: it was killed, or crashed in native code"
+        remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
+    elif detail := _EXIT_DETAIL.search(text):
+        message = f"its process ended ({detail.group(1)}: {detail.group(2).strip()})"
+        remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
+    elif isinstance(error, exceptions.RayActorError):
+        message = f"its process ended, or its node is lost: {_first_line(text)}"
+    else:
+        kind, message = type(error).__name__, _first_line(text)
+    # Ray's own text tells of logs in a session's directory, which goes with a Ray of the launch's own.
+    raised = text if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError) else ""
+    return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=raised)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+TICK_S = 0.5
+"""The longest wait after which a caller looks at what else there is."""
+
+_PAUSE_S = 0.05
+_GATHER_S = 0.25
+_REFS_A_SECOND = 10_000
+
+
+def left_s(deadline: float) -> float:
+    """Seconds until a moment of `time.monotonic`; 0 once it has passed."""
+    return max(0.0, deadline - time.monotonic())
+
+
+def await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
+    """All that is ready soon after something is: one by one, nodes would cost the square of their number.
+
+    Each look goes over all that is waited for, so with many references more is left to gather between two.
+    """
+    import ray
+
+    if not refs:
+        time.sleep(min(timeout_s, _PAUSE_S))  # until nodes are looked at again
+        return []
+    ready, _ = ray.wait(refs, timeout=timeout_s)
+    gather_s = min(_GATHER_S, len(refs) / _REFS_A_SECOND)
+    return ray.wait(refs, num_returns=len(refs), timeout=gather_s)[0] if ready else []
+
+
+def await_all(
+    refs: Sequence[Any], deadline: float, *, on_tick: Callable[[], None]
+) -> tuple[list[Any], list[Any]]:
+    """Wait until everything is ready, or the deadline passes.
+
+    Args:
+        refs: to be waited for.
+        deadline: as `time.monotonic` counts.
+        on_tick: called after each `TICK_S` in vain; may raise to end the wait.
+
+    Returns:
+        What is ready, and what is late.
+    """
+    import ray
+
+    ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=TICK_S)
+    while late and left_s(deadline) > 0:
+        on_tick()
+        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(left_s(deadline), TICK_S))
+    return ready, late
+
+
+def answers_of(ref: Any) -> Any:
+    """What a node says; None where Ray says that something happened to it, which its watch tells of."""
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayTaskError:
+        raise  # a defect: of ranks, failures come as values
+    except ray.exceptions.RayError:
+        return None
+
+
+def answer_of(ref: Any, rank: int, stage: str) -> Any:
+    """What a rank answered; a `WorkerFailure` where Ray says that something happened to it."""
+    import ray
+
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayError as error:
+        return failure_of_ray(error, rank=rank, stage=stage)
