@@ -17,10 +17,10 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.node.local import ensure_cache_dir
-from warmrank.worker import collection, data_dump, journal
+from warmrank.worker import collection
 from warmrank.worker.artifact import Artifact
 from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.capture.statistics import CaptureStatistics, total
@@ -29,8 +29,7 @@ from warmrank.worker.engines import Outliner, Site
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
 from warmrank.worker.function_files import FunctionFiles, adopted, announce
 from warmrank.worker.function_lookup import FunctionLookup
-from warmrank.worker.gears.carried import geared_arguments
-from warmrank.worker.gears.misses import refuse_arguments
+from warmrank.worker.gears.carried import any_set, geared_arguments
 from warmrank.worker.guards import ambient
 from warmrank.worker.lookup import Found
 from warmrank.worker.request import code_in_options
@@ -39,6 +38,9 @@ from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace
 from warmrank.worker.trace_limit import TraceLimit
 from warmrank.worker.variant import StoredArtifact, Variant, function_of
+
+if TYPE_CHECKING:
+    from warmrank.worker.configs.compiler_config import CompilerConfig
 
 _log = logging.getLogger("torchair")
 
@@ -171,6 +173,8 @@ class CachedFunction(FunctionLookup):
             if variant is not None:
                 return variant
             if self._no_compile or settings().no_compile:
+                from warmrank.worker import journal
+
                 journal.append_forbidden(self.name, reason)
                 msg = f"{self.name} would have to be compiled, which is forbidden here: {reason}"
                 raise CompileForbidden(msg, function=self.name, reason=reason)
@@ -226,6 +230,10 @@ class CachedFunction(FunctionLookup):
         options = self._options
         for variant in self._variants:
             variant.refuse_gear_miss(args, kwargs)
+        if not any_set():
+            return
+        from warmrank.worker.gears.misses import refuse_arguments
+
         policy = options.config.inference_config.dynamic_gears_merge_policy
         geared = geared_arguments(function_of(self._method), args, kwargs)
         refuse_arguments(geared, options.on_gear_miss, policy)
@@ -339,7 +347,7 @@ class CachedFunction(FunctionLookup):
             ge_cache=self._options.ge_cache,
             cache_root=None if self._files.abandoned else self.root(),
         )
-        with data_dump.into(config, self.name):
+        with _dumps(config, self.name):
             variant = Variant(
                 stored,
                 site,
@@ -365,4 +373,16 @@ class CachedFunction(FunctionLookup):
             seconds=seconds,
             runtime_state=stored.artifact.guards.runtime_state,
         )
-        journal.append(result, stored.artifact, self.root())
+        if settings().journals:
+            from warmrank.worker import journal
+
+            journal.append(result, stored.artifact, self.root())
+
+
+def _dumps(config: CompilerConfig, function: str) -> contextlib.AbstractContextManager[None]:
+    """Where a graph that dumps its data writes them (``debug.data_dump``)."""
+    if config.debug.data_dump.type is None:
+        return contextlib.nullcontext()
+    from warmrank.worker import data_dump
+
+    return data_dump.into(config, function)

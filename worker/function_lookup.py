@@ -17,7 +17,6 @@ from warmrank.worker import files_beside
 from warmrank.worker.cache_options import CacheOptions, EngineChoice, GuardMode, LaunchDefaults
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.engines.choice import check_choice, engine_for
-from warmrank.worker.gears.rules import GearRule
 from warmrank.worker.lookup import Found, Place, by_digest, look_up, read_stored
 from warmrank.worker.partition_paths import model_directory, partition_name
 from warmrank.worker.present_sources import missing_operators
@@ -129,8 +128,7 @@ class FunctionLookup:
         if self._guards == "skip":
             missing = tuple(missing_operators(stored.artifact.guards.sources))
             return missing or stored.tensor_mismatches(self._method, args, kwargs)
-        rule = GearRule(on_miss=self._options.on_gear_miss)
-        return stored.mismatches(self._method, args, kwargs, self.device_kind, rule)
+        return stored.mismatches(self._method, args, kwargs, self.device_kind, self._options.on_gear_miss)
 
     def offered(self, sha256: str, store: Store | None) -> StoredArtifact | None:
         """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from warmrank.worker.capture.direct import DirectRunner
+from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.results import CaptureProposal
 
@@ -104,7 +104,7 @@ def captured(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
 
 def _is_captured(unit: Unit) -> bool:
     """Compiled kernels run as they are, so there is no step to take for them."""
-    return unit.variant is None or type(unit.variant.runner) is not DirectRunner
+    return unit.variant is None or type(unit.variant.runner) is not EagerRunner
 
 
 def _of_call(unit: Unit) -> CaptureProposal:

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.node.local import read_private
 from warmrank.worker.artifact import Artifact, parse, verified
-from warmrank.worker.capture import CaptureOptions, DirectRunner, runner_for
-from warmrank.worker.capture.handed import HandedRunner
+from warmrank.worker.capture.eager import EagerRunner
+from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.code_digests import function_digest
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.frame import bind
-from warmrank.worker.gears.loaded import LoadedGears
-from warmrank.worker.gears.rules import GearRule, any_size, call_guards
-from warmrank.worker.gears.runner import GearedRunner
+from warmrank.worker.gears.carried import any_set
 from warmrank.worker.graph_facts import NUMBER, readable
-from warmrank.worker.groups import resolve
 from warmrank.worker.guards import ambient
 from warmrank.worker.guards.calls import CallGuards
 from warmrank.worker.guards.check import MAX_REASONS, argument_names, mismatches, tensor_mismatches
@@ -35,11 +32,10 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from warmrank.worker.cache_options import GuardMode, OnGearMiss
     from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.gears.loaded import LoadedGears
+    from warmrank.worker.gears.runner import GearedRunner
     from warmrank.worker.guards.model import PortableGuards
     from warmrank.worker.guards.snapshot import Snapshot
-
-
-_UNLEARNED = GearRule()
 
 
 class StoredArtifact(Value):
@@ -89,7 +85,9 @@ class StoredArtifact(Value):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         device_kind: str,
-        rule: GearRule = _UNLEARNED,
+        on_gear_miss: OnGearMiss = "error",
+        *,
+        learned: bool = False,
     ) -> tuple[str, ...]:
         """Conditions that do not hold for this module and call, in words; empty if the artifact fits.
 
@@ -98,14 +96,19 @@ class StoredArtifact(Value):
             args: positional arguments of the call, without the module.
             kwargs: keyword arguments of the call.
             device_kind: whose autocast state counts beside the CPU's.
-            rule: how gears are measured.
+            on_gear_miss: what a shape that is no gear means.
+            learned: tensors need not carry the gears of the artifact any more.
 
         Raises:
             TypeError: the function's signature does not take these arguments.
         """
         function = function_of(method)
         arguments = arguments_of(method, args, kwargs)
-        guards = call_guards(self.artifact.guards, self.artifact.facts.gears, rule)
+        guards, gears = self.artifact.guards, self.artifact.facts.gears
+        if gears is not None or any_set():
+            from warmrank.worker.gears.rules import GearRule, call_guards
+
+            guards = call_guards(guards, gears, GearRule(on_miss=on_gear_miss, learned=learned))
         state = differences(guards.runtime_state, declared_for(method.__self__))  # type: ignore[arg-type]
         wrong = (*state, *mismatches(guards, function, arguments, device_kind=device_kind))[:MAX_REASONS]
         if not wrong and self.artifact.function != function_digest(function):
@@ -124,7 +127,11 @@ class StoredArtifact(Value):
     def guards_of_any_size(self) -> PortableGuards:
         """The conditions without that on geared sizes, which a runner asks."""
         gears = self.artifact.facts.gears
-        return self.artifact.guards if gears is None else any_size(self.artifact.guards, gears)
+        if gears is None:
+            return self.artifact.guards
+        from warmrank.worker.gears.rules import any_size
+
+        return any_size(self.artifact.guards, gears)
 
 
 def function_of(method: MethodType) -> FunctionType:
@@ -175,7 +182,7 @@ class Variant:
         started = perf_counter()
         artifact, method = stored.artifact, site.method
         function = function_of(method)
-        groups = {role: resolve(role)[0] for role in artifact.roles}
+        groups = _groups(artifact.roles)
         engine = engine_named(artifact.engine)
         site = replace(site, frame=artifact.frame.code, digest=stored.sha256)
         graph = engine.load(artifact.sections, stored.files(), groups, site=site)
@@ -186,8 +193,12 @@ class Variant:
         self._guards = guards
         self._device_kind = backend.kind
         self._ambient = ambient.snapshot(backend.kind)
-        self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, on_gear_miss)
-        rules = stored.guards_of_any_size if guards == "skip" else self._gears.guards
+        self._on_gear_miss: OnGearMiss = on_gear_miss
+        self._gears: LoadedGears | None = None
+        if guards == "skip":
+            rules = stored.guards_of_any_size
+        else:
+            rules = artifact.guards if artifact.facts.gears is None else self._loaded_gears().guards
         self._calls = CallGuards(rules, function, method.__self__, guards)  # type: ignore[arg-type]
         declared = artifact.guards.runtime_state
         self._runtime_state = RuntimeStateGuard(self._module, declared)  # type: ignore[arg-type]
@@ -195,7 +206,9 @@ class Variant:
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
         if artifact.facts.gears is not None:
-            plain = DirectRunner(graph, artifact.facts, backend)
+            from warmrank.worker.gears.runner import GearedRunner
+
+            plain = EagerRunner(graph, artifact.facts, backend)
             self._geared = GearedRunner(self.runner, artifact.facts.gears, on_miss=on_gear_miss, plain=plain)
         # The guards let nothing but gears pass, so the runner needs to be asked only where they do not.
         asked = guards == "skip" or on_gear_miss == "pad"
@@ -224,8 +237,20 @@ class Variant:
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """`accepts`, as far as arguments and module decide."""
         return self._calls.hold(args, kwargs) and (
-            self._guards == "skip" or self._gears.suit(self._module, args, kwargs)
+            self._guards == "skip"
+            or self.stored.artifact.facts.gears is not None
+            or not any_set()
+            or self._loaded_gears().suit(self._module, args, kwargs)
         )
+
+    def _loaded_gears(self) -> LoadedGears:
+        """Gears are imported where somebody uses any."""
+        if self._gears is None:
+            from warmrank.worker.gears.loaded import LoadedGears
+
+            artifact, function = self.stored.artifact, function_of(self._method)
+            self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, self._on_gear_miss)
+        return self._gears
 
     def _code_changed(self) -> bool:
         """Whether a compile would now use other decompositions or passes than this artifact."""
@@ -246,7 +271,9 @@ class Variant:
         if self._code_changed():
             return ("a decomposition or pass in the options, or what it reads, changed since",)
         snapshot = self._calls.observe(arguments_of(self._method, args, kwargs))
-        wrong = self.stored.mismatches(self._method, args, kwargs, self._device_kind, self._gears.rule)
+        wrong = self.stored.mismatches(
+            self._method, args, kwargs, self._device_kind, self._on_gear_miss, learned=True
+        )
         if not wrong and snapshot is None:
             self.settle()
         elif not wrong and snapshot is not None:
@@ -297,7 +324,8 @@ class Variant:
         Raises:
             GearError: no gear stands for the sizes.
         """
-        self._gears.refuse_miss(self._module, args, kwargs)
+        if self.stored.artifact.facts.gears is not None:
+            self._loaded_gears().refuse_miss(self._module, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
@@ -319,13 +347,21 @@ class Variant:
 
     def hand_over(self) -> None:
         """Let the node keep what the engine made at run time, if it makes anything."""
-        if isinstance(self.runner, HandedRunner):
-            self.runner.hand_over()
+        self.runner.hand_over()
 
     def gear_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The graph's inputs in calls like this one: of every gear, largest first; its own without gears."""
         inputs = self.inputs_of(args, kwargs)
         return [inputs] if self._geared is None else self._geared.gear_inputs(inputs)
+
+
+def _groups(roles: Sequence[str]) -> dict[str, str]:
+    """This process's names of the groups with these roles."""
+    if not roles:
+        return {}
+    from warmrank.worker.groups import resolve
+
+    return {role: resolve(role)[0] for role in roles}
 
 
 class _Inputs(BaseException):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.capture import GraphRunner
+from warmrank.worker.capture.runner import GraphRunner
 from warmrank.worker.devices.memory import duplicate
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.warm import warm
-from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.graph_facts import GraphFacts

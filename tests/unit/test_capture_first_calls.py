@@ -14,8 +14,7 @@ import warmrank
 from tests.support.cached import cached
 from tests.support.small_models import Cached, Plain
 from tests.support.warm import warm
-from warmrank.worker.capture import CaptureOptions, GraphRunner
-from warmrank.worker.capture.first_calls import FirstCalls
+from warmrank.worker.capture.runner import CaptureOptions, FirstCalls, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.graph_facts import GraphFacts
 

@@ -12,7 +12,7 @@ import torch
 
 import warmrank
 from tests.support.warm import warm
-from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.graph_facts import GraphFacts

@@ -13,7 +13,7 @@ from tests.support.fake_device import FakeDevice
 from tests.support.tracing import traced
 from warmrank.inference import cache_compile
 from warmrank.worker.cached_function import CachedFunction
-from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.accelerator import AcceleratorBackend
 from warmrank.worker.engines.graph import GraphEngine

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
 import torch
 
 
@@ -25,3 +29,10 @@ def lies_in_storage(tensor: torch.Tensor) -> bool:
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     end = (tensor.storage_offset() + last + 1) * tensor.itemsize
     return end <= tensor.untyped_storage().nbytes()
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Picks elements out of a sequence, always as a tuple."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda inputs: tuple(inputs[index] for index in positions)

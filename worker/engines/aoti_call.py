@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from warmrank.worker.engines.overlap import OverlapCheck, picker
+from warmrank.worker.devices.memory import picker
+from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.graph_facts import STATE
 
 _log = logging.getLogger("torchair")

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.data_dump import MARK
 from warmrank.worker.engines import Built, Site
-from warmrank.worker.engines.bindings import BINDINGS
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 _MARSHAL_VERSION = 2
 _MODULES = {"torch.": torch, "operator.": operator, "math.": math, "": builtins}
 _INDENT = "        "
+_DUMPED = "warmrank_data_dump"  # `worker.data_dump.MARK`, which a load must not import
 
 
 class GraphEngine:
@@ -97,7 +96,7 @@ class _SourceWriter:
 
     def source(self) -> str:
         nodes = self._module.graph.nodes
-        dumped = any(node.meta.get(MARK) for node in nodes)
+        dumped = any(node.meta.get(_DUMPED) for node in nodes)
         function = self._function("graph", self._module, first=[f"{_INDENT}_dump.step()"] if dumped else [])
         lines = ["def bind(groups, constants):"]
         lines += [f"    {name} = {path}" for path, name in self._operators.items()]
@@ -126,7 +125,7 @@ class _SourceWriter:
                 arguments += [
                     f"{key}={self._keyword(node, key, value)}" for key, value in node.kwargs.items()
                 ]
-                dumped = node.meta.get(MARK, False)
+                dumped = node.meta.get(_DUMPED, False)
                 assigned = f"{node.name} = " if node.users or dumped else ""
                 # The name is for readers, who find the operator's source line by it.
                 named = "" if assigned else f"  # {node.name}"
@@ -160,6 +159,7 @@ class _SourceWriter:
             yield f"    {node.name} = {body}(*{node.name}, *{others})"
 
     def _target(self, node: Node) -> str:
+        from warmrank.worker.engines.bindings import BINDINGS
         from warmrank.worker.torch_private.operators import operator_path
 
         name = getattr(node.target, "__name__", "")
