@@ -17,13 +17,13 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker import origins
-from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.readable import disassembled, origin_of
 from warmrank.worker.readable_guards import conditions
+from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.artifact import Artifact
+    from warmrank.worker.runtime.artifact import Artifact
 
 _AS_TEXT = ("graph.py", "torchair.py")
 _AS_DIGEST = ("constants", "torchair.json", "torchair.txt")

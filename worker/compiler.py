@@ -15,7 +15,6 @@ import torch
 
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker import data_dump, graph_dumps, origins
-from warmrank.worker.artifact import ABOUT, Artifact, ArtifactFile
 from warmrank.worker.code_digests import function_digest
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
@@ -23,24 +22,25 @@ from warmrank.worker.errors import BackwardNotSupported, FunctionRaised, GraphBr
 from warmrank.worker.frame import extract
 from warmrank.worker.gears.carried import geared_arguments
 from warmrank.worker.gears.compiling import compiling
-from warmrank.worker.graph_facts import GraphFacts, analyse
-from warmrank.worker.guards import ambient
-from warmrank.worker.guards.check import argument_names
+from warmrank.worker.graph_facts import analyse
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.passes import with_passes
-from warmrank.worker.runtime_state import declared_for
+from warmrank.worker.runtime import ambient
+from warmrank.worker.runtime.artifact import ABOUT, Artifact, ArtifactFile, GraphFacts
+from warmrank.worker.runtime.check import argument_names
+from warmrank.worker.runtime.find import arguments_of, function_of
+from warmrank.worker.runtime.runtime_state import declared_for
 from warmrank.worker.torch_private.higher_order import nodes_within
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.operators import named_argument
 from warmrank.worker.torch_private.source_names import readable
 from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.values import Value
-from warmrank.worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
-    from warmrank.worker.cache_options import CacheOptions
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.request import Request
+    from warmrank.worker.runtime.options import CacheOptions
 
 _log = logging.getLogger("torchair")
 _Made = TypeVar("_Made")

@@ -18,7 +18,6 @@ from warmrank.worker.ascend import versions
 from warmrank.worker.ascend.chips import soc_of
 from warmrank.worker.ascend.versions import Places, cann_of, driver_of
 from warmrank.worker.instruction_set import features
-from warmrank.worker.nvidia import architectures
 from warmrank.worker.target import target
 
 _INSTRUCTION_SETS = (
@@ -110,6 +109,8 @@ def _gpus() -> str:
     """Models of the GPUs, with their architecture."""
     if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
         return ""
+    from warmrank.worker.nvidia import architectures
+
     models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
     return ", ".join(architectures() or sorted(model.strip() for model in models if model))
 

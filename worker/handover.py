@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from warmrank.cache_store.node.admission import Marks, marks_of, permit_copies
 from warmrank.cache_store.node.companions import add_companion
 from warmrank.cache_store.node.local import add_variant, ensure_cache_dir
-from warmrank.worker.function_lookup import OFFERED
+from warmrank.worker.runtime.function import OFFERED
 
 if TYPE_CHECKING:
-    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.runtime.function import CachedFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

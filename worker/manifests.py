@@ -18,16 +18,16 @@ from warmrank.worker import journal
 from warmrank.worker.environment import environment
 from warmrank.worker.node_collecting import entries
 from warmrank.worker.results import Published
+from warmrank.worker.runtime.find import is_withheld
 from warmrank.worker.script import journal_of
-from warmrank.worker.withheld import is_withheld
 
 if TYPE_CHECKING:
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.node.node_files import NodeFile
     from warmrank.cache_store.store import Store
-    from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.rank_spec import RankSpec
-    from warmrank.worker.variant import StoredArtifact
+    from warmrank.worker.runtime.find import StoredArtifact
+    from warmrank.worker.runtime.function import CachedFunction
 
 _log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from warmrank.worker import rank_start
 from warmrank.worker.code_digests import package_of
 from warmrank.worker.errors import NeedsValues, NotPortable
-from warmrank.worker.guards.asked import asks_for_rank
 from warmrank.worker.rank import RankWorker
 from warmrank.worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
+from warmrank.worker.runtime.asked import asks_for_rank
 from warmrank.worker.target import Target, building_for
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from warmrank.cache_store.node.node_files import NodeFile
     from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
     from warmrank.cache_store.store import Store
-    from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.handover import Handed
     from warmrank.worker.rank_spec import RankSpec
     from warmrank.worker.rank_units import RankUnit
+    from warmrank.worker.runtime.function import CachedFunction
     from warmrank.worker.workload import Workload
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class RankWorker:
 
     def _in_launch(self) -> contextlib.AbstractContextManager[None]:
         """Lay down what the launch says while user code runs, and note the cached functions that it makes."""
-        from warmrank.worker.cache_options import launch_scope
+        from warmrank.worker.runtime.options import launch_scope
 
         return launch_scope.of(rank_start.defaults_of(self._spec), self._functions)
 

@@ -16,7 +16,7 @@ from warmrank.worker.results import CaptureProposal
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry
-    from warmrank.worker.variant import Variant
+    from warmrank.worker.runtime.variant import Variant
     from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)

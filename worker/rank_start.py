@@ -13,8 +13,8 @@ from warmrank.worker.results import RankPlace
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.cache_options import LaunchDefaults
     from warmrank.worker.rank_spec import RankSpec
+    from warmrank.worker.runtime.options import LaunchDefaults
     from warmrank.worker.workload import RankContext, Workload
 
 
@@ -65,7 +65,7 @@ def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
 
 def defaults_of(spec: RankSpec) -> LaunchDefaults:
     """What the launch lays down for cached functions of this rank."""
-    from warmrank.worker.cache_options import LaunchDefaults
+    from warmrank.worker.runtime.options import LaunchDefaults
 
     return LaunchDefaults(
         cache_dir=spec.cache_dir,

@@ -11,9 +11,9 @@ from warmrank.worker.environment import environment
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.worker.artifact import Artifact
     from warmrank.worker.rank_captures import Unit
     from warmrank.worker.results import CaptureProposal
+    from warmrank.worker.runtime.artifact import Artifact
 
 
 def stream_problem(units: Sequence[Unit], proposals: Sequence[CaptureProposal]) -> str:

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 
 from warmrank.cache_store.errors import StoreError, UnwritableDisk
 from warmrank.worker.errors import ArtifactCorrupt, WorkerError, WorkloadError
-from warmrank.worker.function_lookup import OFFERED
-from warmrank.worker.lookup import Found, other_request
 from warmrank.worker.results import (
     FunctionProbe,
     FunctionResult,
@@ -26,16 +24,19 @@ from warmrank.worker.results import (
     TraceResult,
     unit_name,
 )
-from warmrank.worker.runtime_state import declared_for
-from warmrank.worker.withheld import is_withheld, release
+from warmrank.worker.runtime.files import release
+from warmrank.worker.runtime.find import Found, is_withheld, other_request
+from warmrank.worker.runtime.function import OFFERED
+from warmrank.worker.runtime.runtime_state import declared_for
 
 if TYPE_CHECKING:
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.store import Store
-    from warmrank.worker.artifact import Artifact
     from warmrank.worker.audit import TracePrint
-    from warmrank.worker.cached_function import CachedFunction
-    from warmrank.worker.variant import StoredArtifact, Variant
+    from warmrank.worker.runtime.artifact import Artifact
+    from warmrank.worker.runtime.find import StoredArtifact
+    from warmrank.worker.runtime.function import CachedFunction
+    from warmrank.worker.runtime.variant import Variant
     from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class RankUnit:
         )
 
     def _misfits(self, outline: Artifact) -> tuple[str, ...]:
-        from warmrank.worker.variant import StoredArtifact
+        from warmrank.worker.runtime.find import StoredArtifact
 
         stored = StoredArtifact(artifact=outline, path=Path(), sha256="", size_bytes=0)
         return self.function.mismatches(stored, self.call.args, self.call.kwargs)

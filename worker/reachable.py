@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from warmrank.worker.code_digests import (
+    file_digest,
     function_digest,
     globals_module,
     is_pinned_module,
     layers,
     stable_text,
 )
-from warmrank.worker.sources import file_digest
 
 _DIGEST_CHARS = 32
 _ADDRESS = r"\bat 0x[0-9a-f]+"

@@ -24,13 +24,12 @@ from warmrank.cache_store.node.private_files import (
     temporary_name,
 )
 from warmrank.worker import origins
-from warmrank.worker.artifact import Artifact, is_artifact, parse
 from warmrank.worker.engines import Engine, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER
 from warmrank.worker.origins import Origins
 from warmrank.worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
 from warmrank.worker.readable_guards import conditions_by_line, merged
+from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, Artifact, is_artifact, parse
 
 # What `dis` prints of code within code: an address, and a file.
 _PLACE = re.compile(r' at 0x[0-9a-f]+, file ".*", line -?[0-9]+')

@@ -6,10 +6,10 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from warmrank.worker.guards.asked import text as call_text
-from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.guards.words import check_words, plain, readable_shape
 from warmrank.worker.origins import Origins
+from warmrank.worker.runtime.artifact import PortableGuards
+from warmrank.worker.runtime.asked import text as call_text
+from warmrank.worker.runtime.describe import check_words, plain, readable_shape
 
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 # Text up to the first number in brackets, the number, and the rest.

@@ -175,7 +175,7 @@ def _import_ahead(module: str) -> None:
 
     for name in (
         "warmrank.worker.compiler",
-        "warmrank.worker.cached_function",
+        "warmrank.worker.runtime.function",
         "warmrank.worker.engines.graph",
         "warmrank.worker.offline",
     ):

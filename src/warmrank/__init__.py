@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from warmrank.worker.inference import get_backend as get_npu_backend
     from warmrank.worker.log import logger
     from warmrank.worker.results import Verification
-    from warmrank.worker.runtime_state import declare_runtime_state
+    from warmrank.worker.runtime.runtime_state import declare_runtime_state
     from warmrank.worker.workload import Call, RankContext, Workload
 
 __all__ = [
@@ -45,7 +45,7 @@ _HOMES = {
     "Verification": ("warmrank.worker.results", "Verification"),
     "Workload": ("warmrank.worker.workload", "Workload"),
     "configs": ("warmrank.configs", ""),
-    "declare_runtime_state": ("warmrank.worker.runtime_state", "declare_runtime_state"),
+    "declare_runtime_state": ("warmrank.worker.runtime.runtime_state", "declare_runtime_state"),
     "get_backend": ("warmrank.worker.inference", "get_backend"),
     "get_npu_backend": ("warmrank.worker.inference", "get_backend"),
     "graph_pool_handle": ("warmrank.worker.capture.pools", "graph_pool_handle"),

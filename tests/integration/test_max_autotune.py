@@ -28,10 +28,10 @@ from warmrank.cache_store.node.local import variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.worker import manifests
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
+from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_KEY = "0f" * 32

@@ -32,8 +32,8 @@ from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.environment import environment
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 from warmrank.worker.workload import RankContext
 
 NUM_RANKS = 1024

@@ -19,7 +19,7 @@ from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.worker import environment as fingerprint
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 from warmrank.worker.workload import RankContext, Workload
 
 NUM_RANKS = 8

@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from warmrank.cache_store.node.local import add_variant
-from warmrank.worker.artifact import Artifact
-from warmrank.worker.frame import Frame
-from warmrank.worker.graph_facts import GraphFacts
-from warmrank.worker.guards.asked import RANK
-from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.sources import TracedSource
+from warmrank.worker.runtime.artifact import Artifact, Frame, GraphFacts, PortableGuards, TracedSource
+from warmrank.worker.runtime.asked import RANK
 
 COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
 GUARDS = PortableGuards(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from warmrank.inference import cache_compile
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
-from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 ROWS = torch.arange(8.0).reshape(2, 4).clone()  # no view: Dynamo tells the two apart
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
-from warmrank.worker.guards.calls import CallGuards
-from warmrank.worker.guards.check import mismatches
-from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.runtime.artifact import PortableGuards
+from warmrank.worker.runtime.check import mismatches
+from warmrank.worker.runtime.variant import CallGuards
 
 
 class Checked:

@@ -288,7 +288,8 @@ ENVIRONMENT = {
         reason=r"engine graph \d+ -> graph 99",
     ),
     "artifact format": Change(
-        before="import warmrank.worker.artifact; warmrank.worker.artifact.FORMAT = 99", reason=r"format"
+        before="import warmrank.worker.runtime.artifact; warmrank.worker.runtime.artifact.FORMAT = 99",
+        reason=r"format",
     ),
 }
 CONFIG = {

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.artifact import Artifact
-from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.compiler import compile_call
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines import engine_named
 from warmrank.worker.request import Request
+from warmrank.worker.runtime.artifact import Artifact
+from warmrank.worker.runtime.find import function_of
+from warmrank.worker.runtime.options import CacheOptions
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.tracing import Trace, trace
-from warmrank.worker.variant import function_of
 
 NO_REQUEST = Request(components={"made for": "a test"}, key="0" * 32, engine=engine_named("graph"))
 
@@ -64,7 +64,7 @@ def misfits(artifact: Artifact, method: Callable[..., Any], *args: Any, **kwargs
     """Why an artifact does not fit a call, without gradients."""
     import inspect
 
-    from warmrank.worker.guards.check import mismatches
+    from warmrank.worker.runtime.check import mismatches
 
     function = function_of(bound(method))
     arguments = inspect.signature(function).bind(bound(method).__self__, *args, **kwargs)

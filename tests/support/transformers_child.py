@@ -11,9 +11,9 @@ import torch
 
 from tests.support import transformers_models as models
 from warmrank.inference import cache_compile
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import WorkerError
+from warmrank.worker.runtime.function import CachedFunction
 
 TRACERS = ("torch._dynamo", "torch._inductor", "sympy", "torch.fx")
 CALLS = ((2, 5), (3, 7), (2, 5))  # a prompt's shape that comes again is captured

@@ -19,7 +19,6 @@ from torch import nn
 from tests.support.fake_group import fake_world
 from tests.support.tracing import traced
 from warmrank import CompilerConfig
-from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.engines import aoti_place, engine_named
 from warmrank.worker.engines.aoti import AotiEngine
 from warmrank.worker.engines.aoti_call import CompiledGraph, Parts
@@ -31,6 +30,7 @@ from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from warmrank.worker.graph_facts import analyse
 from warmrank.worker.instruction_set import instruction_set, of_features
 from warmrank.worker.request import request
+from warmrank.worker.runtime.options import CacheOptions
 from warmrank.worker.torch_private.library_inputs import bind_inputs
 from warmrank.worker.torch_private.symbolic import describe, rebuild
 

@@ -19,7 +19,6 @@ from tests.support.small_models import Cached, Plain, Unfit
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import cache_compile
 from warmrank.worker import compiler, journal
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.errors import (
     BackwardNotSupported,
     CompileForbidden,
@@ -28,6 +27,7 @@ from warmrank.worker.errors import (
     RandomOp,
 )
 from warmrank.worker.log import logger
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -13,7 +13,7 @@ from tests.support.warm import warm
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

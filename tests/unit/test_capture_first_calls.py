@@ -16,7 +16,7 @@ from tests.support.small_models import Cached, Plain
 from tests.support.warm import warm
 from warmrank.worker.capture.runner import CaptureOptions, FirstCalls, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

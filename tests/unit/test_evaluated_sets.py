@@ -16,7 +16,7 @@ from tests.support.processes import printed_by
 from tests.support.releases import since
 from tests.support.tracing import compiled, misfits
 from warmrank.inference import cache_compile
-from warmrank.worker.artifact import parse
+from warmrank.worker.runtime.artifact import parse
 
 X = torch.ones(2)
 GLOBAL = {"a", "b", "c", "dd", "ee"}

@@ -12,7 +12,8 @@ from torch import nn
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import traced
 from warmrank.worker.errors import RandomOp
-from warmrank.worker.graph_facts import GraphFacts, analyse
+from warmrank.worker.graph_facts import analyse
+from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.operators import named_argument
 

@@ -19,9 +19,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from tests.support.small_models import Plain
 from warmrank.worker import code_digests
+from warmrank.worker.code_digests import class_digest, function_digest
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards.identity import describe
-from warmrank.worker.sources import class_digest, function_digest
+from warmrank.worker.runtime.constants import describe
 
 
 class Colour(enum.Enum):

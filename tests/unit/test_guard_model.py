@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warmrank.cache_store.canonical import canonical_json
-from warmrank.worker.guards.constants import encode
-from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.sources import TracedSource
+from warmrank.worker.runtime.artifact import PortableGuards, TracedSource
+from warmrank.worker.runtime.constants import encode
 
 ARGUMENTS = st.one_of(
     st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a")))

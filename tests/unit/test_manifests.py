@@ -18,11 +18,11 @@ from warmrank.cache_store.node.local import add_variant
 from warmrank.cache_store.records.manifest import partition_key
 from warmrank.cache_store.store import Store
 from warmrank.worker import journal, manifests
-from warmrank.worker.artifact import ArtifactFile
 from warmrank.worker.environment import environment
 from warmrank.worker.rank import RankWorker
 from warmrank.worker.rank_spec import RankSpec
 from warmrank.worker.results import FunctionResult
+from warmrank.worker.runtime.artifact import ArtifactFile
 from warmrank.worker.script import journal_of
 
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"

@@ -16,13 +16,13 @@ from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from tests.support.rank_spec import rank_spec
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.devices.absent import AbsentBackend
 from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, NeedsValues
 from warmrank.worker.offline import OfflineRank
 from warmrank.worker.rank_spec import RankSpec
 from warmrank.worker.results import FunctionResult
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 from warmrank.worker.target import Target, target
 from warmrank.worker.workload import RankContext, Workload
 

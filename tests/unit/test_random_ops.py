@@ -12,13 +12,13 @@ from tests.support.drawing import NAMES, Drawing, assert_equal, drawn
 from tests.support.fake_device import FakeDevice
 from tests.support.tracing import traced
 from warmrank.inference import cache_compile
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.accelerator import AcceleratorBackend
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import BadConfig, RandomOp
 from warmrank.worker.graph_facts import analyse
+from warmrank.worker.runtime.function import CachedFunction
 
 
 def cached(method: Any, cache_dir: Path, **options: Any) -> CachedFunction:

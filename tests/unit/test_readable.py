@@ -24,11 +24,11 @@ from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.node.local import add_variant
 from warmrank.inference import readable_cache
 from warmrank.worker import origins
-from warmrank.worker.artifact import ABOUT, Artifact
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.python_text import assigned, comment, mapping
 from warmrank.worker.readable import render
 from warmrank.worker.readable_guards import conditions
+from warmrank.worker.runtime.artifact import ABOUT, Artifact
 
 QUOTES = 'it\'s "so" \\ \n \t \r \x0c \u2028 \u00e9 \0 \x85 \'\'\' """ #'
 PARTS = ["META", "REQUEST", "INPUTS", "PARAMETERS", "OUTPUTS", "GUARDS", "CAPTURE", "FILES"]

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from warmrank.cache_store.keys import changed_components
-from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.environment import environment
 from warmrank.worker.request import Request, request
+from warmrank.worker.runtime.options import CacheOptions
 
 ENGINE = GraphEngine()
 ADD = torch.ops.aten.add.Tensor
@@ -93,7 +93,7 @@ def test_engine_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_format_of_the_artifact_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = asked()
-    monkeypatch.setattr("warmrank.worker.artifact.FORMAT", 99)
+    monkeypatch.setattr("warmrank.worker.runtime.artifact.FORMAT", 99)
     assert changed_names(before, asked()) == {"artifact format"}
 
 

@@ -17,18 +17,17 @@ from hypothesis import strategies as st
 from tests.support import small_models
 from tests.support.made_modules import MadeModule, code_of
 from tests.support.small_models import Plain
-from warmrank.worker.errors import NotPortable
-from warmrank.worker.present_sources import changed
-from warmrank.worker.sources import (
-    TracedSource,
+from warmrank.worker.code_digests import (
     class_digest,
     code_digest,
-    collect,
     function_digest,
     is_pinned_module,
-    present_digest,
     type_name,
 )
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.runtime.artifact import TracedSource
+from warmrank.worker.runtime.sources import changed, present_digest
+from warmrank.worker.sources import collect
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
 

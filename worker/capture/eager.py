@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics
     from warmrank.worker.devices import DeviceBackend
     from warmrank.worker.engines import Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
 
 
 class Tally:

@@ -16,7 +16,7 @@ import torch
 
 from warmrank.worker.devices.memory import lies_in_storage, picker
 from warmrank.worker.errors import StateChanged
-from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
+from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts
 from warmrank.worker.torch_private.tensor_metadata import Metadata
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.devices import DeviceBackend, PoolHandle
     from warmrank.worker.engines import Engine, Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
 
 _log = logging.getLogger("torchair")
 

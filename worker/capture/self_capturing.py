@@ -12,12 +12,12 @@ from warmrank.worker.capture.statistics import CaptureStatistics
 from warmrank.worker.devices.failures import refuse_exhausted
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.graph_facts import MUTATED, STATE, USER
+from warmrank.worker.runtime.artifact import MUTATED, STATE, USER
 
 if TYPE_CHECKING:
     from warmrank.worker.devices import DeviceBackend
     from warmrank.worker.engines import SelfCapturing
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()
 

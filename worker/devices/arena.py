@@ -172,3 +172,6 @@ class Pools:
 def new_handle() -> PoolHandle:
     """A handle that no pool of this process has yet, in the form of ``torch.cuda.graph_pool_handle()``."""
     return (0, next(_NUMBERS))
+
+
+POOLS = Pools()

@@ -19,7 +19,7 @@ from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 Graph = Callable[..., tuple[Any, ...]]

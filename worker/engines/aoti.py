@@ -33,7 +33,7 @@ from warmrank.worker.errors import ArtifactMissing, BadConfig, NotPortable
 
 if TYPE_CHECKING:
     from warmrank.worker.engines import Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _log = logging.getLogger("torchair")

@@ -16,7 +16,7 @@ import torch
 
 from warmrank.worker.devices.memory import picker
 from warmrank.worker.engines.overlap import OverlapCheck
-from warmrank.worker.graph_facts import STATE
+from warmrank.worker.runtime.artifact import STATE
 
 _log = logging.getLogger("torchair")
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]

@@ -13,8 +13,8 @@ from warmrank.worker.engines.aoti_place import compile_place
 from warmrank.worker.engines.aoti_split import divide
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.graph_facts import GraphFacts
 from warmrank.worker.instruction_set import instruction_set
+from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import compile_library
 from warmrank.worker.torch_private.library_inputs import bind_inputs

@@ -13,8 +13,8 @@ from warmrank.worker.errors import BadConfig
 from warmrank.worker.target import target
 
 if TYPE_CHECKING:
-    from warmrank.worker.cache_options import EngineChoice
     from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.runtime.options import EngineChoice
 
 _log = logging.getLogger("torchair")
 

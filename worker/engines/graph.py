@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from warmrank.worker.engines import Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _MARSHAL_VERSION = 2

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.engines import Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 
 

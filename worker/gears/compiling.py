@@ -8,21 +8,20 @@ from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.cache_options import OnGearMiss
 from warmrank.worker.gears.carried import carried, geared_arguments
 from warmrank.worker.gears.misses import refuse_arguments, refuse_miss
 from warmrank.worker.gears.record import TracedGears, record, settled, unlike_traced
 from warmrank.worker.gears.runner import refuse_unpaddable
-from warmrank.worker.guards.check import node_values
+from warmrank.worker.runtime.check import node_values
+from warmrank.worker.runtime.find import arguments_of, function_of
+from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.torch_private.symbols import marks_obeyed, refuse_constant
 from warmrank.worker.values import Value
-from warmrank.worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
     import torch
 
-    from warmrank.worker.graph_facts import GraphFacts
-    from warmrank.worker.guards.model import PortableGuards
+    from warmrank.worker.runtime.artifact import GraphFacts, PortableGuards
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 

@@ -8,14 +8,14 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any
 
-from warmrank.worker.cache_options import OnGearMiss
 from warmrank.worker.gears.carried import any_set, carried
 from warmrank.worker.gears.misses import refuse_miss
 from warmrank.worker.gears.model import GearFacts
 from warmrank.worker.gears.rules import GearRule, any_size, call_guards, compile_carries_none
-from warmrank.worker.guards.check import node_values
-from warmrank.worker.guards.inputs import compile_input_check
-from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.runtime.artifact import PortableGuards
+from warmrank.worker.runtime.check import node_values
+from warmrank.worker.runtime.options import OnGearMiss
+from warmrank.worker.runtime.per_call import compile_input_check
 
 
 class LoadedGears:

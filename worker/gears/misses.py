@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from warmrank.worker.cache_options import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.merge import Combination
 from warmrank.worker.gears.model import GearFacts, hold
+from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.torch_private.source_names import readable
 
 _SHOWN = 12

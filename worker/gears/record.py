@@ -17,14 +17,13 @@ from warmrank.worker.gears.merge import Combination, merged
 from warmrank.worker.gears.misses import condition_text
 from warmrank.worker.gears.model import Axis, GearedInput, GearFacts, evaluate, hold
 from warmrank.worker.gears.rules import membership
-from warmrank.worker.graph_facts import MUTATED, USER
+from warmrank.worker.runtime.artifact import MUTATED, USER
 from warmrank.worker.torch_private.source_names import readable
 from warmrank.worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.graph_facts import GraphFacts
-    from warmrank.worker.guards.model import PortableGuards
+    from warmrank.worker.runtime.artifact import GraphFacts, PortableGuards
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _log = logging.getLogger("torchair")

@@ -19,15 +19,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from warmrank.worker.cache_options import OnGearMiss
 from warmrank.worker.gears.carried import any_set
 from warmrank.worker.gears.model import GearFacts
+from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from types import FunctionType
 
-    from warmrank.worker.guards.model import Check, PortableGuards
+    from warmrank.worker.runtime.artifact import Check, PortableGuards
 
 Shape = tuple[str, tuple[int, ...]]
 
@@ -110,7 +110,7 @@ def any_size(guards: PortableGuards, gears: GearFacts) -> PortableGuards:
 
 def compile_carries_none(guards: PortableGuards, function: FunctionType) -> Callable[..., bool]:
     """A function of a call's arguments: whether none of the tensors that the guards name carries gears."""
-    from warmrank.worker.guards.inputs import compile_input_check
+    from warmrank.worker.runtime.per_call import compile_input_check
 
     tensors: tuple[Check, ...] = tuple(
         (node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor"

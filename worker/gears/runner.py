@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.cache_options import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.merge import Combination
 from warmrank.worker.gears.misses import refuse_miss
 from warmrank.worker.gears.model import GearedInput, GearFacts, evaluate
 from warmrank.worker.gears.trials import close, trials
+from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.values import Value
 
 _MAX_PLANS = 256

@@ -1,8 +1,18 @@
-"""The sources of an artifact as this process has them: traced code, operators' Python, patches of torch."""
+"""The sources of an artifact as this process has them: traced code, operators' Python, patches of torch.
+
+A load compares the digest of each traced function with the function that the running process has under the
+same name, as ccache's direct mode compares headers. Code of torch and of the standard library is pinned by
+the versions in the environment fingerprint instead.
+
+Process safety: pure reads of this process's modules.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
+import types
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -10,13 +20,23 @@ from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from warmrank.worker.code_digests import globals_module, is_pinned_module
+from warmrank.worker.code_digests import (
+    code_digest,
+    file_digest,
+    function_digest,
+    globals_module,
+    is_pinned_module,
+    joint_digest,
+    layers,
+    stable_text,
+)
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.sources import TracedSource, present_digest
-from warmrank.worker.torch_private import python_operators as operators
+from warmrank.worker.runtime.artifact import TracedSource
 
 # Functions that Dynamo calls, or leaves in its graph, without a look into them.
 _PATCHED: Final = (("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""))
+
+_DIGEST_CHARS = 32
 
 
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
@@ -41,8 +61,10 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
 
 def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
     """Why this process has not all the operators of an artifact; imports what registers them."""
+    from warmrank.worker.torch_private.python_operators import missing
+
     for source in sources:
-        if source.kind == "operator" and (absent := operators.missing(source.name, source.module)):
+        if source.kind == "operator" and (absent := missing(source.name, source.module)):
             yield absent
 
 
@@ -53,6 +75,7 @@ def operator_digest(name: str, overload: Any) -> str:
         NotPortable: part of it stands where no later process can find it.
     """
     from warmrank.worker.reachable import functions_of_file, reachable_digest
+    from warmrank.worker.torch_private import python_operators as operators
 
     lowering: list[Any] = []
     for item in operators.lowering_code(name, overload):
@@ -119,6 +142,8 @@ def _patch(name: str, value: Any) -> Any:
 
 
 def _changed_operator(source: TracedSource) -> Iterator[str]:
+    from warmrank.worker.torch_private import python_operators as operators
+
     absent = operators.missing(source.name, source.module)
     if absent:
         yield absent
@@ -129,3 +154,79 @@ def _changed_operator(source: TracedSource) -> Iterator[str]:
         present = "nowhere"
     if present != source.digest:
         yield f"operator {source.name} changed: its code, or a constant that it reads"
+
+
+def shadowed(module: types.ModuleType, names: str) -> str:
+    """Names of Python's own, of those given, that a module has globals of its own for."""
+    return " ".join(name for name in names.split() if name in vars(module))
+
+
+def present_digest(source: TracedSource) -> str | None:
+    """Digest of what this process has under a source's name; None if there is nothing.
+
+    What a version pins is what it was as long as nobody has imported it.
+    """
+    module = sys.modules.get(source.module)
+    if module is None and is_pinned_module(source.module):
+        return source.digest
+    if module is None:
+        try:
+            module = importlib.import_module(source.module)
+        except ImportError:
+            return None
+    if source.kind == "builtins":
+        return shadowed(module, source.name)
+    if source.kind == "file":
+        return file_digest(module)
+    return digest_by_name(module, source.name)
+
+
+def digest_by_name(module: types.ModuleType, qualname: str) -> str | None:
+    """One digest over everything that the name may mean: decorators, and lambdas that share one name."""
+    objects = objects_by_name(module, qualname)
+    if not objects:
+        return None
+    return joint_digest([_digest_of(item, module, qualname) for item in objects])
+
+
+def _digest_of(item: types.FunctionType | types.CodeType, module: types.ModuleType, qualname: str) -> str:
+    """Digest of a function or code; of one of torch or Python, where it was made, defaults say enough."""
+    if isinstance(item, types.CodeType):
+        return code_digest(item)
+    is_where_made = (globals_module(item), item.__code__.co_qualname) == (module.__name__, qualname)
+    if is_where_made and is_pinned_module(module.__name__):
+        return f"as made, with {stable_text((item.__defaults__, item.__kwdefaults__))}"
+    return function_digest(item)
+
+
+def code_of(item: types.FunctionType | types.CodeType) -> types.CodeType:
+    """The code of a function, or code itself."""
+    return item.__code__ if isinstance(item, types.FunctionType) else item
+
+
+def objects_by_name(module: types.ModuleType, qualname: str) -> list[types.FunctionType | types.CodeType]:
+    """The functions of this name, decorators first, or, below ``<locals>``, the code objects of this name."""
+    head, *inner = qualname.split(".<locals>.")
+    functions = functions_by_name(module, head)
+    if not inner:
+        return list(functions)
+    codes = [function.__code__ for function in functions]
+    for part in ".".join(inner).split("."):
+        codes = [
+            constant
+            for code in codes
+            for constant in code.co_consts
+            if isinstance(constant, types.CodeType) and constant.co_name == part
+        ]
+    return list(codes)
+
+
+def functions_by_name(module: types.ModuleType, qualname: str) -> list[types.FunctionType]:
+    """The functions of this name in a module, decorators first."""
+    value: Any = module
+    for part in qualname.split("."):
+        try:
+            value = inspect.getattr_static(value, part)
+        except AttributeError:
+            return []
+    return [layer for layer in layers(value) if isinstance(layer, types.FunctionType)]

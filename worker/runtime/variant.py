@@ -1,159 +1,58 @@
-"""One loaded artifact, bound to one module: checks its conditions, runs its frame."""
+"""One loaded artifact, bound to one module: checks its conditions, runs its frame.
+
+When conditions are checked, by ``guards``:
+
+=========  ====================================================================================
+always     the arguments, and a look at whether anything else changed since a full check held
+once       the arguments, and what is cheap; all else was checked at the load
+skip       tensors and sizes among the arguments, without which compiled code reads other memory
+=========  ====================================================================================
+
+Thread safety: everything is read and replaced whole; full checks run under the lock of the cached function.
+"""
 
 from __future__ import annotations
 
-import inspect
+import builtins
+import dataclasses
+import importlib
+import itertools
+import marshal
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
-from types import FunctionType, MethodType
+from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.node.local import read_private
-from warmrank.worker.artifact import Artifact, parse, verified
 from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.runner import CaptureOptions, runner_for
-from warmrank.worker.code_digests import function_digest
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.frame import bind
 from warmrank.worker.gears.carried import any_set
-from warmrank.worker.graph_facts import NUMBER, readable
-from warmrank.worker.guards import ambient
-from warmrank.worker.guards.calls import CallGuards
-from warmrank.worker.guards.check import MAX_REASONS, argument_names, mismatches, tensor_mismatches
-from warmrank.worker.guards.paths import text
-from warmrank.worker.runtime_state import RuntimeStateGuard, declared_for, differences
-from warmrank.worker.values import Value
+from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.runtime.artifact import (
+    NUMBER,
+    Frame,
+    PortableGuards,
+    readable,
+)
+from warmrank.worker.runtime.check import argument_names, text
+from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of
+from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
 
 if TYPE_CHECKING:
-    from warmrank.worker.cache_options import GuardMode, OnGearMiss
+    import torch
+
     from warmrank.worker.devices import DeviceBackend
     from warmrank.worker.gears.loaded import LoadedGears
     from warmrank.worker.gears.runner import GearedRunner
-    from warmrank.worker.guards.model import PortableGuards
-    from warmrank.worker.guards.snapshot import Snapshot
+    from warmrank.worker.runtime.artifact import PortableGuards
+    from warmrank.worker.runtime.options import GuardMode, OnGearMiss
+    from warmrank.worker.runtime.snapshot import Noise, Snapshot
 
-
-class StoredArtifact(Value):
-    """An artifact as read from a file.
-
-    Attributes:
-        artifact: its content.
-        path: the file.
-        sha256: digest of the whole file, hex.
-        size_bytes: size of the whole file.
-        beside: where the files beside it lie, by name, if they were verified already.
-    """
-
-    artifact: Artifact
-    path: Path
-    sha256: str
-    size_bytes: int
-    beside: Mapping[str, Path] | None = None
-
-    def files(self) -> Mapping[str, Path]:
-        """Where the files beside the artifact lie, by name; each was verified.
-
-        Raises:
-            ArtifactCorrupt: one is missing or holds other bytes.
-            UnusableCache: one is not private, or cannot be read.
-        """
-        if self.beside is not None:
-            return self.beside
-        return {file.name: verified(self.path.parent, file) for file in self.artifact.files}
-
-    @classmethod
-    def read(cls, path: Path) -> StoredArtifact:
-        """Read and verify a file of this user's own.
-
-        Raises:
-            ArtifactCorrupt: the file is no artifact, or its bytes do not match its digest.
-            UnusableCache: it is not private, or cannot be read.
-        """
-        data = read_private(path)
-        digest = digest_bytes(data)
-        artifact = parse(data, str(path))
-        return cls(artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes)
-
-    def mismatches(
-        self,
-        method: MethodType,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        device_kind: str,
-        on_gear_miss: OnGearMiss = "error",
-        *,
-        learned: bool = False,
-    ) -> tuple[str, ...]:
-        """Conditions that do not hold for this module and call, in words; empty if the artifact fits.
-
-        Args:
-            method: the cached method.
-            args: positional arguments of the call, without the module.
-            kwargs: keyword arguments of the call.
-            device_kind: whose autocast state counts beside the CPU's.
-            on_gear_miss: what a shape that is no gear means.
-            learned: tensors need not carry the gears of the artifact any more.
-
-        Raises:
-            TypeError: the function's signature does not take these arguments.
-        """
-        function = function_of(method)
-        arguments = arguments_of(method, args, kwargs)
-        guards, gears = self.artifact.guards, self.artifact.facts.gears
-        if gears is not None or any_set():
-            from warmrank.worker.gears.rules import GearRule, call_guards
-
-            guards = call_guards(guards, gears, GearRule(on_miss=on_gear_miss, learned=learned))
-        state = differences(guards.runtime_state, declared_for(method.__self__))  # type: ignore[arg-type]
-        wrong = (*state, *mismatches(guards, function, arguments, device_kind=device_kind))[:MAX_REASONS]
-        if not wrong and self.artifact.function != function_digest(function):
-            # A base class, or another file, has a function of the same name, which did not change either.
-            wrong = (f"made for another {self.artifact.name} than this {method.__qualname__}",)
-        return wrong
-
-    def tensor_mismatches(
-        self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[str, ...]:
-        """As `mismatches`, of what is never skipped: what compiled code takes for granted of its tensors."""
-        function = function_of(method)
-        return tensor_mismatches(self.guards_of_any_size, function, arguments_of(method, args, kwargs))
-
-    @property
-    def guards_of_any_size(self) -> PortableGuards:
-        """The conditions without that on geared sizes, which a runner asks."""
-        gears = self.artifact.facts.gears
-        if gears is None:
-            return self.artifact.guards
-        from warmrank.worker.gears.rules import any_size
-
-        return any_size(self.artifact.guards, gears)
-
-
-def function_of(method: MethodType) -> FunctionType:
-    """The plain function under a bound method."""
-    function = method.__func__
-    assert isinstance(function, FunctionType)  # noqa: S101 - cache_compile refuses anything else
-    return function
-
-
-def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments by parameter name, the module and defaults included.
-
-    Raises:
-        TypeError: the function's signature does not take these arguments.
-    """
-    try:
-        bound = inspect.signature(function_of(method)).bind(method.__self__, *args, **kwargs)
-    except TypeError as error:
-        msg = f"{method.__qualname__}{inspect.signature(method)}: {error}"
-        raise TypeError(msg) from None
-    bound.apply_defaults()
-    return bound.arguments
+# A constant that marshal cannot hold: this, and its JSON.
+PLACEHOLDER = "__warmrank_constant__"
 
 
 class Variant:
@@ -374,3 +273,213 @@ class _Inputs(BaseException):
 
 def _hand_over(*inputs: Any) -> tuple[Any, ...]:
     raise _Inputs(inputs)
+
+
+class CallGuards:
+    """The conditions of one artifact on the calls of one function.
+
+    Args:
+        guards: the conditions.
+        function: the cached function.
+        module: whose method it is.
+        mode: when they are checked.
+    """
+
+    def __init__(
+        self, guards: PortableGuards, function: FunctionType, module: torch.nn.Module, mode: GuardMode
+    ) -> None:
+        self._guards = guards.of_tensors() if mode == "skip" else guards
+        self._function = function
+        self._module = module
+        self._watches = mode == "always"
+        self._noise: Noise | None = None
+        self._snapshot: Snapshot | None = None
+        self._others: dict[int, frozenset[int]] = {}
+        self._fits: Callable[..., bool] | None = None
+        if not self._watches:
+            from warmrank.worker.runtime.per_call import compile_input_check
+
+            self._fits = compile_input_check(self._guards, function, asked=() if mode == "skip" else None)
+        self._reads_training = False
+        if mode == "once":
+            from warmrank.worker.runtime.per_call import reads_training
+
+            self._reads_training = reads_training(guards)
+        self._training: bool | None = None
+        self.settle()
+
+    @property
+    def asked(self) -> frozenset[int]:
+        """Nodes whose conditions are evaluated on every call, beside arguments and what is written to."""
+        return frozenset() if self._snapshot is None else self._snapshot.asked
+
+    def hold(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call may run the artifact; some microseconds.
+
+        Raises:
+            TypeError: the function's signature does not take these arguments.
+        """
+        if not self._watches:
+            return (self._training is None or self._module.training is self._training) and (
+                self._fits is not None and self._fits(self._module, *args, **kwargs)
+            )
+        snapshot, fits = self._snapshot, self._fits
+        if snapshot is None or fits is None:
+            return False
+        return fits(self._module, *args, **kwargs) and snapshot.holds()
+
+    def settle(self) -> None:
+        """Note the state of the module for which all conditions were just found to hold."""
+        if self._reads_training:
+            self._training = self._module.training
+
+    def observe(self, arguments: Mapping[str, Any]) -> Snapshot | None:
+        """Look at what the conditions hang on, before they are checked; None if they are not watched."""
+        if not self._watches:
+            return None
+        from warmrank.worker.runtime.snapshot import Noise, take  # a process's first call needs none of it
+
+        self._noise = self._noise or Noise()
+        return take(self._guards, self._function, arguments, noise=self._noise)
+
+    def changed(self, tensors: Collection[int]) -> None:
+        """All conditions hold: count what nevertheless is not what it was.
+
+        Args:
+            tensors: nodes of tensors that are not what a runner had settled for.
+        """
+        if self._snapshot is not None and self._noise is not None:
+            self._noise.count([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
+
+    def keep(self, snapshot: Snapshot, elsewhere: Collection[int]) -> None:
+        """Take what was observed for what the conditions hold for.
+
+        Args:
+            snapshot: what `observe` gave before the check.
+            elsewhere: ids of tensors whose metadata a runner compares.
+        """
+        if self._fits is None or self.asked != snapshot.asked:
+            from warmrank.worker.runtime.per_call import compile_input_check
+
+            self._others = dict(snapshot.others)
+            self._fits = compile_input_check(
+                self._guards, self._function, asked=snapshot.asked, others=self._others
+            )
+        self._others.update(snapshot.others)
+        snapshot.leave(elsewhere)
+        self._snapshot = snapshot
+
+
+# A warm load must not import these; the frame needs a few one-line functions of the first, at most.
+_LAZY_IMPORTS = ("torch._dynamo", "torch._inductor", "sympy")
+
+
+def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> FunctionType:
+    """The frame as a function of the cached function's signature (``self`` first) that calls ``graph``."""
+    scope = _Scope(function.__globals__)
+    scope["__builtins__"] = builtins
+    scope[frame.names["graph"]] = graph
+    for name, module in frame.names["imports"].items():
+        scope[name] = (
+            StandIns(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
+        )
+    for name, encoded in frame.names["objects"].items():
+        scope[name] = constants.decode(encoded)
+    for name in frame.names["builtins"]:
+        scope[name] = vars(builtins)
+    # The file is private to this user, or was fetched under a signature that the store's policy checked.
+    code = _restore(marshal.loads(frame.code))  # noqa: S302
+    bound = FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
+    bound.__kwdefaults__ = function.__kwdefaults__
+    return bound
+
+
+def _restore(code: CodeType) -> CodeType:
+    return code.replace(co_consts=tuple(_restore_constant(item) for item in code.co_consts))
+
+
+def _restore_constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _restore(value)
+    if isinstance(value, tuple) and len(value) == 2 and value[0] == PLACEHOLDER:
+        import json
+
+        return constants.decode(json.loads(value[1]))
+    return value
+
+
+class _Scope(dict[str, Any]):
+    """The frame's globals: its own names, and the function's globals as they are at each call."""
+
+    def __init__(self, globals_: dict[str, Any]) -> None:
+        super().__init__()
+        self._globals = globals_
+
+    def __missing__(self, name: str) -> Any:
+        return self._globals[name]
+
+
+class StandIns:
+    """Stands for a module that must not be imported by a load; imports it if another name is really used."""
+
+    object_new = staticmethod(object.__new__)
+    dict_getitem = staticmethod(dict.__getitem__)
+    list_getitem = staticmethod(list.__getitem__)
+    iter_next = staticmethod(next)
+    dataclass_fields = staticmethod(dataclasses.fields)
+    make_cell = staticmethod(CellType)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @staticmethod
+    def record_pregraph_bytecode_enter() -> None:
+        """Dynamo's profiler range: not wanted here."""
+
+    @staticmethod
+    def record_pregraph_bytecode_exit(_range: Any) -> None:
+        """As above."""
+
+    @staticmethod
+    def call_size(tensor: Any, dim: int) -> Any:
+        """One size of a tensor."""
+        return tensor.size(dim)
+
+    @staticmethod
+    def call_stride(tensor: Any, dim: int) -> Any:
+        """One stride of a tensor."""
+        return tensor.stride(dim)
+
+    @staticmethod
+    def call_storage_offset(tensor: Any) -> Any:
+        """Where a tensor begins in its storage."""
+        return tensor.storage_offset()
+
+    @staticmethod
+    def dict_keys_getitem(mapping: dict[Any, Any], position: int) -> Any:
+        """The key at a position."""
+        return next(itertools.islice(dict.keys(mapping), position, None))
+
+    @staticmethod
+    def set_getitem(members: set[Any], position: int) -> Any:
+        """The member at a position."""
+        return list(members)[position]
+
+    @staticmethod
+    def tuple_iterator_getitem(iterator: Any, position: int) -> Any:
+        """A member that an iterator has still to come to."""
+        _, (members,), start = iterator.__reduce__()
+        return members[start + position]
+
+    @staticmethod
+    def object_setattr_ignore_descriptor(instance: Any, name: str, value: Any) -> None:
+        """Set an attribute of the instance itself."""
+        object.__getattribute__(instance, "__dict__")[name] = value
+
+    @staticmethod
+    def object_delattr_ignore_descriptor(instance: Any, name: str) -> None:
+        """Delete an attribute of the instance itself."""
+        del object.__getattribute__(instance, "__dict__")[name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
