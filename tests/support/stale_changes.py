@@ -248,11 +248,11 @@ fake.write_text('{text}')
 ASCEND = """
 import dataclasses
 import pathlib
-from warmrank.worker.ascend import versions
+from warmrank.worker.ascend import places
 driver = pathlib.Path(DIRECTORY, 'ascend', 'driver')
 driver.mkdir(parents=True)
-real = versions.here
-versions.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
+real = places.here
+places.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
 """
 ENVIRONMENT = {
     "torch version": Change(

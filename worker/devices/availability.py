@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from warmrank.worker.ascend.chips import device_numbers, visible_devices
-from warmrank.worker.ascend.versions import cann_of, driver_of, here
+from warmrank.worker.ascend.places import here
+from warmrank.worker.ascend.versions import cann_of, driver_of
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import settings
 
