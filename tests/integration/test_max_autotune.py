@@ -30,6 +30,7 @@ from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.worker import manifests
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
+from warmrank.worker.runtime.files import remove
 from warmrank.worker.runtime.function import CachedFunction
 from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
@@ -341,7 +342,7 @@ def aoti_compile() -> Any:
 def test_abandoned_cache_loses_its_packages(copied: Path) -> None:
     function = cached(models.mixed(), copied, ge_cache=True, on_recompile="abandon")
     function(*models.mixed_call())
-    function._files.abandon(function.place().function_dir, "a test")
+    remove(function.place().function_dir)
     assert list(copied.rglob("*.pt2")) == []
 
 
