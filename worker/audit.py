@@ -16,9 +16,9 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker import origins
-from warmrank.worker.readable import disassembled, origin_of
-from warmrank.worker.readable_guards import conditions
+from warmrank.worker.compile import origins
+from warmrank.worker.compile.readable import conditions, disassembled, origin_of
+
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.values import Value
 

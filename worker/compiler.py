@@ -12,34 +12,34 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from warmrank.worker.compile import graph_dumps, origins
+from warmrank.worker.compile.analysis import analyse
+from warmrank.worker.compile.compiler import with_passes
+from warmrank.worker.keys.code import function_digest
 
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.worker import data_dump, graph_dumps, origins
-from warmrank.worker.code_digests import function_digest
+from warmrank.worker import data_dump
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.errors import BackwardNotSupported, FunctionRaised, GraphBreak, WorkerError
 from warmrank.worker.frame import extract
 from warmrank.worker.gears.carried import geared_arguments
 from warmrank.worker.gears.compiling import compiling
-from warmrank.worker.graph_facts import analyse
 from warmrank.worker.guards.translate import translate
-from warmrank.worker.passes import with_passes
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import ABOUT, Artifact, ArtifactFile, GraphFacts
 from warmrank.worker.runtime.check import argument_names
 from warmrank.worker.runtime.find import arguments_of, function_of
 from warmrank.worker.runtime.runtime_state import declared_for
-from warmrank.worker.torch_private.higher_order import nodes_within
-from warmrank.worker.torch_private.lowering import LoweredGraph
-from warmrank.worker.torch_private.operators import named_argument
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.lowering import LoweredGraph, nodes_within
+from warmrank.worker.torch_private.operators import named_argument, readable
 from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
+    from warmrank.worker.keys.request import Request
+
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.request import Request
     from warmrank.worker.runtime.options import CacheOptions
 
 _log = logging.getLogger("torchair")

@@ -14,10 +14,10 @@ import platform
 import re
 from pathlib import Path
 
+from warmrank.worker.keys.environment import features, target
+
 from warmrank.worker.ascend import places
 from warmrank.worker.ascend.places import Places
-from warmrank.worker.instruction_set import features
-from warmrank.worker.target import target
 
 _INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -116,7 +116,7 @@ def _gpus() -> str:
     """Models of the GPUs, with their architecture."""
     if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
         return ""
-    from warmrank.worker.nvidia import architectures
+    from warmrank.worker.keys.environment import architectures
 
     models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
     return ", ".join(architectures() or sorted(model.strip() for model in models if model))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.random_ops import check, draws
+from warmrank.worker.compile.analysis import check, draws
+
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts, readable
-from warmrank.worker.torch_private.higher_order import higher_order_name, nodes_within, refuse_writes_within
+from warmrank.worker.torch_private.lowering import higher_order_name, nodes_within, refuse_writes_within
 from warmrank.worker.torch_private.operators import (
     aliased_arguments,
     arguments_at,

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.node.admission import Marks, marks_of, permit_copies
-from warmrank.cache_store.node.companions import add_companion
-from warmrank.cache_store.node.local import add_variant, ensure_cache_dir
+from warmrank.cache_store.cache_dir.local import add_companion, add_variant, ensure_cache_dir
+from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
+
 from warmrank.worker.runtime.function import OFFERED
 
 if TYPE_CHECKING:

@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.script import journal_of
+
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,
@@ -15,17 +18,16 @@ from warmrank.cache_store.records.manifest import (
     utc_now,
 )
 from warmrank.worker import journal
-from warmrank.worker.environment import environment
 from warmrank.worker.node_collecting import entries
 from warmrank.worker.results import Published
 from warmrank.worker.runtime.find import is_withheld
-from warmrank.worker.script import journal_of
 
 if TYPE_CHECKING:
+    from warmrank.cache_store.cache_dir.node_files import NodeFile
+    from warmrank.worker.rank.start import RankSpec
+
     from warmrank.cache_store.digests import Digest
-    from warmrank.cache_store.node.node_files import NodeFile
     from warmrank.cache_store.store import Store
-    from warmrank.worker.rank_spec import RankSpec
     from warmrank.worker.runtime.find import StoredArtifact
     from warmrank.worker.runtime.function import CachedFunction
 

@@ -16,18 +16,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.worker import rank_start
-from warmrank.worker.code_digests import package_of
+from warmrank.worker.keys.code import package_of
+from warmrank.worker.keys.environment import Target, building_for
+from warmrank.worker.rank.rank_worker import RankWorker
+
 from warmrank.worker.errors import NeedsValues, NotPortable
-from warmrank.worker.rank import RankWorker
+from warmrank.worker.rank import start as rank_start
 from warmrank.worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
 from warmrank.worker.runtime.asked import asks_for_rank
-from warmrank.worker.target import Target, building_for
 
 if TYPE_CHECKING:
+    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.units import RankUnit
+
     from warmrank.cache_store.records.manifest import PartitionManifest
-    from warmrank.worker.rank_spec import RankSpec
-    from warmrank.worker.rank_units import RankUnit
 
 
 class OfflineRank(RankWorker):
@@ -58,8 +60,8 @@ class OfflineRank(RankWorker):
             DeviceUnavailable: this torch cannot trace for the device kind.
             TorchUnsupported: a fact about torch does not hold on which an offline build relies.
         """
-        from warmrank.worker import process_groups
         from warmrank.worker.devices import backend_for
+        from warmrank.worker.rank import start as process_groups
         from warmrank.worker.torch_private import facts
 
         facts.require("offline")
@@ -118,7 +120,7 @@ class OfflineRank(RankWorker):
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds; nothing is captured."""
-        from warmrank.worker.manifests import of_units
+        from warmrank.worker.rank.manifests import of_units
 
         listed = [
             (name, unit.function, unit.variant.stored, ())
@@ -202,7 +204,7 @@ def _place_of(error: BaseException) -> str:
     while step is not None:
         code = step.tb_frame.f_code
         module = str(step.tb_frame.f_globals.get("__name__", ""))
-        if module == "warmrank.worker.reachable":
+        if module == "warmrank.worker.keys.reachable":
             return " that a pass or a decomposition of its configuration holds"
         if package_of(module) not in ("torch", "warmrank.worker", "contextlib"):
             found = f" ({Path(code.co_filename).name}:{step.tb_lineno} in {code.co_name})"

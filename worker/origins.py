@@ -23,9 +23,9 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from warmrank.worker.keys.code import is_pinned_module
 
-from warmrank.cache_store.canonical import canonical_json
-from warmrank.worker.code_digests import is_pinned_module
+from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.runtime.artifact import ABOUT, PortableGuards

@@ -1,7 +1,7 @@
 """One rank of a launch: a plain object that the driver steps through the stages; it knows no Ray.
 
 Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `capture`, `first_call`,
-`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank_units`). Torch is
+`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank.units`). Torch is
 imported from `start` on, not before.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from warmrank.worker import rank_start
 from warmrank.worker.errors import WorkloadError
+from warmrank.worker.rank import start as rank_start
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
@@ -31,15 +31,14 @@ from warmrank.worker.results import (
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from warmrank.cache_store.cache_dir.node_files import NodeFile
+    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.units import Handed, RankUnit
+    from warmrank.worker.rank.workload import Workload
 
-    from warmrank.cache_store.node.node_files import NodeFile
     from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
     from warmrank.cache_store.store import Store
-    from warmrank.worker.handover import Handed
-    from warmrank.worker.rank_spec import RankSpec
-    from warmrank.worker.rank_units import RankUnit
     from warmrank.worker.runtime.function import CachedFunction
-    from warmrank.worker.workload import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class RankWorker:
         Raises:
             WorkloadError: the entrypoint does not import, or returns something else than a workload.
         """
-        from warmrank.worker.rank_units import units_of
+        from warmrank.worker.rank.units import units_of
 
         with self._in_launch():
             self._workload = rank_start.workload_of(self._spec, self._groups)
@@ -134,7 +133,7 @@ class RankWorker:
 
     def hand_out(self, digests: Mapping[str, str]) -> dict[str, Handed | None]:
         """Artifacts for other nodes, by unit; None for one that is not here."""
-        from warmrank.worker.handover import hand_out
+        from warmrank.worker.rank.units import hand_out
 
         return {name: hand_out(self._units[name].function, digest) for name, digest in digests.items()}
 
@@ -144,7 +143,7 @@ class RankWorker:
         Raises:
             cache_store.errors.UnusableCache: the cache directory cannot be written.
         """
-        from warmrank.worker.handover import take_in
+        from warmrank.worker.rank.units import take_in
 
         take_in(self._units[name].function, handed)
 
@@ -181,7 +180,7 @@ class RankWorker:
             planned: of earlier launches.
             names: units to capture; None for all.
         """
-        from warmrank.worker import rank_captures
+        from warmrank.worker.rank import captures as rank_captures
 
         units = [
             unit
@@ -192,8 +191,8 @@ class RankWorker:
         return self._proposed
 
     def stream_problem(self) -> str:
-        """What the proposed captures will take too much of; see `worker.devices.streams`."""
-        from warmrank.worker.rank_streams import stream_problem
+        """What the proposed captures will take too much of; see `worker.devices.failures`."""
+        from warmrank.worker.rank.captures import stream_problem
 
         return stream_problem(tuple(self._units.values()), self._proposed)
 
@@ -203,7 +202,7 @@ class RankWorker:
         return (unit.guarded(functools.partial(self._capture, step=step)),)
 
     def _capture(self, unit: RankUnit, step: CaptureProposal) -> FunctionResult:
-        from warmrank.worker import rank_captures
+        from warmrank.worker.rank import captures as rank_captures
 
         bound = unit.bound()
         started = perf_counter()
@@ -246,7 +245,7 @@ class RankWorker:
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
-        from warmrank.worker.rank_check import check
+        from warmrank.worker.rank.rank_worker import check
 
         with self._in_launch():
             found = check(self._require_workload(), self._spec.entrypoint)
@@ -267,8 +266,8 @@ class RankWorker:
 
     def _extra(self, function: CachedFunction) -> Iterator[FunctionResult]:
         """Make units of what was loaded or compiled beside the calls, so that the manifest names it."""
-        from warmrank.worker.rank_units import RankUnit, check_cache_dir
-        from warmrank.worker.workload import Call
+        from warmrank.worker.rank.units import RankUnit, check_cache_dir
+        from warmrank.worker.rank.workload import Call
 
         check_cache_dir(function, Path(self._spec.cache_dir))
         known = {unit.variant for unit in self._units.values()}
@@ -293,13 +292,14 @@ class RankWorker:
 
     def manifest(self) -> PartitionManifest:
         """What this rank's partition holds."""
-        from warmrank.worker.manifests import with_node_files
+        from warmrank.worker.rank.manifests import with_node_files
 
         return with_node_files(self._own_manifest(), self._node_files)
 
     def _own_manifest(self) -> PartitionManifest:
-        from warmrank.worker import rank_captures
-        from warmrank.worker.manifests import of_script, of_units
+        from warmrank.worker.rank.manifests import of_script, of_units
+
+        from warmrank.worker.rank import captures as rank_captures
 
         spec = self._spec
         if not spec.entrypoint:
@@ -314,7 +314,7 @@ class RankWorker:
 
         What it shared right after compiling counts as new too.
         """
-        from warmrank.worker.manifests import publish
+        from warmrank.worker.rank.manifests import publish
 
         if self._store is None:
             return None

@@ -1,7 +1,7 @@
 """A rank's captures: what it proposes to the driver, each step, and what its manifest says of them.
 
 All ranks capture in step, because graphs hold collectives: the driver gathers proposals, and hands every rank
-its part of one order (`orchestrator.launch.capture_order`).
+its part of one order (`orchestrator.launch.steps`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.results import CaptureProposal
 
 if TYPE_CHECKING:
+    from warmrank.worker.rank.workload import Call
+
     from warmrank.cache_store.records.manifest import CaptureEntry
     from warmrank.worker.runtime.variant import Variant
-    from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ def _num_elements(call: Call) -> int:
     """Elements in all tensors among a call's arguments."""
     import torch
 
-    from warmrank.worker.torch_private.trees import leaves
+    from warmrank.worker.torch_private.places import leaves
 
     found = leaves((call.args, dict(call.kwargs)))
     return sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor))

@@ -7,15 +7,16 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
+
 from warmrank.worker.results import RankPlace
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.workload import RankContext, Workload
 
-    from warmrank.worker.rank_spec import RankSpec
     from warmrank.worker.runtime.options import LaunchDefaults
-    from warmrank.worker.workload import RankContext, Workload
 
 
 def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
@@ -29,8 +30,8 @@ def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
     """
     import torch
 
-    from warmrank.worker import process_groups
     from warmrank.worker.devices import backend_for
+    from warmrank.worker.rank import start as process_groups
 
     backend = backend_for(spec.device_kind)
     device = backend.device(spec.local_rank)
@@ -58,7 +59,7 @@ def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
     Raises:
         WorkloadError: the entrypoint does not import, or returns something else than a workload.
     """
-    from warmrank.worker.workload import build_workload
+    from warmrank.worker.rank.workload import build_workload
 
     return build_workload(spec.entrypoint, _context(spec, groups), spec.arguments)
 
@@ -77,8 +78,9 @@ def defaults_of(spec: RankSpec) -> LaunchDefaults:
 
 
 def _context(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> RankContext:
+    from warmrank.worker.rank.workload import RankContext
+
     from warmrank.worker.devices import backend_for
-    from warmrank.worker.workload import RankContext
 
     return RankContext(
         rank=spec.rank,

@@ -6,12 +6,14 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from warmrank.worker.devices.streams import Captures, problem
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
+
+from warmrank.worker.devices.failures import Captures, problem
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.worker.rank_captures import Unit
+    from warmrank.worker.rank.captures import Unit
+
     from warmrank.worker.results import CaptureProposal
     from warmrank.worker.runtime.artifact import Artifact
 

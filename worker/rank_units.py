@@ -30,14 +30,15 @@ from warmrank.worker.runtime.function import OFFERED
 from warmrank.worker.runtime.runtime_state import declared_for
 
 if TYPE_CHECKING:
+    from warmrank.worker.rank.audit import TracePrint
+    from warmrank.worker.rank.workload import Call
+
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.store import Store
-    from warmrank.worker.audit import TracePrint
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.find import StoredArtifact
     from warmrank.worker.runtime.function import CachedFunction
     from warmrank.worker.runtime.variant import Variant
-    from warmrank.worker.workload import Call
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class RankUnit:
         Raises:
             WorkloadError: it has none.
         """
-        from warmrank.worker.audit import print_of
+        from warmrank.worker.rank.audit import print_of
 
         stored = self.found.stored if self.variant is None and self.found is not None else None
         return print_of((stored or self.bound().stored).artifact)
@@ -173,7 +174,7 @@ class RankUnit:
         Raises:
             WorkerError: the function cannot be traced here.
         """
-        from warmrank.worker.audit import print_of
+        from warmrank.worker.rank.audit import print_of
 
         started, cpu_s = perf_counter(), process_time()
         # As in `compile`: a call that an earlier unit's artifact would cover is not traced.
@@ -193,7 +194,7 @@ class RankUnit:
         Raises:
             WorkerError: the function cannot be traced here.
         """
-        from warmrank.worker.audit import first_difference, print_of
+        from warmrank.worker.rank.audit import first_difference, print_of
 
         found = self.found or self.find()
         key = self.function.request().key
@@ -220,7 +221,7 @@ class RankUnit:
 
     def difference(self, trace: bytes) -> str:
         """The first difference between a trace of another rank and this rank's own, in words."""
-        from warmrank.worker.audit import TracePrint, first_difference
+        from warmrank.worker.rank.audit import TracePrint, first_difference
 
         own = self.outlined or self.trace()
         return first_difference(TracePrint.from_bytes(trace), own)

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from warmrank.worker.code_digests import (
+from warmrank.worker.keys.code import (
     file_digest,
     function_digest,
     globals_module,

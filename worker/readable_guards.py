@@ -6,7 +6,8 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from warmrank.worker.origins import Origins
+from warmrank.worker.compile.origins import Origins
+
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.asked import text as call_text
 from warmrank.worker.runtime.describe import check_words, plain, readable_shape

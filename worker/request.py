@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from warmrank.worker.keys.environment import environment
+
 from warmrank.cache_store.keys import key_of
 from warmrank.worker.configs.section import changed
-from warmrank.worker.environment import environment
 from warmrank.worker.runtime import artifact
 from warmrank.worker.values import Value
 
@@ -75,8 +76,7 @@ def _kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
     if engine.name != "aoti":
         return {}
     import torch
-
-    from warmrank.worker.instruction_set import instruction_set
+    from warmrank.worker.keys.environment import instruction_set
 
     return {
         "instruction set": instruction_set().text,
@@ -89,9 +89,8 @@ def _registered(engine: Engine, mode: str) -> dict[str, str]:
     """What was registered with TorchAir and belongs to the process: fusion patterns, converters for GE."""
     if engine.name != "torchair":
         return {}
-    from warmrank.worker.reachable import reachable_digest
-    from warmrank.worker.torch_private.registered_converters import registered_converters
-    from warmrank.worker.torch_private.registered_patterns import registered_patterns
+    from warmrank.worker.keys.reachable import reachable_digest
+    from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
 
     package = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
     registered = {
@@ -136,7 +135,7 @@ def _parameters(module: torch.nn.Module) -> str:
 def _decompositions(decompositions: Mapping[Any, Callable[..., Any]]) -> str:
     if not decompositions:
         return "none"
-    from warmrank.worker.reachable import reachable_digest
+    from warmrank.worker.keys.reachable import reachable_digest
 
     named = sorted(
         f"{operator}={reachable_digest(function)}" for operator, function in decompositions.items()

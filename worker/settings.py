@@ -1,7 +1,7 @@
 """The only place where warmrank's ranks read their settings from environment variables.
 
-Elsewhere variables are only handed on: `worker.script` gives a script those of its launch,
-`worker.process_groups` gives HCCL its time-outs and TorchAir this rank's place on its node, and
+Elsewhere variables are only handed on: `worker.rank.script` gives a script those of its launch,
+`worker.rank.start` gives HCCL its time-outs and TorchAir this rank's place on its node, and
 `worker.torch_private.inductor` sets one of Inductor's while it compiles.
 """
 

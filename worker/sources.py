@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from warmrank.worker.code_digests import (
+from warmrank.worker.keys.code import (
     code_digest,
     digested_codes,
     file_digest,
@@ -20,6 +20,7 @@ from warmrank.worker.code_digests import (
     modules_by_file,
     with_inner,
 )
+
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime.artifact import TracedSource
 from warmrank.worker.runtime.sources import (

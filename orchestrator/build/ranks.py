@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
 from typing import Any, NoReturn
 
-from warmrank.cache_store.node.private_files import ensure_cache_dir
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.gang.opening import Opened, Opening, rank_spec
-from warmrank.orchestrator.gang.rank_host import RankHost, answer, failure_of
+from warmrank.orchestrator.gang.rank_host import Opened, Opening, RankHost, answer, failure_of, rank_spec
 from warmrank.orchestrator.seats import Seat
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
@@ -73,8 +73,8 @@ class OfflineHost(RankHost):
             cache_store.errors.StoreError: the cache directory cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from warmrank.worker.offline import OfflineRank
-        from warmrank.worker.target import Target
+        from warmrank.worker.keys.environment import Target
+        from warmrank.worker.rank.offline import OfflineRank
 
         config = opening.config
         ensure_cache_dir(config.cache_dir)
@@ -174,10 +174,10 @@ def _import_ahead(module: str) -> None:
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     for name in (
-        "warmrank.worker.compiler",
+        "warmrank.worker.compile.compiler",
         "warmrank.worker.runtime.function",
         "warmrank.worker.engines.graph",
-        "warmrank.worker.offline",
+        "warmrank.worker.rank.offline",
     ):
         importlib.import_module(name)
     import_tracer()

@@ -9,14 +9,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.local import (
+    check_private,
+    companions,
+    holds_what_it_says,
+    is_variant_name,
+)
+from warmrank.cache_store.cache_dir.node_files import kept_files
+from warmrank.cache_store.cache_dir.private_files import digest_private
+from warmrank.cache_store.gc.verify import VerifyReport
+from warmrank.cache_store.progress import OnProgress
+
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.fetching.progress import OnProgress
-from warmrank.cache_store.node.companions import companions, holds_what_it_says
-from warmrank.cache_store.node.local import check_private, is_variant_name
-from warmrank.cache_store.node.node_files import kept_files
-from warmrank.cache_store.node.private_files import digest_private
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.upkeep.reports import VerifyReport
 from warmrank.orchestrator.errors import NothingThere
 
 
@@ -72,7 +77,7 @@ def verify(
         store: the store.
         cache_dir: the cache directory.
         signatures_checked: the store was opened with the trust policy of a config.
-        repair: repair the store as far as that goes; see `cache_store.upkeep.audit.verify_store`.
+        repair: repair the store as far as that goes; see `cache_store.gc.verify.verify_store`.
         on_progress: told now and then how far the store is.
 
     Raises:

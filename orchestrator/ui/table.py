@@ -18,19 +18,19 @@ from warmrank.orchestrator.text import brief_ranks, count_text, runs_text, secon
 from warmrank.worker.runtime.runtime_state import in_words
 
 if TYPE_CHECKING:
+    from warmrank.cache_store.gc.evict import EvictOutcome, EvictReport
+    from warmrank.cache_store.gc.pins import Pin
+
     from warmrank.cache_store.errors import NotInStore
     from warmrank.cache_store.sync.pull import PullReport
     from warmrank.cache_store.sync.push import PushReport
-    from warmrank.cache_store.upkeep.pins import Pin
-    from warmrank.cache_store.upkeep.reports import EvictOutcome, EvictReport
     from warmrank.orchestrator.build.report import BuildReport
     from warmrank.orchestrator.build.retrace import CacheAudit
     from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
     from warmrank.orchestrator.launch.outlook import OtherRanks
     from warmrank.orchestrator.look.explain import CachedView, Explanation, FunctionView
     from warmrank.orchestrator.look.key_list import KeyList
-    from warmrank.orchestrator.look.listing import LaunchLine, Listing
-    from warmrank.orchestrator.look.store_contents import PartitionView
+    from warmrank.orchestrator.look.store_contents import LaunchLine, Listing, PartitionView
     from warmrank.orchestrator.look.verify import Verified
 
 KEY_CHARS = 12
@@ -194,7 +194,7 @@ def _launch_details(line: LaunchLine) -> list[RenderableType]:
 
 def render_partition(view: PartitionView) -> RenderableType:
     """One partition: where it belongs, its artifacts, what was asked for, and what is captured."""
-    from warmrank.orchestrator.look.captures import short_signature
+    from warmrank.orchestrator.look.store_contents import short_signature
 
     facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(view.created))]
     if view.others:
@@ -405,7 +405,7 @@ def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:
 
 
 def _evicted(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:
-    from warmrank.cache_store.upkeep.pins import short_name
+    from warmrank.cache_store.gc.pins import short_name
 
     went, deleted, came = (
         ("would go", "would be deleted", "would come") if dry_run else ("went", "deleted", "came")
@@ -432,7 +432,7 @@ def _evicted(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:
 
 def render_pins(pins: Sequence[Pin]) -> RenderableType:
     """All pins, a line for each."""
-    from warmrank.cache_store.upkeep.pins import short_name
+    from warmrank.cache_store.gc.pins import short_name
 
     lines = [
         short_name(pin.record)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from warmrank.worker.inference import get_backend, readable_cache
     from warmrank.worker.inference import get_backend as get_npu_backend
     from warmrank.worker.log import logger
+    from warmrank.worker.rank.workload import Call, RankContext, Workload
     from warmrank.worker.results import Verification
     from warmrank.worker.runtime.runtime_state import declare_runtime_state
-    from warmrank.worker.workload import Call, RankContext, Workload
 
 __all__ = [
     "Call",
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Call": ("warmrank.worker.workload", "Call"),
+    "Call": ("warmrank.worker.rank.workload", "Call"),
     "CompilerConfig": ("warmrank.worker.configs.compiler_config", "CompilerConfig"),
-    "RankContext": ("warmrank.worker.workload", "RankContext"),
+    "RankContext": ("warmrank.worker.rank.workload", "RankContext"),
     "Verification": ("warmrank.worker.results", "Verification"),
-    "Workload": ("warmrank.worker.workload", "Workload"),
+    "Workload": ("warmrank.worker.rank.workload", "Workload"),
     "configs": ("warmrank.configs", ""),
     "declare_runtime_state": ("warmrank.worker.runtime.runtime_state", "declare_runtime_state"),
     "get_backend": ("warmrank.worker.inference", "get_backend"),

@@ -17,19 +17,18 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.launching import rank_spec
+from warmrank.cache_store.cache_dir.local import companions, variants
 
 from tests.support import autotune_models as models
-from tests.support.rank_spec import rank_spec
-from tests.support.releases import compiles_ahead
 from tests.support.stored import open_store
+from tests.support.tracing import compiles_ahead
 from warmrank import CompilerConfig
-from warmrank.cache_store.node.companions import companions
-from warmrank.cache_store.node.local import variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
-from warmrank.worker import manifests
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
+from warmrank.worker.rank import manifests
 from warmrank.worker.runtime.files import remove
 from warmrank.worker.runtime.function import CachedFunction
 from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
@@ -301,7 +300,7 @@ def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
 
     # As in a later process, which has compiled nothing yet.
     aoti._compiled.clear()
-    monkeypatch.setattr("warmrank.worker.compiler.trace", None)
+    monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
     later = cached(models.small(), tmp_path)
     torch.testing.assert_close(later(x), reference(x))
     assert later.last_result is not None
@@ -322,7 +321,7 @@ def test_cache_step_is_compiled_again_and_equals_eager(
     step = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
     step(*call())
     aoti._compiled.clear()  # as in a later process, which has compiled nothing yet
-    monkeypatch.setattr("warmrank.worker.compiler.trace", None)
+    monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
     later = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
     call_one, call_two = call(), call()
     with caplog.at_level(logging.INFO, logger="torchair"):

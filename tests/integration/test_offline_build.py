@@ -16,25 +16,25 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from tests.support.devices import fake_world
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.workload import RankContext
 
-from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from tests.support.processes import marked, still_there
 from tests.support.stored import REPOSITORY, open_store, store_config
 from warmrank.cache_store.seed import Wanted, seed
-from warmrank.orchestrator.build import launcher as build_launcher
+from warmrank.orchestrator.build import ranks as build_launcher
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.launcher import OfflineLauncher
+from warmrank.orchestrator.build.plan import target_here
+from warmrank.orchestrator.build.ranks import OfflineLauncher
 from warmrank.orchestrator.build.report import BuildReport, from_json
-from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
-from warmrank.worker.environment import environment
 from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
-from warmrank.worker.workload import RankContext
 
 NUM_RANKS = 1024
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 import torch
+from warmrank.cache_store.cache_dir.single_flight import LOCKS
 
 from tests import npu_emulator
 from tests.support.loop_mounts import NAMESPACE, why_not
 from tests.support.npu_damage_child import build, cached, is_right
-from warmrank.cache_store.node.single_flight import LOCKS
 from warmrank.worker.runtime import artifact as artifacts
 from warmrank.worker.runtime.artifact import Artifact
 

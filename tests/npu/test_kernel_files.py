@@ -21,8 +21,8 @@ from torch import nn
 from tests.support import node_artifacts
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.engine_files import PACKAGES, pack, unpack
 from warmrank.worker.engines.torchair_vendor import vendor_for
+from warmrank.worker.node_caches import PACKAGES, pack, unpack
 from warmrank.worker.runtime.function import CachedFunction
 
 X = torch.arange(8.0).reshape(2, 4)

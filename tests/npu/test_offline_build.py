@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
+from warmrank.worker.keys import environment as fingerprint
+from warmrank.worker.rank.workload import RankContext, Workload
 
 from tests import npu_emulator
-from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
 from warmrank.orchestrator.build.driver import BuildOptions, build
+from warmrank.orchestrator.build.plan import target_here
 from warmrank.orchestrator.build.report import BuildReport
-from warmrank.orchestrator.build.target import target_here
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.worker import environment as fingerprint
 from warmrank.worker import groups
 from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
-from warmrank.worker.workload import RankContext, Workload
 
 NUM_RANKS = 8
 

@@ -16,8 +16,8 @@ from warmrank.orchestrator.launch.report import FunctionReport, Report
 from warmrank.worker.runtime.artifact import parse
 
 if importlib.util.find_spec("torch_npu") is not None:
+    from tests.support.node_artifacts import Tools
     from tests.support.npu_cluster import House, break_code, two_nodes
-    from tests.support.npu_tools import Tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 

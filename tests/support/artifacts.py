@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from warmrank.cache_store.node.local import add_variant
+from warmrank.cache_store.cache_dir.local import add_variant
+
 from warmrank.worker.runtime.artifact import Artifact, Frame, GraphFacts, PortableGuards, TracedSource
 from warmrank.worker.runtime.asked import RANK
 

@@ -120,7 +120,7 @@ def main(table: str, phase: str, cache: str, mode: str, *names: str) -> None:
     module = importlib.import_module(table)
     module.load(names)
     if phase == "cold":
-        importlib.import_module("warmrank.worker.compiler")
+        importlib.import_module("warmrank.worker.compile.compiler")
     for name in names:
         found = _forked(module, name, Path(cache), mode, list(PHASES).index(phase))
         print(json.dumps({name: found}), flush=True)  # noqa: T201 - a line each

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from warmrank.worker.keys.code import type_name
 
-from warmrank.worker.code_digests import type_name
 from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.runtime import ambient, constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests import npu_emulator
-from tests.support.npu_tools import Tools
+from tests.support.node_artifacts import Tools
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.launch.driver import launch

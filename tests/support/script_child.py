@@ -18,7 +18,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.stale_child import FORBIDDEN, trace_something
+from tests.support.stale import FORBIDDEN, trace_something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

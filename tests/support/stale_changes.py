@@ -236,7 +236,7 @@ changed = real.replace({old}, {new})
 assert changed != real
 (fake / 'version.py').write_text(changed)
 found = types.SimpleNamespace(origin=str(fake / '__init__.py'))
-warmrank.worker.environment.importlib = types.SimpleNamespace(
+warmrank.worker.keys.environment.importlib = types.SimpleNamespace(
     util=types.SimpleNamespace(find_spec=lambda name: found), metadata=importlib.metadata)
 """
 FAKE_FILE = """
@@ -267,7 +267,7 @@ ENVIRONMENT = {
     ),
     "instruction set": Change(
         before=FAKE_FILE.format(file="cpuinfo", text="flags : avx sse2")
-        + "import warmrank.worker.instruction_set; warmrank.worker.instruction_set._CPU_INFO = fake",
+        + "import warmrank.worker.keys.environment; warmrank.worker.keys.environment._CPU_INFO = fake",
         reason=r"cpu ",
     ),
     "driver": Change(
@@ -280,7 +280,7 @@ ENVIRONMENT = {
         reason=r"cann none -> 8\.2",
     ),
     "torch_npu version": Change(
-        before="import warmrank.worker.environment as e; e._version = lambda name: '2.13.0.post1'",
+        before="import warmrank.worker.keys.environment as e; e._version = lambda name: '2.13.0.post1'",
         reason=r"torch_npu none -> 2\.13\.0\.post1",
     ),
     "engine version": Change(

@@ -7,11 +7,11 @@ from types import MethodType
 from typing import Any
 
 import torch
+from warmrank.worker.compile.compiler import compile_call
+from warmrank.worker.keys.request import Request
 
-from warmrank.worker.compiler import compile_call
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines import engine_named
-from warmrank.worker.request import Request
 from warmrank.worker.runtime.artifact import Artifact
 from warmrank.worker.runtime.find import function_of
 from warmrank.worker.runtime.options import CacheOptions

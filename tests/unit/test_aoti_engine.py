@@ -14,25 +14,23 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
 from torch import nn
+from warmrank.worker.compile.analysis import analyse
+from warmrank.worker.keys.environment import instruction_set, of_features
+from warmrank.worker.keys.request import request
 
-from tests.support.fake_group import fake_world
 from tests.support.tracing import traced
 from warmrank import CompilerConfig
-from warmrank.worker.engines import aoti_place, engine_named
-from warmrank.worker.engines.aoti import AotiEngine
-from warmrank.worker.engines.aoti_call import CompiledGraph, Parts
-from warmrank.worker.engines.aoti_package import pack, package_name, unpack
-from warmrank.worker.engines.aoti_place import compile_place
-from warmrank.worker.engines.aoti_split import Division, divide
+from warmrank.worker.engines import aoti_compile as aoti_place
+from warmrank.worker.engines import engine_named
+from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, Parts, pack, package_name, unpack
+from warmrank.worker.engines.aoti_compile import Division, compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
-from warmrank.worker.graph_facts import analyse
-from warmrank.worker.instruction_set import instruction_set, of_features
-from warmrank.worker.request import request
 from warmrank.worker.runtime.options import CacheOptions
-from warmrank.worker.torch_private.library_inputs import bind_inputs
-from warmrank.worker.torch_private.symbolic import describe, rebuild
+from warmrank.worker.torch_private.inductor import bind_inputs
+from warmrank.worker.torch_private.symbols import describe, rebuild
 
 V3 = frozenset(
     ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",
@@ -416,7 +414,7 @@ def test_instruction_set_is_that_of_the_first_processor(
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr("warmrank.worker.instruction_set._CPU_INFO", path)
+    monkeypatch.setattr("warmrank.worker.keys.environment._CPU_INFO", path)
     monkeypatch.setattr("platform.machine", lambda: "riscv")
     assert instruction_set.__wrapped__() == of_features("riscv", frozenset(found))
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.artifacts import GUARDS, make_artifact
+from tests.support.stored import GUARDS, make_artifact
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.runtime.artifact import FORMAT, GraphFacts, TracedSource, parse, read
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
 
 from warmrank.inference import cache_compile
-from warmrank.worker.audit import TracePrint, first_difference, print_of
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.runtime.files import release, withhold
 from warmrank.worker.runtime.find import StoredArtifact, is_withheld

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import fake_world
 from torch import nn
+from warmrank.worker.compile import compiler
 
-from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
-from tests.support.fake_group import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import cache_compile
-from warmrank.worker import compiler, journal
+from warmrank.worker import journal
 from warmrank.worker.errors import (
     BackwardNotSupported,
     CompileForbidden,
@@ -213,7 +214,7 @@ def test_cache_dir_that_cannot_be_written_is_a_clear_error(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.mkdir()
-    monkeypatch.setattr("warmrank.cache_store.node.private_files.os.access", lambda path, mode: False)
+    monkeypatch.setattr("warmrank.cache_store.cache_dir.private_files.os.access", lambda path, mode: False)
     with pytest.raises(
         UnusableCache, match=rf"directory {cache}: expected writable, .*; chmod u\+rwx {cache}"
     ):
@@ -223,7 +224,7 @@ def test_cache_dir_that_cannot_be_written_is_a_clear_error(
 
 def test_cache_dir_of_another_user_is_a_clear_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir()
-    monkeypatch.setattr("warmrank.cache_store.node.private_files.os.geteuid", lambda: 12345)
+    monkeypatch.setattr("warmrank.cache_store.cache_dir.private_files.os.geteuid", lambda: 12345)
     with pytest.raises(
         UnusableCache, match=rf"{cache}: expected owner uid 12345, found uid \d+; name a cache_dir"
     ):
@@ -326,7 +327,7 @@ def test_artifact_that_others_can_read_is_not_used(cache: Path, affine_artifact:
 
 @pytest.mark.usefixtures("affine_artifact")
 def test_artifact_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warmrank.cache_store.node.private_files.os.geteuid", lambda: 12345)
+    monkeypatch.setattr("warmrank.cache_store.cache_dir.private_files.os.geteuid", lambda: 12345)
     found = cached(Plain().affine, cache).find((ROWS,), {})
     assert found.stored is None
     assert "expected owner uid 12345" in found.reason

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
 from torch import nn
+from warmrank.worker.compile import compiler
 
-from tests.support.cached import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
-from tests.support.fake_group import fake_world
 from tests.support.small_models import Derived, Plain
-from warmrank.worker import compiler
+from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.worker.runtime import function as function_module
 from warmrank.worker.runtime.function import CachedFunction
 from warmrank.worker.runtime.options import LaunchDefaults

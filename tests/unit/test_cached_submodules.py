@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.cached import ROWS, cached, files, outcome, reason
+from tests.support.tracing import ROWS, cached, files, outcome, reason
 from warmrank.worker.runtime.function import CachedFunction
 
 pytestmark = pytest.mark.usefixtures("no_grad")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.support.cached import cached
+from tests.support.tracing import cached
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.runtime.function import CachedFunction
 

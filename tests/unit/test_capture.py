@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import warm
 
-from tests.support.warm import warm
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.cpu import CpuBackend

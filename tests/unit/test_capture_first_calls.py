@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import warm
 
 import warmrank
-from tests.support.cached import cached
 from tests.support.small_models import Cached, Plain
-from tests.support.warm import warm
+from tests.support.tracing import cached
 from warmrank.worker.capture.runner import CaptureOptions, FirstCalls, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.runtime.artifact import GraphFacts

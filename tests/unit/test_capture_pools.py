@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import warm
 
 import warmrank
-from tests.support.warm import warm
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import DeviceUnavailable

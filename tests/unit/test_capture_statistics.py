@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import warm
 
-from tests.support.cached import cached, cached_in_launch
 from tests.support.small_models import Cached, Plain
-from tests.support.warm import warm
+from tests.support.tracing import cached, cached_in_launch
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics, total
 from warmrank.worker.configs.compiler_config import CompilerConfig

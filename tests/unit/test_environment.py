@@ -16,9 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from warmrank.worker.keys import environment as fingerprint
 
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
-from warmrank.worker import environment as fingerprint
 from warmrank.worker.ascend import chips
 
 NAMES = {"python", "torch", "cuda", "torch_npu", "cann", "driver", "accelerator", "cpu"}
@@ -34,8 +34,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("warmrank.worker.ascend.places.here", lambda: ascend)
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
-    monkeypatch.setattr("warmrank.worker.instruction_set._CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr("warmrank.worker.nvidia.architectures", tuple)
+    monkeypatch.setattr("warmrank.worker.keys.environment._CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("warmrank.worker.keys.environment.architectures", tuple)
     return tmp_path
 
 
@@ -59,7 +59,7 @@ def test_environment_has_all_components_on_this_machine() -> None:
 def test_environment_imports_neither_torch_nor_a_tracer() -> None:
     code = (
         "import json, sys\n"
-        "from warmrank.worker.environment import environment\n"
+        "from warmrank.worker.keys.environment import environment\n"
         "found = environment()\n"
         "print(json.dumps([found['torch'], sorted(sys.modules)]))\n"
     )
@@ -197,7 +197,7 @@ def test_architecture_of_gpus_is_part_of_the_fingerprint(
 ) -> None:
     write(machine / place, "")
     monkeypatch.setattr(
-        "warmrank.worker.nvidia.architectures", lambda: ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90")
+        "warmrank.worker.keys.environment.architectures", lambda: ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90")
     )
     assert read()["accelerator"] == "NVIDIA A10 sm_86, NVIDIA H100 sm_90"
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from tests.support.processes import printed_by
-from tests.support.releases import since
-from tests.support.tracing import compiled, misfits
+from tests.support.tracing import compiled, misfits, since
 from warmrank.inference import cache_compile
 from warmrank.worker.runtime.artifact import parse
 

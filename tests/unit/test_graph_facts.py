@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from warmrank.worker.compile.analysis import analyse
 
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import traced
 from warmrank.worker.errors import RandomOp
-from warmrank.worker.graph_facts import analyse
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.operators import named_argument

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import fake_world
 from torch import nn
+from warmrank.worker.keys.code import type_name
 
-from tests.support.fake_group import fake_world
 from tests.support.made_guards import like, made_guards
 from warmrank.worker import groups
-from warmrank.worker.code_digests import type_name
 from warmrank.worker.runtime import asked
 from warmrank.worker.runtime.artifact import PortableGuards, TracedSource
 from warmrank.worker.runtime.check import MAX_REASONS, free_variables, mismatches, shape_holds

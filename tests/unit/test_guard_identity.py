@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from warmrank.worker.keys import code as code_digests
+from warmrank.worker.keys.code import class_digest, function_digest
 
 from tests.support.small_models import Plain
-from warmrank.worker import code_digests
-from warmrank.worker.code_digests import class_digest, function_digest
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime.constants import describe
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from warmrank.worker.keys.code import type_name
 
 from tests.support.made_guards import like, made_guards
-from warmrank.worker.code_digests import type_name
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.check import mismatches
 from warmrank.worker.runtime.constants import encode

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.runtime.artifact import PortableGuards, TracedSource
 from warmrank.worker.runtime.constants import encode
 

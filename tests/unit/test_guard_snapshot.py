@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.checked import Checked
 from tests.support.made_guards import like, made_guards
+from tests.support.tracing import Checked
 from warmrank.worker.runtime.per_call import compile_input_check
 
 X = torch.arange(6.0).reshape(3, 2)

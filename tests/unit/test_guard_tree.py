@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
 
-from tests.support.releases import traces_more
-from tests.support.tracing import compiled, misfits, traced
+from tests.support.tracing import compiled, misfits, traced, traces_more
 from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
 from tests.support.zoo.case import CASES
 from tests.support.zoo_child import _contexts
 from warmrank.worker.errors import GraphBreak, NotPortable
 from warmrank.worker.guards.translate import AMBIENT_KINDS, RULES, TRANSLATED_KINDS, accounts
-from warmrank.worker.torch_private.guard_tree import GuardTree, Leaf
 from warmrank.worker.torch_private.patching import wrapped
 
 ROWS = torch.ones(2, 4)
@@ -57,7 +56,7 @@ def test_leaves_are_accounted_for_and_counts_agree(name: str, printed: list[Any]
     case = CASES[name]
     call = case.calls()[0]
     with _contexts(case.context):
-        # What has no symbols is traced for its sizes, see `worker.compiler`.
+        # What has no symbols is traced for its sizes, see `worker.compile.compiler`.
         dynamic = case.options.get("dynamic", name != "NoSymbol")
         trace_ = traced(case.build().forward, *call.args, dynamic=dynamic, **call.kwargs)
     found = accounts(trace_.tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())

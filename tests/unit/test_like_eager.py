@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.cached import ROWS, cached
-from tests.support.releases import compiles_ahead
+from tests.support.tracing import ROWS, cached, compiles_ahead
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import DeviceUnavailable, NotPortable, WorkerError
 from warmrank.worker.runtime.function import CachedFunction

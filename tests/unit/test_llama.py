@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from warmrank.worker.rank.workload import RankContext, Workload, build_workload
 
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
@@ -14,7 +15,6 @@ from warmrank.examples.llama_reference import reference_logits
 from warmrank.examples.llama_weights import LlamaSizes, full_weights, shard
 from warmrank.worker.errors import WorkloadError
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.workload import RankContext, Workload, build_workload
 
 SMALL = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=2, hidden=48, batch=2, max_seq=32)
 

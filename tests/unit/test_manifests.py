@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import rank_spec
+from warmrank.cache_store.cache_dir.local import add_variant
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.rank_worker import RankWorker
+from warmrank.worker.rank.script import journal_of
+from warmrank.worker.rank.start import RankSpec
 
-from tests.support.artifacts import GUARDS, make_artifact
-from tests.support.rank_spec import rank_spec
-from tests.support.stored import open_store
+from tests.support.stored import GUARDS, make_artifact, open_store
 from warmrank.cache_store.digests import Digest, digest_file
 from warmrank.cache_store.keys import key_of
-from warmrank.cache_store.node.local import add_variant
 from warmrank.cache_store.records.manifest import partition_key
 from warmrank.cache_store.store import Store
-from warmrank.worker import journal, manifests
-from warmrank.worker.environment import environment
-from warmrank.worker.rank import RankWorker
-from warmrank.worker.rank_spec import RankSpec
+from warmrank.worker import journal
+from warmrank.worker.rank import manifests
 from warmrank.worker.results import FunctionResult
 from warmrank.worker.runtime.artifact import ArtifactFile
-from warmrank.worker.script import journal_of
 
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"
 LAUNCH_KEY = "0f" * 32
@@ -144,7 +144,7 @@ def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(
     spec: RankSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = look_up(spec, "M.f", root=tmp_path / "elsewhere")
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.manifests"):
+    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.manifests"):
         assert manifests.of_script(spec).artifacts == ()
     assert f"M.f is not published: its cache {path} lies outside of the launch's" in caplog.text
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.support.artifacts import COMPONENTS, lay_artifact
+from warmrank.worker.keys.request import Request
+
+from tests.support.stored import COMPONENTS, lay_artifact
 from warmrank.worker.engines import engine_named
-from warmrank.worker.request import Request
 from warmrank.worker.runtime.describe import explain_absence
 
 ASKED = Request(components={**COMPONENTS, "torch": "2.13.1"}, key="0f", engine=engine_named("graph"))

@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.devices import fake_world
+from tests.support.launching import rank_spec
+from warmrank.worker.keys.environment import Target, environment, target
+from warmrank.worker.rank.offline import OfflineRank
+from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.workload import RankContext, Workload
 
-from tests.support.fake_group import fake_world
 from tests.support.offline_ranks import small
-from tests.support.rank_spec import rank_spec
 from warmrank.worker import groups
 from warmrank.worker.devices.absent import AbsentBackend
-from warmrank.worker.environment import environment
 from warmrank.worker.errors import DeviceUnavailable, NeedsValues
-from warmrank.worker.offline import OfflineRank
-from warmrank.worker.rank_spec import RankSpec
 from warmrank.worker.results import FunctionResult
 from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
-from warmrank.worker.target import Target, target
-from warmrank.worker.workload import RankContext, Workload
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

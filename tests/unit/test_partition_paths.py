@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from warmrank.cache_store.cache_dir.local import add_variant
 
-from warmrank.cache_store.node.local import add_variant
 from warmrank.worker.runtime.find import model_directory, partition_name, sibling_variants
 
 

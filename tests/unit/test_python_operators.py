@@ -186,7 +186,7 @@ def test_digest_of_an_object_with_a_set_is_the_same_in_every_process() -> None:
         "    names: set\n"
         "holder = Holder({'a', 'bb', 'ccc', 'dddd'})\n"
         "def reads(): return holder.names\n"
-        "from warmrank.worker.reachable import reachable_digest\n"
+        "from warmrank.worker.keys.reachable import reachable_digest\n"
         "print(reachable_digest(reads))\n"
     )
     runs = [

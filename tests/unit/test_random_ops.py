@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.devices import NAMES, Drawing, FakeDevice, assert_equal, drawn
+from warmrank.worker.compile.analysis import analyse
 
-from tests.support.drawing import NAMES, Drawing, assert_equal, drawn
-from tests.support.fake_device import FakeDevice
 from tests.support.tracing import traced
 from warmrank.inference import cache_compile
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
@@ -17,7 +17,6 @@ from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.accelerator import AcceleratorBackend
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import BadConfig, RandomOp
-from warmrank.worker.graph_facts import analyse
 from warmrank.worker.runtime.function import CachedFunction
 
 

@@ -11,23 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.backends import WaywardBackend
+from tests.support.launching import rank_spec
+from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.cache_dir.marks import marks_of, permit_copies
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.rank.rank_worker import RankWorker
 
-from tests.support import rank_workloads
-from tests.support.failing_backends import WaywardBackend
-from tests.support.rank_spec import rank_spec
+from tests.support import workloads as rank_workloads
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
-from warmrank.cache_store.backends.tier import Tier
-from warmrank.cache_store.backends.tiers import TieredBackend
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.node.admission import marks_of, permit_copies
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.launch.capture_order import order
-from warmrank.worker.environment import environment
+from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.errors import DeviceUnavailable, WorkloadError
-from warmrank.worker.rank import RankWorker
 from warmrank.worker.results import CaptureProposal, FunctionResult
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -145,11 +144,11 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(
 @pytest.mark.parametrize(
     ("entrypoint", "said"),
     [
-        ("tests.support.rank_workloads", "is not 'module:function'"),
+        ("tests.support.workloads", "is not 'module:function'"),
         ("tests.support.no_such_module:f", "does not import"),
-        ("tests.support.rank_workloads:no_such_function", "has no function 'no_such_function'"),
+        ("tests.support.workloads:no_such_function", "has no function 'no_such_function'"),
         (
-            "tests.support.rank_workloads:wrong",
+            "tests.support.workloads:wrong",
             "returns int; expected a function that returns a warmrank.Workload",
         ),
     ],
@@ -171,7 +170,7 @@ def test_build_that_fails_leaves_no_defaults_behind(cache: Path) -> None:
     from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
     with pytest.raises(WorkloadError):
-        RankWorker(rank_spec(cache, entrypoint="tests.support.rank_workloads:wrong"), None).build()
+        RankWorker(rank_spec(cache, entrypoint="tests.support.workloads:wrong"), None).build()
     assert (launch_scope.defaults, launch_scope.functions) == (LaunchDefaults(), None)
 
 
@@ -247,7 +246,7 @@ def test_compile_of_a_call_that_an_earlier_one_covers_compiles_nothing(cache: Pa
 
 
 def test_compile_does_not_run_the_model(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = built(cache, entrypoint="tests.support.rank_workloads:unchecked")
+    rank = built(cache, entrypoint="tests.support.workloads:unchecked")
     rank.compile(("Cached.accumulate",))
     assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
 
@@ -259,7 +258,7 @@ def test_compile_puts_the_artifact_into_the_store(cache: Path, store: Store, tmp
 
 
 def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> None:
-    rank = built(cache, entrypoint="tests.support.rank_workloads:half_unfit")
+    rank = built(cache, entrypoint="tests.support.workloads:half_unfit")
     bad, good = rank.compile(("Unfit.breaks", "Plain.affine"))
     assert (bad.ok, good.ok) == (False, True)
     assert bad.reason.startswith("GraphBreak: Unfit.breaks does not form one whole graph")
@@ -429,7 +428,7 @@ def test_capture_measures_its_time(cache: Path, warmed: Warmed) -> None:
 
 
 def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
-    rank = built(cache, entrypoint="tests.support.rank_workloads:unchecked")
+    rank = built(cache, entrypoint="tests.support.workloads:unchecked")
     rank.compile(("Cached.accumulate",))
     capture_all(rank)
     assert torch.equal(rank._require_workload().model.get_buffer("cache"), torch.zeros(8, 4))
@@ -478,7 +477,7 @@ def test_verify_gives_what_the_workload_finds(cache: Path, warmed: Warmed) -> No
 
 
 def test_verify_of_a_workload_without_a_check_compares_nothing(cache: Path) -> None:
-    found = built(cache, entrypoint="tests.support.rank_workloads:unchecked").verify()
+    found = built(cache, entrypoint="tests.support.workloads:unchecked").verify()
     assert (found.ok, found.compared) == (True, "")
 
 
@@ -557,7 +556,7 @@ def test_publish_of_equal_ranks_gives_equal_manifest_keys(tmp_path: Path, store:
 def test_launch_of_a_warm_cache_traces_nothing(
     cache: Path, monkeypatch: pytest.MonkeyPatch, warmed: Warmed
 ) -> None:
-    from warmrank.worker import compiler
+    from warmrank.worker.compile import compiler
 
     warmed(cache)
     monkeypatch.setattr(compiler, "compile_call", None)
@@ -573,7 +572,7 @@ def test_launch_of_a_warm_cache_traces_nothing(
 
 
 def test_stop_leaves_torch_distributed_of_others_alone(cache: Path, warmed: Warmed) -> None:
-    from tests.support.fake_group import fake_world
+    from tests.support.devices import fake_world
 
     rank = warmed(cache)
     with fake_world(rank=0, world_size=2):

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from warmrank.cache_store.records.manifest import CaptureEntry
-from warmrank.worker import rank_captures
 from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.rank import captures as rank_captures
 from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -101,7 +101,7 @@ def test_call_that_was_not_loaded_is_proposed_by_its_arguments() -> None:
 def test_plan_that_does_not_fit_is_left_out_with_the_reason(
     plan: tuple[CaptureEntry, ...], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank_captures"):
+    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank.captures"):
         assert len(proposed([unit("M.f", 2, MadeVariant(runner()))], plan)) == 1
     assert reason in caplog.text
 
@@ -135,7 +135,7 @@ def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
 def test_planned_shape_that_the_graph_cannot_take_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
     *_, step = rank_captures.propose(units, planned(0))
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank_captures"):
+    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.captures"):
         rank_captures.capture(units, step)
     assert "not captured in advance: M.f of the plan: " in caplog.text
     assert units[0].variant.runner.shapes() == ()

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.launching import rank_spec
+from warmrank.worker.rank.rank_worker import RankWorker
 
-from tests.support.rank_spec import rank_spec
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.rank import RankWorker
 from warmrank.worker.results import FunctionResult
 from warmrank.worker.runtime.artifact import parse
 

@@ -17,17 +17,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from warmrank.cache_store.cache_dir.local import add_variant
+from warmrank.worker.compile import origins
+from warmrank.worker.compile.readable import assigned, comment, conditions, mapping, render
 
 from tests.support.small_models import Cached
 from tests.support.tracing import compiled
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.local import add_variant
 from warmrank.inference import readable_cache
-from warmrank.worker import origins
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.python_text import assigned, comment, mapping
-from warmrank.worker.readable import render
-from warmrank.worker.readable_guards import conditions
 from warmrank.worker.runtime.artifact import ABOUT, Artifact
 
 QUOTES = 'it\'s "so" \\ \n \t \r \x0c \u2028 \u00e9 \0 \x85 \'\'\' """ #'

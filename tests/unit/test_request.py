@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import Request, request
 
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
-from warmrank.worker.environment import environment
-from warmrank.worker.request import Request, request
 from warmrank.worker.runtime.options import CacheOptions
 
 ENGINE = GraphEngine()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import warmrank
-from tests.support.cached import ROWS, cached, outcome, reason
 from tests.support.small_models import Plain
+from tests.support.tracing import ROWS, cached, outcome, reason
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden
 from warmrank.worker.runtime import runtime_state
 from warmrank.worker.runtime.runtime_state import (

@@ -13,21 +13,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from warmrank.worker.keys.code import class_digest, code_digest, function_digest, is_pinned_module, type_name
+from warmrank.worker.keys.sources import collect
 
 from tests.support import small_models
-from tests.support.made_modules import MadeModule, code_of
+from tests.support.made_guards import MadeModule, code_of
 from tests.support.small_models import Plain
-from warmrank.worker.code_digests import (
-    class_digest,
-    code_digest,
-    function_digest,
-    is_pinned_module,
-    type_name,
-)
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime.artifact import TracedSource
 from warmrank.worker.runtime.sources import changed, present_digest
-from warmrank.worker.sources import collect
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
 

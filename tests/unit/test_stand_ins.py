@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch._dynamo.utils as originals
 
-from tests.support.releases import since
+from tests.support.tracing import since
 from warmrank.worker.runtime.variant import StandIns
 
 STAND_INS = StandIns("torch._dynamo.utils")

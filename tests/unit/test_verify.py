@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.support.launching import loaded_config, store_launch
+from warmrank.cache_store.cache_dir.local import add_companion, add_variant
 
-from tests.support.artifacts import make_artifact
-from tests.support.launched import loaded_config, store_launch
-from tests.support.stored import blob_path, overwrite
+from tests.support.stored import blob_path, make_artifact, overwrite
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.node.companions import add_companion
-from warmrank.cache_store.node.local import add_variant
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.store_contents import open_to_look
 from warmrank.orchestrator.look.verify import CacheReport, Verified, cached_files, verify, verify_cache

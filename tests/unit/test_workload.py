@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload
 
 from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import GroupError, WorkloadError
 from warmrank.worker.runtime.runtime_state import declared_for
-from warmrank.worker.workload import Call, RankContext, Workload, build_workload
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
 

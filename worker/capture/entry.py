@@ -76,7 +76,7 @@ class Entry:
     ) -> None:
         # What only a capture needs: a process's first call imports none of it.
         from warmrank.worker.capture.plan import shapes_of
-        from warmrank.worker.torch_private.origins import hand_out
+        from warmrank.worker.torch_private.places import hand_out
 
         self.captured = captured
         self.hand_out = hand_out(captured.outputs, captured.origins, len(inputs), clone=clone_output)

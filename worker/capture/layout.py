@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from warmrank.worker.torch_private.unchanged import Metadata
 
 from warmrank.worker.devices.memory import lies_in_storage, picker
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts
-from warmrank.worker.torch_private.tensor_metadata import Metadata
 
 if TYPE_CHECKING:
-    from warmrank.worker.torch_private.tensor_words import TensorWatch
+    from warmrank.worker.torch_private.unchanged import TensorWatch
 
 _address = torch.Tensor.data_ptr
 
@@ -188,7 +188,7 @@ class Settled:
     def watched(self) -> TensorWatch:
         """What tells quickly that nothing changed; a process's first call needs none."""
         if self._watch is None:
-            from warmrank.worker.torch_private.tensor_words import TensorWatch
+            from warmrank.worker.torch_private.unchanged import TensorWatch
 
             self._watch = TensorWatch(self.positions)
         return self._watch

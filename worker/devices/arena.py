@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from warmrank.worker.devices import PoolHandle
-from warmrank.worker.devices.memory import memory_of
-from warmrank.worker.devices.memory_plan import aligned
+from warmrank.worker.devices.memory import aligned, memory_of
 from warmrank.worker.values import Value
 
 _NUMBERS = itertools.count(1)

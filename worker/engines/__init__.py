@@ -1,6 +1,6 @@
 """Engines turn a traced graph into sections and files of an artifact, and such into a callable.
 
-One file per implementation. `worker.engines.choice` says which one compiles; `engine_named` finds the one
+One file per implementation. `worker.engines` says which one compiles; `engine_named` finds the one
 that made an artifact.
 """
 

@@ -4,7 +4,7 @@ Sections::
 
     graph.py, graph.code, constants   as engine ``graph`` writes them: the whole graph, to read, to replay,
                                       and to compile again without Dynamo
-    aoti                              JSON: inputs as `worker.torch_private.symbolic` describes them, how to
+    aoti                              JSON: inputs as `worker.torch_private.symbols` describes them, how to
                                       call the library, its file's name, and conditions that Inductor added
     tail.py, tail.code, tail.constants   the tail (`aoti_split`), in that form; only where there is one
 
@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.engines import Built, Site
-from warmrank.worker.engines.aoti_call import CompiledGraph, Parts
-from warmrank.worker.engines.aoti_package import pack, package_name, unpack
+from warmrank.worker.engines.aoti import CompiledGraph, Parts, pack, package_name, unpack
 from warmrank.worker.engines.graph import GraphEngine, unpack_constants
 from warmrank.worker.errors import ArtifactMissing, BadConfig, NotPortable
 
@@ -60,7 +59,7 @@ class AotiEngine:
             BadConfig: it does not compile for this kind of device.
             ToolchainError: a compiler is missing, or too old.
         """
-        from warmrank.worker import toolchain
+        from warmrank.worker.engines import toolchain
         from warmrank.worker.torch_private import facts as torch_facts
 
         if device_kind not in ("cpu", "cuda"):
@@ -112,7 +111,7 @@ class AotiEngine:
         Raises:
             NotPortable: as `compile`.
         """
-        from warmrank.worker.torch_private.symbolic import describe
+        from warmrank.worker.torch_private.symbols import describe
 
         if facts.data_dependent:
             msg = (
@@ -226,7 +225,7 @@ def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Ma
 
 def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
     """How a library is called, whichever of several equal numbers stands for all of them."""
-    from warmrank.worker.torch_private.symbolic import same_input
+    from warmrank.worker.torch_private.symbols import same_input
 
     def first(positions: list[int]) -> list[int]:
         return [same_input(described["described"], position) for position in positions]

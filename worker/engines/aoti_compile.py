@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from warmrank.worker.keys.environment import instruction_set
 
-from warmrank.worker.engines.aoti_place import compile_place
-from warmrank.worker.engines.aoti_split import divide
+from warmrank.worker.engines.aoti_compile import compile_place, divide
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.instruction_set import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.inductor import compile_library
-from warmrank.worker.torch_private.library_inputs import bind_inputs
+from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
 from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of
-from warmrank.worker.torch_private.symbolic import as_described, conditions, rebuild, shape_env_of
+from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from warmrank.worker.keys.environment import target
+
 from warmrank.worker.engines import Engine, engine_named
 from warmrank.worker.errors import BadConfig
-from warmrank.worker.target import target
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig

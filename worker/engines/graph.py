@@ -113,7 +113,7 @@ class _SourceWriter:
         return [f"    def {name}({', '.join(inputs)}):", *first, *self._body(module)]
 
     def _body(self, module: GraphModule) -> Iterator[str]:
-        from warmrank.worker.torch_private.higher_order import BRANCH, LOOP, higher_order_name
+        from warmrank.worker.torch_private.lowering import BRANCH, LOOP, higher_order_name
 
         last_use = _last_uses(list(module.graph.nodes))
         held: dict[str, str] = {}
@@ -145,7 +145,7 @@ class _SourceWriter:
 
     def _branch_or_loop(self, node: Node) -> Iterator[str]:
         """What `torch.cond` and ``while_loop`` do, in Python."""
-        from warmrank.worker.torch_private.higher_order import BRANCH, higher_order_name
+        from warmrank.worker.torch_private.lowering import BRANCH, higher_order_name
 
         operands = [self._value(value) for value in (*node.args, *node.kwargs.values())]
         if higher_order_name(node.target) == BRANCH:
@@ -159,7 +159,7 @@ class _SourceWriter:
             yield f"    {node.name} = {body}(*{node.name}, *{others})"
 
     def _target(self, node: Node) -> str:
-        from warmrank.worker.engines.bindings import BINDINGS
+        from warmrank.worker.engines.graph import BINDINGS
         from warmrank.worker.torch_private.operators import operator_path
 
         name = getattr(node.target, "__name__", "")

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from warmrank.worker.torch_private.unchanged import TensorWatch
 
 from warmrank.worker.devices.memory import picker
-from warmrank.worker.torch_private.tensor_words import TensorWatch
 
 _address = torch.Tensor.data_ptr
 _shape = torch.Tensor.size

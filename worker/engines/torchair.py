@@ -90,7 +90,7 @@ class TorchairEngine:
         Raises:
             NotPortable: TorchAir does not cache the function, or its cache would give other results.
         """
-        from warmrank.worker.torch_private.aot_facts import left_to_wrappers
+        from warmrank.worker.torch_private.torchair import left_to_wrappers
 
         del keep_compiled
         call = lowered.captured
@@ -160,7 +160,7 @@ class TorchairEngine:
         Raises:
             ArtifactCorrupt: TorchAir does not load it.
         """
-        from warmrank.worker.engines.torchair_load import loaded
+        from warmrank.worker.engines.torchair import loaded
 
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods

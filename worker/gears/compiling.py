@@ -9,8 +9,8 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.gears.carried import carried, geared_arguments
-from warmrank.worker.gears.misses import refuse_arguments, refuse_miss
-from warmrank.worker.gears.record import TracedGears, record, settled, unlike_traced
+from warmrank.worker.gears.compiling import TracedGears, record, settled, unlike_traced
+from warmrank.worker.gears.rules import refuse_arguments, refuse_miss
 from warmrank.worker.gears.runner import refuse_unpaddable
 from warmrank.worker.runtime.check import node_values
 from warmrank.worker.runtime.find import arguments_of, function_of

@@ -9,9 +9,8 @@ from types import FunctionType
 from typing import Any
 
 from warmrank.worker.gears.carried import any_set, carried
-from warmrank.worker.gears.misses import refuse_miss
 from warmrank.worker.gears.model import GearFacts
-from warmrank.worker.gears.rules import GearRule, any_size, call_guards, compile_carries_none
+from warmrank.worker.gears.rules import GearRule, any_size, call_guards, compile_carries_none, refuse_miss
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.check import node_values
 from warmrank.worker.runtime.options import OnGearMiss

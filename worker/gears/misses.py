@@ -8,10 +8,9 @@ from typing import Any
 
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.carried import carried
-from warmrank.worker.gears.merge import Combination
-from warmrank.worker.gears.model import GearFacts, hold
+from warmrank.worker.gears.model import Combination, GearFacts, hold
 from warmrank.worker.runtime.options import OnGearMiss
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.operators import readable
 
 _SHOWN = 12
 

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.checks import Gears
-from warmrank.worker.gears.merge import Combination, merged
-from warmrank.worker.gears.misses import condition_text
-from warmrank.worker.gears.model import Axis, GearedInput, GearFacts, evaluate, hold
-from warmrank.worker.gears.rules import membership
+from warmrank.worker.gears.carried import Gears
+from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, evaluate, hold, merged
+from warmrank.worker.gears.rules import condition_text, membership
 from warmrank.worker.runtime.artifact import MUTATED, USER
-from warmrank.worker.torch_private.source_names import readable
+from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
 from warmrank.worker.values import Value
 

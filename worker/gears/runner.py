@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.merge import Combination
-from warmrank.worker.gears.misses import refuse_miss
-from warmrank.worker.gears.model import GearedInput, GearFacts, evaluate
-from warmrank.worker.gears.trials import close, trials
+from warmrank.worker.gears.model import Combination, GearedInput, GearFacts, evaluate
+from warmrank.worker.gears.rules import refuse_miss
+from warmrank.worker.gears.runner import close, trials
 from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.values import Value
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+from warmrank.worker.keys.code import globals_module, is_pinned_module
 
-from warmrank.worker.code_digests import globals_module, is_pinned_module
 from warmrank.worker.runtime.artifact import Check, Node
 from warmrank.worker.runtime.check import MISSING
 

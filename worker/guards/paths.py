@@ -11,13 +11,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Node
 from warmrank.worker.runtime.check import resolve, roots_of
-from warmrank.worker.torch_private.traced_guards import TracedGuard
-from warmrank.worker.torch_private.traced_writes import TracedWrite
+from warmrank.worker.torch_private.tracing import TracedWrite
 
 # Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
 UNNAMED_SCOPE = "___unnamed_scope"

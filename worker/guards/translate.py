@@ -10,8 +10,10 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeGuard
 
 import torch
+from warmrank.worker.keys.code import forget_types, type_name
+from warmrank.worker.keys.sources import collect
+from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
 
-from warmrank.worker.code_digests import forget_types, type_name
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.gears.carried import carried, encoded
 from warmrank.worker.groups import role_of
@@ -22,12 +24,9 @@ from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import is_plain_tensor, plain_type
 from warmrank.worker.runtime.constants import describe, encode_key, keys_of
 from warmrank.worker.runtime.sources import operator_digest, patch_sources
-from warmrank.worker.sources import collect
 from warmrank.worker.torch_private.evaluated import Evaluated
-from warmrank.worker.torch_private.guard_tree import KEY, MARKS, GuardTree, Leaf
-from warmrank.worker.torch_private.higher_order import nodes_within
+from warmrank.worker.torch_private.lowering import nodes_within
 from warmrank.worker.torch_private.python_operators import operators_of, registered_by
-from warmrank.worker.torch_private.traced_guards import TracedGuard
 from warmrank.worker.torch_private.tracing import Trace
 from warmrank.worker.values import Value
 

@@ -226,7 +226,7 @@ def readable_cache(
         UnusableCache: it, or ``file``, is a link or no file, or the artifact is not private to this user.
         FileNotFoundError: there is no such file.
     """
-    from warmrank.worker.readable import render, write
+    from warmrank.worker.compile.readable import render, write
 
     text = render(cache_bin)
     if print_output:
@@ -248,7 +248,7 @@ def get_backend(
         BadConfig: an unknown parameter, or a value of the wrong type.
     """
     with _torch_errors_named():
-        from warmrank.worker.backend import compile_graph
+        from warmrank.worker.compile.backend import compile_graph
 
     for name in unknown:
         raise _unknown("get_npu_backend", name, get_backend.__kwdefaults__ or ())

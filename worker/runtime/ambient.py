@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.torch_private import npu_switches, switches
+from warmrank.worker.torch_private import switches
+from warmrank.worker.torch_private import switches as npu_switches
 
 NAMES = (
     "default dtype",

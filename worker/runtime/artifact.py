@@ -39,10 +39,11 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.cache_dir.private_files import digest_private
+
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.private_files import digest_private
+from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.values import Value
 
@@ -225,7 +226,7 @@ class Artifact(Value):
         frame: unpacks arguments and packs outputs.
         facts: what the runtime must know of the graph.
         roles: roles of the process groups that the graph uses.
-        sections: the engine's own bytes, and `ABOUT`, what `worker.origins` keeps for people.
+        sections: the engine's own bytes, and `ABOUT`, what `worker.compile.origins` keeps for people.
         files: files beside the artifact.
     """
 

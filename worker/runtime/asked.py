@@ -21,7 +21,7 @@ from warmrank.worker.torch_private.process_groups import group_addresses, known_
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.torch_private.evaluated_calls import AskedCall
+    from warmrank.worker.torch_private.evaluated import AskedCall
 
 Call = tuple[str, list[Any], dict[str, Any], Any]
 

@@ -24,8 +24,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from warmrank.worker.keys.code import forget_types, type_name
 
-from warmrank.worker.code_digests import forget_types, type_name
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.gears.carried import carried, encoded
 from warmrank.worker.runtime import ambient, constants

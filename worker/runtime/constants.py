@@ -26,13 +26,14 @@ from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
 
-from warmrank.worker.code_digests import (
+from warmrank.worker.keys.code import (
     code_digest,
     function_digest,
     globals_module,
     is_pinned_module,
     type_name,
 )
+
 from warmrank.worker.errors import NotPortable
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}

@@ -1,6 +1,6 @@
 """What a step of a path, or a condition, hangs on: words to watch, or None where that cannot be told. Pure.
 
-A watch is a kind of `worker.torch_private.object_words` and an object, or `MEMBERS` and a container.
+A watch is a kind of `worker.torch_private.unchanged` and an object, or `MEMBERS` and a container.
 
 Invariant: while none of the watches of a step changes, the step leads from the same object to the same one,
 and while none of those of a condition does, its answer stays. An empty list says that nothing can change it.

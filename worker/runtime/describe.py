@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from warmrank.cache_store.cache_dir.local import variants
+from warmrank.worker.keys.code import type_name
+from warmrank.worker.keys.request import Request
 
 from warmrank.cache_store.keys import changed_components
-from warmrank.cache_store.node.local import variants
-from warmrank.worker.code_digests import type_name
 from warmrank.worker.errors import ArtifactCorrupt, WorkerError
 from warmrank.worker.gears.carried import carried, encoded
-from warmrank.worker.request import Request
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, read
 from warmrank.worker.runtime.check import MISSING, plain_type, text

@@ -19,17 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.node.companions import (
+from warmrank.cache_store.cache_dir.local import (
     add_companion,
     add_companion_from,
+    add_variant,
+    add_variant_from,
     companions,
+    variants,
 )
-from warmrank.cache_store.node.local import add_variant, add_variant_from, variants
-from warmrank.cache_store.node.private_files import (
-    make_private_directories,
-    os_errors_are_unusable,
-)
+from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
+
+from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.worker.runtime.find import StoredArtifact, announce, with_files, withheld_mark
 
 if TYPE_CHECKING:

@@ -13,15 +13,16 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+from warmrank.cache_store.cache_dir.local import read_private, variants
+from warmrank.cache_store.cache_dir.private_files import set_aside
+from warmrank.worker.keys.code import function_digest
+from warmrank.worker.keys.request import Request
+
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.keys import changed_components
-from warmrank.cache_store.node.local import read_private, variants
-from warmrank.cache_store.node.private_files import set_aside
-from warmrank.worker.code_digests import function_digest
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.gears.carried import any_set
-from warmrank.worker.request import Request
 from warmrank.worker.runtime.artifact import Artifact, damaged_files, parse, verified
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismatches
 from warmrank.worker.runtime.runtime_state import declared_for, differences

@@ -22,16 +22,15 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from warmrank.cache_store.cache_dir.local import ensure_cache_dir
+from warmrank.worker.keys.request import Request, code_in_options, request
 
-from warmrank.cache_store.node.local import ensure_cache_dir
 from warmrank.worker import collection
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines import Outliner, Site
-from warmrank.worker.engines.choice import check_choice, engine_for
+from warmrank.worker.engines import Outliner, Site, check_choice, engine_for
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
 from warmrank.worker.gears.carried import any_set, geared_arguments
-from warmrank.worker.request import Request, code_in_options, request
 from warmrank.worker.results import FunctionResult, Outcome, StageSeconds
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import Artifact
@@ -57,8 +56,7 @@ from warmrank.worker.runtime.options import (
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.prepared import prepare
-from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace
+from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace, prepare
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
@@ -317,7 +315,7 @@ class CachedFunction:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, started: float
     ) -> Variant:
         """Compile, unless another process of this node is at it: then look again when it is through."""
-        from warmrank.cache_store.node.single_flight import one_compile
+        from warmrank.cache_store.cache_dir.single_flight import one_compile
 
         place = self.place()
         what = f"{place.model_dir.name}/{place.function_dir.name}"
@@ -363,7 +361,7 @@ class CachedFunction:
             variant.refuse_gear_miss(args, kwargs)
         if not any_set():
             return
-        from warmrank.worker.gears.misses import refuse_arguments
+        from warmrank.worker.gears.rules import refuse_arguments
 
         policy = options.config.inference_config.dynamic_gears_merge_policy
         geared = geared_arguments(function_of(self._method), args, kwargs)
@@ -403,7 +401,8 @@ class CachedFunction:
         from warmrank.worker.torch_private import facts
 
         facts.require("compile", "trial")
-        from warmrank.worker.compiler import compile_call
+        from warmrank.worker.compile.compiler import compile_call
+
         from warmrank.worker.runtime import files
 
         if self._variants and self._options.on_recompile == "abandon":
@@ -444,7 +443,7 @@ class CachedFunction:
         Raises:
             WorkerError: the function cannot be cached.
         """
-        from warmrank.worker.compiler import compile_call
+        from warmrank.worker.compile.compiler import compile_call
 
         config = copy.deepcopy(self._options.config)
         config.debug.graph_dump.type = config.debug.fx_summary.type = None  # the compile writes such files

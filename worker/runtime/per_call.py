@@ -20,8 +20,9 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
+from warmrank.worker.keys.code import is_pinned_module, type_name
+from warmrank.worker.keys.environment import target
 
-from warmrank.worker.code_digests import is_pinned_module, type_name
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.check import (
@@ -33,7 +34,6 @@ from warmrank.worker.runtime.check import (
     resolve,
     root_names,
 )
-from warmrank.worker.target import target
 
 Others = Mapping[int, frozenset[int]]
 

@@ -4,8 +4,8 @@ A full check evaluates every condition, which takes milliseconds. Beside it, `ta
 hangs on, in one of four ways, the first that goes:
 
 1. *words*: versions of the dicts and classes on its path, and pointers to what is on it
-   (`worker.torch_private.object_words`), thousands in microseconds;
-2. *metadata* of tensors, in C++ (`worker.torch_private.tensor_metadata`);
+   (`worker.torch_private.unchanged`), thousands in microseconds;
+2. *metadata* of tensors, in C++ (`worker.torch_private.unchanged`);
 3. *predicates*: members of lists and sets, attributes that no dict holds, in well under a microsecond each;
 4. *asked*: the condition itself is evaluated on every call (`worker.runtime.per_call`).
 
@@ -25,15 +25,14 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from warmrank.worker.keys.code import forget_types, function_digest, layers, type_name
+from warmrank.worker.torch_private.unchanged import Key, Metadata, Watched
 
-from warmrank.worker.code_digests import forget_types, function_digest, layers, type_name
 from warmrank.worker.runtime import asked, depends
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import MISSING, STEPS, node_values
 from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
 from warmrank.worker.runtime.sources import changed, holder_of
-from warmrank.worker.torch_private.object_words import Key, Watched
-from warmrank.worker.torch_private.tensor_metadata import Metadata
 
 Predicate = Callable[[], bool]
 _MAX_CHANGES = 2

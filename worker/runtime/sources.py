@@ -20,7 +20,7 @@ from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from warmrank.worker.code_digests import (
+from warmrank.worker.keys.code import (
     code_digest,
     file_digest,
     function_digest,
@@ -30,6 +30,7 @@ from warmrank.worker.code_digests import (
     layers,
     stable_text,
 )
+
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime.artifact import TracedSource
 
@@ -74,7 +75,8 @@ def operator_digest(name: str, overload: Any) -> str:
     Raises:
         NotPortable: part of it stands where no later process can find it.
     """
-    from warmrank.worker.reachable import functions_of_file, reachable_digest
+    from warmrank.worker.keys.reachable import functions_of_file, reachable_digest
+
     from warmrank.worker.torch_private import python_operators as operators
 
     lowering: list[Any] = []
@@ -101,7 +103,7 @@ def holder_of(source: TracedSource) -> Any:
 
 def patches_digest(holder: Any) -> str:
     """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
-    from warmrank.worker.reachable import reachable_digest
+    from warmrank.worker.keys.reachable import reachable_digest
 
     members = sorted(vars(holder).items(), key=itemgetter(0))
     return reachable_digest(*(_patch(*member) for member in members if not _is_own(*member)))

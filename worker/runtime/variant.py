@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import torch
 
     from warmrank.worker.devices import DeviceBackend
-    from warmrank.worker.gears.loaded import LoadedGears
+    from warmrank.worker.gears.rules import LoadedGears
     from warmrank.worker.gears.runner import GearedRunner
     from warmrank.worker.runtime.artifact import PortableGuards
     from warmrank.worker.runtime.options import GuardMode, OnGearMiss
@@ -76,7 +76,7 @@ class Variant:
             backend: of the device that it runs on.
             guards: when conditions are asked.
             on_gear_miss: what happens to sizes that no gear stands for.
-            code_in_options: `worker.request.code_in_options` of the present moment.
+            code_in_options: `worker.keys.request.code_in_options` of the present moment.
         """
         started = perf_counter()
         artifact, method = stored.artifact, site.method
@@ -145,7 +145,7 @@ class Variant:
     def _loaded_gears(self) -> LoadedGears:
         """Gears are imported where somebody uses any."""
         if self._gears is None:
-            from warmrank.worker.gears.loaded import LoadedGears
+            from warmrank.worker.gears.rules import LoadedGears
 
             artifact, function = self.stored.artifact, function_of(self._method)
             self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, self._on_gear_miss)

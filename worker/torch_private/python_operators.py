@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from warmrank.worker.keys.code import is_pinned_module, package_of
 
-from warmrank.worker.code_digests import is_pinned_module, package_of
 from warmrank.worker.errors import NotPortable
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _is_pinned(function: Any) -> bool:
 
 def _module_at(file: str, operator: str) -> str:
     """The module of a file; empty for one in C++."""
-    from warmrank.worker.code_digests import modules_by_file
+    from warmrank.worker.keys.code import modules_by_file
 
     if not file.endswith(".py") and not file.startswith("<"):
         return ""
