@@ -28,9 +28,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 import torch  # noqa: E402 - also where nothing is installed
 
 from warmrank.inference import cache_compile  # noqa: E402
-from warmrank.worker.cached_function import CachedFunction  # noqa: E402
-from warmrank.worker.guards import ambient  # noqa: E402
-from warmrank.worker.variant import Variant  # noqa: E402
+from warmrank.worker.runtime import ambient  # noqa: E402
+from warmrank.worker.runtime.function import CachedFunction  # noqa: E402
+from warmrank.worker.runtime.variant import Variant  # noqa: E402
 
 MODES = ("always", "once", "skip")
 X = torch.ones(2, 4)

@@ -1,51 +1,33 @@
-"""The frame: Dynamo's code object that unpacks the arguments, calls the graph, and packs the outputs.
+"""Writing the frame: Dynamo's code object that unpacks the arguments, calls the graph, packs the outputs.
 
 Kept as marshal (version 2, equal bytes for equal code) with everything that differs between processes
 taken out: file name, lines, and the counters and ids in Dynamo's global names.
-
-Layout (JSON beside the marshalled code)::
-
-    {"graph": name of the graph's global,
-     "imports": {global name: module},
-     "objects": {global name: encoded constant or class},
-     "builtins": [global names bound to the builtins mapping],
-     "writes": whether a call writes to Python objects that were there before it}
 """
 
 from __future__ import annotations
 
 import builtins
 import dis
-import importlib
 import marshal
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards import constants
-from warmrank.worker.stand_ins import StandIns
-from warmrank.worker.values import Value
+from warmrank.worker.runtime import constants
+from warmrank.worker.runtime.artifact import Frame
+from warmrank.worker.runtime.variant import PLACEHOLDER
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.tracing import Trace
 
+
 _MARSHAL_VERSION = 2
 _GRAPH_NAME = "__compiled_fn"
 _BUILTINS = r"^__builtins_dict__\w*$"
-_PLACEHOLDER = "__warmrank_constant__"
 # A global that Dynamo named for the address of its value.
 _ADDRESSED = r"_\d+_c\d+$"
-# A warm load must not import these; the frame needs a few one-line functions of the first, at most.
-_LAZY_IMPORTS = ("torch._dynamo", "torch._inductor", "sympy")
-
-
-class Frame(Value):
-    """A frame and what its global names mean; the layout stands in the module's docstring."""
-
-    code: bytes
-    names: dict[str, Any]
 
 
 def extract(trace: Trace, function: FunctionType) -> Frame:
@@ -126,50 +108,5 @@ def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
     except ValueError:
         import json
 
-        return (_PLACEHOLDER, json.dumps(constants.encode(value), sort_keys=True))
+        return (PLACEHOLDER, json.dumps(constants.encode(value), sort_keys=True))
     return value
-
-
-def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> FunctionType:
-    """The frame as a function of the cached function's signature (``self`` first) that calls ``graph``."""
-    scope = _Scope(function.__globals__)
-    scope["__builtins__"] = builtins
-    scope[frame.names["graph"]] = graph
-    for name, module in frame.names["imports"].items():
-        scope[name] = (
-            StandIns(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
-        )
-    for name, encoded in frame.names["objects"].items():
-        scope[name] = constants.decode(encoded)
-    for name in frame.names["builtins"]:
-        scope[name] = vars(builtins)
-    # The file is private to this user, or was fetched under a signature that the store's policy checked.
-    code = _restore(marshal.loads(frame.code))  # noqa: S302
-    bound = FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
-    bound.__kwdefaults__ = function.__kwdefaults__
-    return bound
-
-
-def _restore(code: CodeType) -> CodeType:
-    return code.replace(co_consts=tuple(_restore_constant(item) for item in code.co_consts))
-
-
-def _restore_constant(value: Any) -> Any:
-    if isinstance(value, CodeType):
-        return _restore(value)
-    if isinstance(value, tuple) and len(value) == 2 and value[0] == _PLACEHOLDER:
-        import json
-
-        return constants.decode(json.loads(value[1]))
-    return value
-
-
-class _Scope(dict[str, Any]):
-    """The frame's globals: its own names, and the function's globals as they are at each call."""
-
-    def __init__(self, globals_: dict[str, Any]) -> None:
-        super().__init__()
-        self._globals = globals_
-
-    def __missing__(self, name: str) -> Any:
-        return self._globals[name]

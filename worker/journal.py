@@ -21,7 +21,7 @@ from warmrank.worker.results import FunctionResult, StageSeconds
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.worker.artifact import Artifact
+    from warmrank.worker.runtime.artifact import Artifact
 
 _log = logging.getLogger(__name__)
 

@@ -50,10 +50,10 @@ class FunctionProbe(Value):
         state: ``hit`` (own partition), ``adoptable`` (another partition's artifact fits), ``miss``.
         reason: one line; for a miss, what was looked at and why it did not fit.
         digest: sha256 hex of the artifact found; empty for a miss.
-        runtime_state: what is declared for the function, name -> text (`worker.runtime_state`).
+        runtime_state: what is declared for the function, name -> text (`worker.runtime.runtime_state`).
         cost: what compiling it takes, compared with other functions; 1 where nothing is to be compiled.
         trace: digest of the trace that the artifact found was made of, where its audits were not through, or
-            found a fault (`worker.withheld`); else empty.
+            found a fault (`worker.runtime.files`); else empty.
     """
 
     function: str

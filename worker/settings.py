@@ -56,6 +56,11 @@ class Settings(Value):
     rank: int = 0
     world_size: int = 1
 
+    @property
+    def journals(self) -> bool:
+        """Whether outcomes of look-ups are appended to a file."""
+        return self.journal is not None or self.journal_dir is not None
+
 
 def settings() -> Settings:
     """Read the environment of this process."""

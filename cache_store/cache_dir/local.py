@@ -244,8 +244,6 @@ def _trim(function_dir: Path) -> None:
                 path.unlink()
                 logger.info("Removed %s: a function keeps its newest %d variants", path, MAX_VARIANTS)
     if excess:
-        from warmrank.cache_store.cache_dir.local import drop_orphans  # which imports this module
-
         drop_orphans(function_dir, variants(function_dir), age_s=FRESH_S)
 
 

@@ -196,7 +196,7 @@ def _import_ahead(module: str) -> None:
 
     for name in (
         "warmrank.worker.compile.compiler",
-        "warmrank.worker.cached_function",
+        "warmrank.worker.runtime.function",
         "warmrank.worker.engines.graph",
         "warmrank.worker.rank.offline",
     ):

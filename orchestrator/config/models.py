@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict
 from warmrank.worker import node_caches
-from warmrank.worker.cache_options import EngineChoice, GuardMode
+from warmrank.worker.runtime.options import EngineChoice, GuardMode
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
 AuditMode = Literal["one", "all", "off"]

@@ -17,11 +17,6 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from warmrank.cache_store.backends.places import TierState
-from warmrank.cache_store.cache_dir.private_files import (
-    ensure_cache_dir,
-    make_private_directories,
-    os_errors_are_unusable,
-)
 from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.records.manifest import CaptureEntry, environments_of, utc_now

@@ -122,8 +122,8 @@ def verify_cache(cache_dir: Path) -> CacheReport:
 def _judge_artifact(path: Path, judged: Collection[Path], faults: list[str]) -> set[Path]:
     """Check an artifact, and the files beside it that were not ``judged`` yet; the paths of these files."""
     # Imported here, because they import torch.
-    from warmrank.worker.artifact import read, verified
     from warmrank.worker.errors import ArtifactCorrupt
+    from warmrank.worker.runtime.artifact import read, verified
 
     try:
         check_private(path)

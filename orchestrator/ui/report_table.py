@@ -24,7 +24,7 @@ from warmrank.orchestrator.text import (
 from warmrank.orchestrator.ui.advice import publish_command
 from warmrank.orchestrator.ui.table import MAX_LINES, STYLES, audit_lines, problems, some, table_of
 from warmrank.worker.results import StageSeconds
-from warmrank.worker.runtime_state import in_words
+from warmrank.worker.runtime.runtime_state import in_words
 
 MAX_RANKS_SHOWN = 16
 """A launch of more ranks shows one row for all ranks that did the same."""

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.text import brief_ranks, count_text, runs_text, seconds_text, size_text, time_text
-from warmrank.worker.runtime_state import in_words
+from warmrank.worker.runtime.runtime_state import in_words
 
 if TYPE_CHECKING:
     from warmrank.cache_store.errors import NotInStore

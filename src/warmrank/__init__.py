@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warmrank import configs, inference
-    from warmrank.worker.capture.rooms import graph_pool_handle
+    from warmrank.worker.capture.pools import graph_pool_handle
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.hcom import patch_for_hcom
     from warmrank.worker.inference import get_backend, readable_cache
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from warmrank.worker.log import logger
     from warmrank.worker.rank.workload import Call, RankContext, Workload
     from warmrank.worker.results import Verification
-    from warmrank.worker.runtime_state import declare_runtime_state
+    from warmrank.worker.runtime.runtime_state import declare_runtime_state
 
 __all__ = [
     "Call",
@@ -45,10 +45,10 @@ _HOMES = {
     "Verification": ("warmrank.worker.results", "Verification"),
     "Workload": ("warmrank.worker.rank.workload", "Workload"),
     "configs": ("warmrank.configs", ""),
-    "declare_runtime_state": ("warmrank.worker.runtime_state", "declare_runtime_state"),
+    "declare_runtime_state": ("warmrank.worker.runtime.runtime_state", "declare_runtime_state"),
     "get_backend": ("warmrank.worker.inference", "get_backend"),
     "get_npu_backend": ("warmrank.worker.inference", "get_backend"),
-    "graph_pool_handle": ("warmrank.worker.capture.rooms", "graph_pool_handle"),
+    "graph_pool_handle": ("warmrank.worker.capture.pools", "graph_pool_handle"),
     "inference": ("warmrank.inference", ""),
     "logger": ("warmrank.worker.log", "logger"),
     "patch_for_hcom": ("warmrank.worker.hcom", "patch_for_hcom"),

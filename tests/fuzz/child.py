@@ -430,8 +430,8 @@ def _prepare(kind: str) -> None:
     import torch
     from torch import nn
 
-    import warmrank.worker.cached_function
     import warmrank.worker.engines.graph
+    import warmrank.worker.runtime.function
 
     if kind == "cold":
         import tempfile

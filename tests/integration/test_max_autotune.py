@@ -27,11 +27,12 @@ from warmrank import CompilerConfig
 from warmrank.cache_store.cache_dir.local import companions, variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.rank import manifests
+from warmrank.worker.runtime.files import remove
+from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_KEY = "0f" * 32
@@ -341,7 +342,7 @@ def aoti_compile() -> Any:
 def test_abandoned_cache_loses_its_packages(copied: Path) -> None:
     function = cached(models.mixed(), copied, ge_cache=True, on_recompile="abandon")
     function(*models.mixed_call())
-    function._files.abandon(function.place().function_dir, "a test")
+    remove(function.place().function_dir)
     assert list(copied.rglob("*.pt2")) == []
 
 

@@ -32,9 +32,9 @@ from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.rank.workload import RankContext
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 NUM_RANKS = 1024
 

@@ -24,8 +24,8 @@ from tests import npu_emulator
 from tests.support.loop_mounts import NAMESPACE, why_not
 from tests.support.npu_damage_child import build, cached, is_right
 from warmrank.cache_store.cache_dir.single_flight import LOCKS
-from warmrank.worker import artifact as artifacts
-from warmrank.worker.artifact import Artifact
+from warmrank.worker.runtime import artifact as artifacts
+from warmrank.worker.runtime.artifact import Artifact
 
 pytestmark = pytest.mark.torchair
 

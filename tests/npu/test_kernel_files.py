@@ -20,10 +20,10 @@ from torch import nn
 
 from tests.support import node_artifacts
 from warmrank.inference import cache_compile
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.torchair_vendor import vendor_for
 from warmrank.worker.node_caches import PACKAGES, pack, unpack
+from warmrank.worker.runtime.function import CachedFunction
 
 X = torch.arange(8.0).reshape(2, 4)
 GRAPH, INDEX = "graph_1_20260131.om", "graph_1.idx"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmrank.worker.guards.ambient import differences, encode, snapshot
+from warmrank.worker.runtime.ambient import differences, encode, snapshot
 
 
 @pytest.fixture

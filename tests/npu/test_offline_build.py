@@ -18,9 +18,9 @@ from warmrank.orchestrator.build.plan import target_here
 from warmrank.orchestrator.build.report import BuildReport
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.keys import environment as fingerprint
 from warmrank.worker.rank.workload import RankContext, Workload
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 NUM_RANKS = 8
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from warmrank.orchestrator.launch.report import FunctionReport, Report
-from warmrank.worker.artifact import parse
+from warmrank.worker.runtime.artifact import parse
 
 if importlib.util.find_spec("torch_npu") is not None:
     from tests.support.node_artifacts import Tools

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from warmrank.worker.ascend.versions import Places
+from warmrank.worker.ascend.places import Places
 
 # vllm-ascend#1664: `cat ascend_toolkit_install.info` of CANN 8.1.RC1, with another version.
 INSTALL_INFO = """package_name=Ascend-cann-{package}

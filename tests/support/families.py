@@ -24,8 +24,8 @@ import torch
 
 from tests.support.processes import PYTHONPATH
 from warmrank.inference import cache_compile
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.runtime.function import CachedFunction
 
 Cached = Callable[[Any], CachedFunction]
 Calls = tuple[list[CachedFunction], float]

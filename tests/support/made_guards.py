@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.guards import ambient, constants
-from warmrank.worker.guards.asked import Call
-from warmrank.worker.guards.model import Check, PortableGuards
 from warmrank.worker.guards.paths import PathTable
-from warmrank.worker.keys.sources import TracedSource, type_name
+from warmrank.worker.keys.code import type_name
+from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
+from warmrank.worker.runtime.asked import Call
 
 
 def made_guards(

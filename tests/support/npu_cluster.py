@@ -23,7 +23,7 @@ from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.store.stores import open_store
-from warmrank.worker.artifact import parse
+from warmrank.worker.runtime.artifact import parse
 
 ROOT = Path(__file__).parents[2]
 ENTRYPOINT = "tests.support.npu_workload:workload"

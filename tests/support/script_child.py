@@ -80,7 +80,7 @@ def _as_main(job: ScriptJob) -> int:
 def main() -> None:
     groups = [[ScriptJob(**job) for job in group] for group in json.load(sys.stdin)]
     if "--untraced" in sys.argv:
-        importlib.import_module("warmrank.worker.cached_function")
+        importlib.import_module("warmrank.worker.runtime.function")
         assert not [name for name in FORBIDDEN if name in sys.modules]
     else:
         trace_something()

@@ -180,7 +180,7 @@ def main() -> None:
     if len(sys.argv) == 1:
         sys.stdout.write("".join(map(attempt, jobs)))
         return
-    importlib.import_module("warmrank.worker.cached_function")
+    importlib.import_module("warmrank.worker.runtime.function")
     if "--fork-with-tracer" in sys.argv:
         trace_something()
     gc.disable()  # else each fork's collector goes through all of torch; frozen, it would be counted instead

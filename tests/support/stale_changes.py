@@ -248,11 +248,11 @@ fake.write_text('{text}')
 ASCEND = """
 import dataclasses
 import pathlib
-from warmrank.worker.ascend import versions
+from warmrank.worker.ascend import places
 driver = pathlib.Path(DIRECTORY, 'ascend', 'driver')
 driver.mkdir(parents=True)
-real = versions.here
-versions.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
+real = places.here
+places.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
 """
 ENVIRONMENT = {
     "torch version": Change(
@@ -288,7 +288,8 @@ ENVIRONMENT = {
         reason=r"engine graph \d+ -> graph 99",
     ),
     "artifact format": Change(
-        before="import warmrank.worker.artifact; warmrank.worker.artifact.FORMAT = 99", reason=r"format"
+        before="import warmrank.worker.runtime.artifact; warmrank.worker.runtime.artifact.FORMAT = 99",
+        reason=r"format",
     ),
 }
 CONFIG = {

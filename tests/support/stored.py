@@ -27,12 +27,8 @@ from warmrank.cache_store.records.manifest import (
 from warmrank.cache_store.signing.signing_keys import Signer, save_private_key, save_public_key
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.worker.artifact import Artifact
-from warmrank.worker.frame import Frame
-from warmrank.worker.graph_facts import GraphFacts
-from warmrank.worker.guards.asked import RANK
-from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.keys.sources import TracedSource
+from warmrank.worker.runtime.artifact import Artifact, Frame, GraphFacts, PortableGuards, TracedSource
+from warmrank.worker.runtime.asked import RANK
 
 REPOSITORY = Path(__file__).parents[2]
 LAUNCH_KEY = key_of({"entrypoint": "sample:workload"})

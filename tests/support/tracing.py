@@ -11,19 +11,18 @@ import pytest
 import torch
 
 from warmrank.inference import cache_compile
-from warmrank.worker.artifact import Artifact
-from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_scope
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.compile.compiler import compile_call
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines import engine_named
-from warmrank.worker.guards.calls import CallGuards
-from warmrank.worker.guards.check import mismatches
-from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.keys.request import Request
+from warmrank.worker.runtime.artifact import Artifact, PortableGuards
+from warmrank.worker.runtime.check import mismatches
+from warmrank.worker.runtime.find import function_of
+from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.runtime.options import CacheOptions, LaunchDefaults, launch_scope
+from warmrank.worker.runtime.variant import CallGuards
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.tracing import Trace, trace
-from warmrank.worker.variant import function_of
 
 NO_REQUEST = Request(components={"made for": "a test"}, key="0" * 32, engine=engine_named("graph"))
 
@@ -71,7 +70,7 @@ def misfits(artifact: Artifact, method: Callable[..., Any], *args: Any, **kwargs
     """Why an artifact does not fit a call, without gradients."""
     import inspect
 
-    from warmrank.worker.guards.check import mismatches
+    from warmrank.worker.runtime.check import mismatches
 
     function = function_of(bound(method))
     arguments = inspect.signature(function).bind(bound(method).__self__, *args, **kwargs)

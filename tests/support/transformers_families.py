@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 
 from tests.support.families import Cached, Calls, furthest
-from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.runtime.function import CachedFunction
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -15,8 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards import ambient
-from warmrank.worker.guards.ambient import differences, encode, snapshot
+from warmrank.worker.runtime import ambient
+from warmrank.worker.runtime.ambient import differences, encode, snapshot
 
 pytestmark = pytest.mark.usefixtures("torch_state")
 

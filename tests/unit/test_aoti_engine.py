@@ -18,7 +18,6 @@ from torch import nn
 from tests.support.devices import fake_world
 from tests.support.tracing import traced
 from warmrank import CompilerConfig
-from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines import engine_named
 from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, Parts, pack, package_name, unpack
@@ -27,6 +26,7 @@ from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from warmrank.worker.keys.environment import of_features
 from warmrank.worker.keys.request import request
+from warmrank.worker.runtime.options import CacheOptions
 from warmrank.worker.torch_private.inductor import bind_inputs
 from warmrank.worker.torch_private.symbols import describe, rebuild
 

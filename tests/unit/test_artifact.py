@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.stored import GUARDS, make_artifact
-from warmrank.worker.artifact import FORMAT, parse, read
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.graph_facts import GraphFacts
-from warmrank.worker.keys.sources import TracedSource
+from warmrank.worker.runtime.artifact import FORMAT, GraphFacts, TracedSource, parse, read
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name != "frame.code")
 SECTIONS = st.dictionaries(NAMES, st.binary(max_size=64), max_size=4)

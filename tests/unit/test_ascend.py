@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from tests.support import ascend_machine as machine
 from warmrank.worker.ascend import chips
 from warmrank.worker.ascend.chips import chips_in, installation, soc_in, soc_of
-from warmrank.worker.ascend.versions import (
-    Places,
-    cann_of,
-    driver_of,
-    firmware_of,
-    package_problems,
-    places_of,
-)
+from warmrank.worker.ascend.places import Places, places_of
+from warmrank.worker.ascend.versions import cann_of, driver_of, firmware_of, package_problems
 
 
 @pytest.fixture

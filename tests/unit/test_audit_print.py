@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from warmrank.inference import cache_compile
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
-from warmrank.worker.variant import StoredArtifact
-from warmrank.worker.withheld import is_withheld, release, withhold
+from warmrank.worker.runtime.files import release, withhold
+from warmrank.worker.runtime.find import StoredArtifact, is_withheld
+from warmrank.worker.runtime.function import CachedFunction
 
 
 class Sliced(torch.nn.Module):
@@ -104,7 +104,7 @@ def test_missing_line_is_a_difference() -> None:
 
 
 def test_withheld_artifact_is_its_own_partitions_alone(tmp_path: Path) -> None:
-    from warmrank.worker.cache_options import LaunchDefaults, launch_scope
+    from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
     def found(rank: int) -> str:
         with launch_scope.of(LaunchDefaults(place=(rank, 2))):

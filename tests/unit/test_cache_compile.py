@@ -15,9 +15,9 @@ from torch import nn
 import warmrank
 from tests.support.small_models import Plain
 from warmrank.inference import cache_compile, get_backend
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch, WorkerError
+from warmrank.worker.runtime.function import CachedFunction
 
 
 class Decorated(nn.Module):

@@ -19,7 +19,6 @@ from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_o
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import cache_compile
 from warmrank.worker import journal
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.compile import compiler
 from warmrank.worker.errors import (
     BackwardNotSupported,
@@ -29,6 +28,7 @@ from warmrank.worker.errors import (
     RandomOp,
 )
 from warmrank.worker.log import logger
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -17,10 +17,10 @@ from torch import nn
 from tests.support.devices import fake_world
 from tests.support.small_models import Derived, Plain
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
-from warmrank.worker import trace_limit
-from warmrank.worker.cache_options import LaunchDefaults
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.compile import compiler
+from warmrank.worker.runtime import function as function_module
+from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -120,7 +120,7 @@ class Counts(nn.Module):
 def test_function_that_changes_itself_runs_eagerly_after_some_traces(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trace_limit, "MAX_TRACES_OF_CHANGING", 2)
+    monkeypatch.setattr(function_module, "MAX_TRACES_OF_CHANGING", 2)
     model = Counts()
     function = cached(model.forward, cache)
     with caplog.at_level(logging.WARNING, logger="torchair"):
@@ -135,7 +135,7 @@ def test_function_that_changes_itself_runs_eagerly_after_some_traces(
 def test_function_that_runs_eagerly_after_too_many_traces_still_uses_what_is_loaded(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_limit, "MAX_TRACES", 2)
+    monkeypatch.setattr(function_module, "MAX_TRACES", 2)
     function = cached(Plain().affine, cache, dynamic=False)
     sizes = (2, 3, 4, 2, 3)
     for rows in sizes:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.support.tracing import ROWS, cached, files, outcome, reason
-from warmrank.worker.cached_function import CachedFunction
+from warmrank.worker.runtime.function import CachedFunction
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

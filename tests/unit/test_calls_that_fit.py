@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.tracing import cached
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.errors import NotPortable, WorkerError
+from warmrank.worker.runtime.function import CachedFunction
 
 LAYOUTS = {
     "whole": lambda x: x,

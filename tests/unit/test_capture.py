@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.support.devices import warm
-from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -14,10 +14,9 @@ import warmrank
 from tests.support.devices import warm
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import cached
-from warmrank.worker.capture import CaptureOptions, GraphRunner
-from warmrank.worker.capture.first_calls import FirstCalls
+from warmrank.worker.capture.runner import CaptureOptions, FirstCalls, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

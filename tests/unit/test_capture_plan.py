@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.worker.capture.entry import InputLayout
+from warmrank.worker.capture.layout import InputLayout
 from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, parse, shapes_of
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.runtime.artifact import GraphFacts
 
 DIGEST = "ab" * 32
 SIZES = st.lists(st.integers(0, 64), max_size=4)

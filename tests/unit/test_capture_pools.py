@@ -12,10 +12,10 @@ import torch
 
 import warmrank
 from tests.support.devices import warm
-from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -13,13 +13,13 @@ import torch
 from tests.support.devices import warm
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import cached, cached_in_launch
-from warmrank.worker.cache_options import LaunchDefaults
-from warmrank.worker.capture import CaptureOptions, CaptureStatistics, GraphRunner
-from warmrank.worker.capture.statistics import PoolStatistics, total
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
+from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics, total
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import CompileForbidden, NotCapturable
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.runtime.artifact import GraphFacts
+from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

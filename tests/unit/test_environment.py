@@ -31,11 +31,11 @@ Read = Callable[[], dict[str, str]]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without accelerators; tests lay its files below the path."""
     ascend = ascend_places(tmp_path)
-    monkeypatch.setattr("warmrank.worker.ascend.versions.here", lambda: ascend)
+    monkeypatch.setattr("warmrank.worker.ascend.places.here", lambda: ascend)
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
     monkeypatch.setattr("warmrank.worker.keys.environment._CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(fingerprint, "architectures", tuple)
+    monkeypatch.setattr("warmrank.worker.keys.environment.architectures", tuple)
     return tmp_path
 
 
@@ -196,7 +196,9 @@ def test_architecture_of_gpus_is_part_of_the_fingerprint(
     machine: Path, read: Read, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     write(machine / place, "")
-    monkeypatch.setattr(fingerprint, "architectures", lambda: ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90"))
+    monkeypatch.setattr(
+        "warmrank.worker.keys.environment.architectures", lambda: ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90")
+    )
     assert read()["accelerator"] == "NVIDIA A10 sm_86, NVIDIA H100 sm_90"
 
 

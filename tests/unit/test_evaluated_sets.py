@@ -15,7 +15,7 @@ from torch import nn
 from tests.support.processes import printed_by
 from tests.support.tracing import compiled, misfits, since
 from warmrank.inference import cache_compile
-from warmrank.worker.artifact import parse
+from warmrank.worker.runtime.artifact import parse
 
 X = torch.ones(2)
 GLOBAL = {"a", "b", "c", "dd", "ee"}

@@ -21,9 +21,11 @@ from torch import nn
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import bound, compiled, traced
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.frame import Frame, bind, extract
+from warmrank.worker.frame import extract
+from warmrank.worker.runtime.artifact import Frame
+from warmrank.worker.runtime.find import function_of
+from warmrank.worker.runtime.variant import bind
 from warmrank.worker.torch_private.tracing import Trace
-from warmrank.worker.variant import function_of
 
 ROOT = Path(__file__).parents[2]
 ROWS = torch.arange(8.0).reshape(2, 4)

@@ -13,7 +13,7 @@ from tests.support.small_models import Unfit
 from tests.support.tracing import traced
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.errors import RandomOp
-from warmrank.worker.graph_facts import GraphFacts
+from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.lowering import LoweredGraph
 
 ROWS = torch.ones(2, 4)

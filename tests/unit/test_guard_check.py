@@ -14,13 +14,12 @@ from torch import nn
 from tests.support.devices import fake_world
 from tests.support.made_guards import like, made_guards
 from warmrank.worker import groups
-from warmrank.worker.guards import asked
-from warmrank.worker.guards.check import MAX_REASONS, mismatches, shape_holds
-from warmrank.worker.guards.constants import encode
-from warmrank.worker.guards.identity import describe
-from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.guards.words import tensor_differences
-from warmrank.worker.keys.sources import TracedSource, type_name
+from warmrank.worker.keys.code import type_name
+from warmrank.worker.runtime import asked
+from warmrank.worker.runtime.artifact import PortableGuards, TracedSource
+from warmrank.worker.runtime.check import MAX_REASONS, mismatches, shape_holds
+from warmrank.worker.runtime.constants import describe, encode
+from warmrank.worker.runtime.describe import tensor_differences
 
 LIMIT = 5
 

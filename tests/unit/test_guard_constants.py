@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards.constants import decode, encode
+from warmrank.worker.runtime.constants import decode, encode
 
 
 class Colour(enum.Enum):

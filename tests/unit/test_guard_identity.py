@@ -18,9 +18,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from tests.support.small_models import Plain
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards.identity import describe
 from warmrank.worker.keys import code
-from warmrank.worker.keys.sources import class_digest, function_digest
+from warmrank.worker.keys.code import class_digest, function_digest
+from warmrank.worker.runtime.constants import describe
 
 
 class Colour(enum.Enum):

@@ -12,11 +12,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.made_guards import like, made_guards
-from warmrank.worker.guards.check import mismatches
-from warmrank.worker.guards.constants import encode
-from warmrank.worker.guards.inputs import compile_input_check
-from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.keys.sources import type_name
+from warmrank.worker.keys.code import type_name
+from warmrank.worker.runtime.artifact import PortableGuards
+from warmrank.worker.runtime.check import mismatches
+from warmrank.worker.runtime.constants import encode
+from warmrank.worker.runtime.per_call import compile_input_check
 
 ONES = torch.ones(2, 3)
 LIMIT = 5

@@ -9,9 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warmrank.worker.guards.constants import encode
-from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.keys.sources import TracedSource
+from warmrank.worker.runtime.artifact import PortableGuards, TracedSource
+from warmrank.worker.runtime.constants import encode
 
 ARGUMENTS = st.one_of(
     st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a")))

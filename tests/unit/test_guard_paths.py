@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards.paths import MISSING, PathTable, resolve, root_names, text
+from warmrank.worker.guards.paths import PathTable
+from warmrank.worker.runtime.check import MISSING, resolve, root_names, text
 
 
 @dataclasses.dataclass

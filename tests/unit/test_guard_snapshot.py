@@ -13,7 +13,7 @@ import torch
 
 from tests.support.made_guards import like, made_guards
 from tests.support.tracing import Checked
-from warmrank.worker.guards.inputs import compile_input_check
+from warmrank.worker.runtime.per_call import compile_input_check
 
 X = torch.arange(6.0).reshape(3, 2)
 

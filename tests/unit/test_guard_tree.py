@@ -16,8 +16,7 @@ from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it
 from tests.support.zoo.case import CASES
 from tests.support.zoo_child import _contexts
 from warmrank.worker.errors import GraphBreak, NotPortable
-from warmrank.worker.guards.accounts import RULES, accounts
-from warmrank.worker.guards.translate import AMBIENT_KINDS, TRANSLATED_KINDS
+from warmrank.worker.guards.translate import AMBIENT_KINDS, RULES, TRANSLATED_KINDS, accounts
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
 from warmrank.worker.torch_private.patching import wrapped
 

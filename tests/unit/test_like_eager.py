@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from tests.support.tracing import ROWS, cached, compiles_ahead
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import DeviceUnavailable, NotPortable, WorkerError
+from warmrank.worker.runtime.function import CachedFunction
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 both_modes = pytest.mark.parametrize(

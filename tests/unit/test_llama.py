@@ -12,9 +12,9 @@ from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_reference import reference_logits
 from warmrank.examples.llama_weights import LlamaSizes, full_weights, shard
-from warmrank.worker.cached_function import CachedFunction
 from warmrank.worker.errors import WorkloadError
 from warmrank.worker.rank.workload import RankContext, Workload, build_workload
+from warmrank.worker.runtime.function import CachedFunction
 
 SMALL = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=2, hidden=48, batch=2, max_seq=32)
 

@@ -16,11 +16,11 @@ from warmrank.cache_store.digests import Digest, digest_file
 from warmrank.cache_store.records.manifest import partition_key
 from warmrank.cache_store.store import Store
 from warmrank.worker import journal
-from warmrank.worker.artifact import ArtifactFile
 from warmrank.worker.rank import manifests
 from warmrank.worker.rank.script import journal_of
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.results import FunctionResult
+from warmrank.worker.runtime.artifact import ArtifactFile
 
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"
 LAUNCH_KEY = "0f" * 32

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.stored import COMPONENTS, lay_artifact
 from warmrank.worker.engines import engine_named
 from warmrank.worker.keys.request import Request
-from warmrank.worker.nearest import explain_absence
+from warmrank.worker.runtime.describe import explain_absence
 
 ASKED = Request(components={**COMPONENTS, "torch": "2.13.1"}, key="0f", engine=engine_named("graph"))
 MODEL_DIR = "Llama_dynamic_aclgraphcache_0f"

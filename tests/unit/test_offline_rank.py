@@ -16,13 +16,13 @@ from tests.support.devices import fake_world
 from tests.support.launching import rank_spec
 from tests.support.offline_ranks import small
 from warmrank.worker import groups
-from warmrank.worker.cache_options import LaunchDefaults, launch_scope
 from warmrank.worker.errors import DeviceUnavailable, NeedsValues
 from warmrank.worker.keys.environment import Target, environment
 from warmrank.worker.rank.offline import OfflineRank
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import RankContext, Workload
 from warmrank.worker.results import FunctionResult
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from warmrank.cache_store.cache_dir.local import add_variant
-from warmrank.worker.partition_paths import model_directory, partition_name, sibling_variants
+from warmrank.worker.runtime.find import model_directory, partition_name, sibling_variants
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from warmrank.inference import cache_compile
-from warmrank.worker.keys.reachable import changed, missing_operators
-from warmrank.worker.keys.sources import TracedSource
+from warmrank.worker.runtime.artifact import TracedSource
+from warmrank.worker.runtime.sources import changed, missing_operators
 
 COMPOSITE = """
 import torch

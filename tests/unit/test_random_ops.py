@@ -11,13 +11,13 @@ import torch
 from tests.support.devices import NAMES, Drawing, FakeDevice, assert_equal, drawn
 from tests.support.tracing import traced
 from warmrank.inference import cache_compile
-from warmrank.worker.cached_function import CachedFunction
-from warmrank.worker.capture import CaptureOptions, GraphRunner
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.accelerator import AcceleratorBackend
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import BadConfig, RandomOp
+from warmrank.worker.runtime.function import CachedFunction
 
 
 def cached(method: Any, cache_dir: Path, **options: Any) -> CachedFunction:

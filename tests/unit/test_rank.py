@@ -163,7 +163,7 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
 
 
 def test_build_that_fails_leaves_no_defaults_behind(cache: Path) -> None:
-    from warmrank.worker.cache_options import LaunchDefaults, launch_scope
+    from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
     with pytest.raises(WorkloadError):
         RankWorker(rank_spec(cache, entrypoint="tests.support.workloads:wrong"), None).build()

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from warmrank.cache_store.records.manifest import CaptureEntry
-from warmrank.worker.capture import CaptureOptions, DirectRunner, GraphRunner
+from warmrank.worker.capture.eager import EagerRunner
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.devices.failures import Captures, exhausted, needed, not_capturable, problem
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.graph_facts import GraphFacts
 from warmrank.worker.rank import captures
 from warmrank.worker.rank.captures import graphs_of
 from warmrank.worker.results import CaptureProposal
+from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -39,7 +40,7 @@ def runner(**options: Any) -> GraphRunner:
 class MadeVariant:
     """An artifact whose graph takes the arguments of the call."""
 
-    def __init__(self, run: GraphRunner | DirectRunner) -> None:
+    def __init__(self, run: GraphRunner | EagerRunner) -> None:
         self.runner, self.stored = run, SimpleNamespace(sha256=DIGEST)
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
@@ -140,7 +141,7 @@ def test_function_that_is_never_captured_gets_nothing_of_the_plan() -> None:
 
 def test_function_whose_kernels_run_as_they_are_takes_no_step() -> None:
     facts = GraphFacts(input_classes=("mutated", "user"), num_outputs=1, aliased_outputs=())
-    direct = MadeVariant(DirectRunner(added, facts, CpuBackend()))
+    direct = MadeVariant(EagerRunner(added, facts, CpuBackend()))
     units = [unit("M.f", 2, direct), unit("M.g", 3, MadeVariant(runner()))]
     assert proposed(units, planned(8)) == [("M.g", 7, False)]
 

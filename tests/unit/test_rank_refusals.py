@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.launching import rank_spec
-from warmrank.worker.artifact import parse
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
+from warmrank.worker.runtime.artifact import parse
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

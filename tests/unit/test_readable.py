@@ -23,10 +23,10 @@ from tests.support.tracing import compiled
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import readable_cache
-from warmrank.worker.artifact import ABOUT, Artifact
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.readable import assigned, comment, conditions, mapping, render
 from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.runtime.artifact import ABOUT, Artifact
 
 QUOTES = 'it\'s "so" \\ \n \t \r \x0c \u2028 \u00e9 \0 \x85 \'\'\' """ #'
 PARTS = ["META", "REQUEST", "INPUTS", "PARAMETERS", "OUTPUTS", "GUARDS", "CAPTURE", "FILES"]

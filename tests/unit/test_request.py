@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from warmrank.cache_store.keys import changed_components
-from warmrank.worker.cache_options import CacheOptions
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.keys.request import Request, request
+from warmrank.worker.runtime.options import CacheOptions
 
 ENGINE = GraphEngine()
 ADD, MUL = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
@@ -72,7 +72,7 @@ def test_engine_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_format_of_the_artifact_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = asked()
-    monkeypatch.setattr("warmrank.worker.artifact.FORMAT", 99)
+    monkeypatch.setattr("warmrank.worker.runtime.artifact.FORMAT", 99)
     assert changed_names(before, asked()) == {"artifact format"}
 
 

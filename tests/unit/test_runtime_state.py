@@ -17,9 +17,9 @@ from torch import nn
 import warmrank
 from tests.support.small_models import Plain
 from tests.support.tracing import ROWS, cached, outcome, reason
-from warmrank.worker import runtime_state
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden
-from warmrank.worker.runtime_state import (
+from warmrank.worker.runtime import runtime_state
+from warmrank.worker.runtime.runtime_state import (
     MAX_NAME_CHARS,
     MAX_TEXT_CHARS,
     MAX_VALUES,

@@ -17,15 +17,10 @@ from tests.support import small_models
 from tests.support.made_guards import MadeModule, code_of
 from tests.support.small_models import Plain
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.keys.reachable import changed
-from warmrank.worker.keys.sources import (
-    TracedSource,
-    class_digest,
-    collect,
-    function_digest,
-    is_pinned_module,
-    present_digest,
-)
+from warmrank.worker.keys.code import class_digest, function_digest, is_pinned_module
+from warmrank.worker.keys.sources import collect
+from warmrank.worker.runtime.artifact import TracedSource
+from warmrank.worker.runtime.sources import changed, present_digest
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
 

@@ -12,7 +12,7 @@ import torch
 import torch._dynamo.utils as originals
 
 from tests.support.tracing import since
-from warmrank.worker.stand_ins import StandIns
+from warmrank.worker.runtime.variant import StandIns
 
 STAND_INS = StandIns("torch._dynamo.utils")
 TENSOR = torch.arange(12.0).reshape(3, 4)[1:]

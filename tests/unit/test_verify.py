@@ -17,7 +17,7 @@ from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.store_contents import open_to_look
 from warmrank.orchestrator.look.verify import CacheReport, Verified, cached_files, verify, verify_cache
 from warmrank.orchestrator.ui.table import render_verified
-from warmrank.worker.artifact import ArtifactFile, parse
+from warmrank.worker.runtime.artifact import ArtifactFile, parse
 
 
 def cached(tmp_path: Path, data: bytes = b"nothing of ours") -> Path:

@@ -13,7 +13,7 @@ from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import GroupError, WorkloadError
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload
-from warmrank.worker.runtime_state import declared_for
+from warmrank.worker.runtime.runtime_state import declared_for
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
 

@@ -29,15 +29,14 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from warmrank.worker.ascend import versions
-from warmrank.worker.ascend.versions import Places, cann_of, driver_of, firmware_of, package_problems
+from warmrank.worker.ascend.places import DEVICE, Places, here
+from warmrank.worker.ascend.versions import cann_of, driver_of, firmware_of, package_problems
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 20.0  # on a busy node with 16 chips it takes a few seconds
-_DEVICE = "davinci"
 _HUAWEI = "0x19e5"
 # Families by PCI device, as the log collector of Ascend's driver names them (PCIE_BDF_*).
 _FAMILIES = {
@@ -86,10 +85,10 @@ class Chip(Value):
 def device_numbers(places: Places) -> tuple[int, ...]:
     """Numbers of the device files: chips that this process, or this container, may open."""
     try:
-        names = [file.name for file in places.devices.iterdir() if file.name.startswith(_DEVICE)]
+        names = [file.name for file in places.devices.iterdir() if file.name.startswith(DEVICE)]
     except OSError:
         return ()
-    numbers = (name.removeprefix(_DEVICE) for name in names)
+    numbers = (name.removeprefix(DEVICE) for name in names)
     return tuple(sorted(int(number) for number in numbers if number.isascii() and number.isdecimal()))
 
 
@@ -275,7 +274,7 @@ class Installation(Value):
 
 def installation(places: Places | None = None) -> Installation:
     """Look at this machine; takes a second or two where there are NPUs, because ``npu-smi`` does."""
-    places = versions.here() if places is None else places
+    places = here() if places is None else places
     cann = cann_of(places)
     devices = device_numbers(places)
     chips, trouble = chips_of(places) if devices else ((), "")

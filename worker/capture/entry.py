@@ -7,92 +7,19 @@ captured, with the layout that was captured; everything else was copied into its
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.capture.plan import shapes_of
-from warmrank.worker.devices.memory import memory_of
-from warmrank.worker.engines.overlap import picker
-from warmrank.worker.errors import NotCapturable, StateChanged
-from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER, GraphFacts
-from warmrank.worker.torch_private.places import hand_out
+from warmrank.worker.devices.memory import memory_of, picker
+from warmrank.worker.errors import NotCapturable
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.settled import Settled
+    from warmrank.worker.capture.layout import InputLayout, Settled
     from warmrank.worker.devices import CapturedGraph
 
 _address = torch.Tensor.data_ptr
-
-
-class InputLayout:
-    """The inputs of one graph by what is done with them; positions, in order.
-
-    Attributes:
-        copied: user inputs that are copied into buffers.
-        fixed: inputs that are used where they lie.
-        compared: those of them whose address is compared on each call.
-        mutated: inputs that the graph writes to.
-        kept: inputs that live longer than a call: the module's, and mutated ones.
-        shaped: inputs whose shape is part of the key.
-        numbers: inputs that are numbers, part of the key too.
-        of_module: tensors of the module.
-    """
-
-    def __init__(self, facts: GraphFacts, *, clone_input: bool, frozen_parameters: bool) -> None:
-        classes = facts.input_classes
-        copied_class = USER if clone_input else None
-        self.of_module = frozenset(facts.module_inputs)
-        self.copied = _positions(classes, lambda _, kind: kind == copied_class)
-        self.fixed = _positions(classes, lambda _, kind: kind not in (copied_class, NUMBER))
-        self.mutated = _positions(classes, lambda _, kind: kind == MUTATED)
-        self._pick_mutated = picker(self.mutated)
-        self.numbers = _positions(classes, lambda _, kind: kind == NUMBER)
-        self.kept = tuple(index for index in self.fixed if index in self.of_module or index in self.mutated)
-        self.shaped = _positions(
-            classes,
-            lambda index, kind: kind != NUMBER and not (kind == STATE and index in self.of_module),
-        )
-        self.compared = tuple(
-            index
-            for index in self.fixed
-            if not (frozen_parameters and classes[index] == STATE and index in self.of_module)
-        )
-        self._classes = classes
-        self._names = facts.input_names or tuple(f"input {index}" for index in range(len(classes)))
-
-    def key(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """What tells one captured graph of a function from another."""
-        return tuple(inputs[index].shape for index in self.shaped) + tuple(
-            inputs[index] for index in self.numbers
-        )
-
-    def require_tensors(self, inputs: Sequence[Any]) -> None:
-        """Refuse inputs that are no tensors any more: the module's are not asked about on each call.
-
-        Raises:
-            StateChanged: names the first one.
-        """
-        for index, kind in enumerate(self._classes):
-            if kind != NUMBER and not isinstance(inputs[index], torch.Tensor):
-                raise StateChanged(self._names[index], inputs[index])
-
-    def note_writes(self, inputs: Sequence[Any]) -> None:
-        """Tell autograd that mutated inputs were written to, past operators that would have done so."""
-        if self.mutated:
-            torch.autograd.graph.increment_version(self._pick_mutated(inputs))
-
-    def described(self, index: int) -> str:
-        """An input in words."""
-        kind = self._classes[index]
-        words = {MUTATED: "mutated input", USER: "user input"}
-        state = "parameter or buffer" if index in self.of_module else "input that is used where it lies"
-        return f"{words.get(kind, state)} {self._names[index]}"
-
-
-def _positions(classes: Sequence[str], wanted: Callable[[int, str], bool]) -> tuple[int, ...]:
-    return tuple(index for index, kind in enumerate(classes) if wanted(index, kind))
 
 
 class _Placed:
@@ -115,7 +42,7 @@ class _Placed:
                 return False
         except TypeError:  # no tensor any more
             return False
-        # An object that was here before has the layout that it had: `worker.capture.settled` looks at that.
+        # An object that was here before has the layout that it had: `worker.capture.layout` looks at that.
         if not all(map(operator.is_, tensors, self._tensors)):
             if [*map(_layout_of, tensors)] != self.layouts:
                 return False
@@ -147,6 +74,10 @@ class Entry:
         *,
         clone_output: bool,
     ) -> None:
+        # What only a capture needs: a process's first call imports none of it.
+        from warmrank.worker.capture.plan import shapes_of
+        from warmrank.worker.torch_private.places import hand_out
+
         self.captured = captured
         self.hand_out = hand_out(captured.outputs, captured.origins, len(inputs), clone=clone_output)
         self.key = layout.key(inputs)

@@ -4,34 +4,120 @@
 * mutated inputs (a KV cache): likewise;
 * user inputs: copied into the graph's own buffers before each replay (``clone_input``).
 
-The first call of a shape runs the graph as it is; the second captures it, and from then on it is replayed.
+The first call of a shape runs the graph as it is: a shape that comes only once never pays for a capture, and
+the first output of a process need not wait for one. The second call captures it, and from then on it is
+replayed; what only that needs is imported then.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture import modes
-from warmrank.worker.capture.direct import restored
-from warmrank.worker.capture.entry import Entry, InputLayout, inside
-from warmrank.worker.capture.first_calls import FirstCalls
-from warmrank.worker.capture.plan import Shapes, shapes_of
-from warmrank.worker.capture.rooms import Room, room_of
-from warmrank.worker.capture.settled import Settled, SettledInputs
-from warmrank.worker.capture.statistics import CaptureStatistics, Tally
-from warmrank.worker.devices.memory import duplicate
+from warmrank.worker.capture.eager import (
+    EagerRunner,
+    Tally,
+    autocast_kinds,
+    is_plain,
+    ordinary_tensors,
+    plain,
+    restored,
+)
+from warmrank.worker.capture.layout import InputLayout, Settled, SettledInputs
 from warmrank.worker.errors import NotCapturable
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.options import CaptureOptions
-    from warmrank.worker.devices import DeviceBackend
-    from warmrank.worker.engines import Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.capture.entry import Entry
+    from warmrank.worker.capture.plan import Shapes
+    from warmrank.worker.capture.pools import CapturePool
+    from warmrank.worker.capture.statistics import CaptureStatistics
+    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.devices import DeviceBackend, PoolHandle
+    from warmrank.worker.engines import Engine, Graph
+    from warmrank.worker.runtime.artifact import GraphFacts
 
 _log = logging.getLogger("torchair")
+
+# A function that goes round through more shapes than this many times the limit captures none of them; with
+# all that the limit allows it would have replayed at most one call in as many.
+_SHAPES_PER_CAPTURE = 16
+
+
+class CaptureOptions(Value):
+    """How graphs are captured, and what they do with memory.
+
+    Attributes:
+        clone_input: memory reuse, mode three: copy user inputs into buffers of the pool; without it a user
+            input at a new address means recapture.
+        clone_output: return copies, which later replays do not overwrite.
+        limit: captured graphs of one function, after which further shapes run without capture.
+        eager: never capture.
+        pool: memory reuse, mode one: handle of the pool that all functions of the configuration share.
+        reuse_in_function: memory reuse, mode two: all shapes of one function share a pool. Mode one takes its
+            place.
+        frozen_parameters: parameters and buffers never move, so their addresses are not compared.
+        force_recapture: capture again for every call, for looking into faults.
+    """
+
+    clone_input: bool = True
+    clone_output: bool = False
+    limit: int = 64
+    eager: bool = False
+    pool: PoolHandle | None = None
+    reuse_in_function: bool = True
+    frozen_parameters: bool = False
+    force_recapture: bool = False
+
+    @classmethod
+    def of(cls, config: CompilerConfig) -> CaptureOptions:
+        """The options of a configuration."""
+        aclgraph = config.debug.aclgraph
+        return cls(
+            clone_input=aclgraph.clone_input,
+            clone_output=aclgraph.enable_output_clone,
+            limit=aclgraph.static_capture_size_limit,
+            eager=config.runs_eagerly(),
+            pool=config.aclgraph_config.use_custom_pool,
+            reuse_in_function=not aclgraph.disable_mempool_reuse_in_same_fx,
+            frozen_parameters=config.experimental_config.frozen_parameter,
+            force_recapture=config.npugraphex_config.force_recapture,
+        )
+
+
+class FirstCalls:
+    """The shapes of one function that ran once and are not captured yet, the oldest first.
+
+    Invariant: memory is bounded. Shapes are kept as hashes; two shapes of one hash are harmless, because the
+    second of them is then captured at its first call, which is right as well.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """As of a function of which nothing ran.
+
+        Args:
+            limit: captured graphs that the function may have.
+        """
+        self._most = max(1, limit * _SHAPES_PER_CAPTURE)
+        self._ran: dict[int, None] = {}
+
+    def __contains__(self, key: Hashable) -> bool:
+        return hash(key) in self._ran
+
+    def __len__(self) -> int:
+        return len(self._ran)
+
+    def add(self, key: Hashable) -> None:
+        """Note that a shape ran; the oldest is forgotten where there are too many."""
+        self._ran[hash(key)] = None
+        if len(self._ran) > self._most:
+            del self._ran[next(iter(self._ran))]
+
+    def discard(self, key: Hashable) -> None:
+        """Forget a shape: it is captured."""
+        self._ran.pop(hash(key), None)
 
 
 class GraphRunner:
@@ -53,10 +139,10 @@ class GraphRunner:
         self._backend = backend
         self._options = options
         self._aliased = frozenset(facts.aliased_outputs)
-        self._autocast_kinds = modes.autocast_kinds(backend.kind)
-        self._given = room_of(backend, options.pool) if options.pool is not None else None
+        self._autocast_kinds = autocast_kinds(backend.kind)
+        self._given = _given_pool(backend, options.pool)
         self._lock = self._given.lock if self._given is not None else threading.RLock()
-        self._rooms: dict[Any, Room] = {}
+        self._pools: dict[Any, CapturePool] = {}
         self._entries: dict[tuple[Any, ...], Entry] = {}
         self._ran = FirstCalls(options.limit)
         self._last: Entry | None = None
@@ -80,9 +166,9 @@ class GraphRunner:
             StateChanged: a tensor of the module is not what the graph was loaded for; nothing ran.
         """
         with self._lock:
-            if modes.is_plain(self._autocast_kinds):
+            if is_plain(self._autocast_kinds):
                 return self._run(inputs)
-            with modes.plain(self._autocast_kinds):
+            with plain(self._autocast_kinds):
                 return self._run(inputs)
 
     def prepare(self, *inputs: Any) -> None:
@@ -90,7 +176,7 @@ class GraphRunner:
 
         As a replay would, it overwrites what other graphs of the pool returned.
         """
-        with self._lock, modes.plain(self._autocast_kinds):
+        with self._lock, plain(self._autocast_kinds):
             self.layout.require_tensors(inputs)
             settled = self.settled.check(inputs)
             key = self.layout.key(inputs)
@@ -100,6 +186,9 @@ class GraphRunner:
                 if entry is None:
                     with restored(intact, self.layout.mutated):
                         self._graph(*intact)
+
+    def hand_over(self) -> None:
+        """Nothing is made at run time that a later process could use."""
 
     @property
     def max_captures(self) -> int:
@@ -113,13 +202,17 @@ class GraphRunner:
 
     def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
         """What the capture plan says of these inputs; None where nothing would be captured for them."""
-        return None if self._never else shapes_of(self.layout, inputs)
+        if self._never:
+            return None
+        from warmrank.worker.capture.plan import shapes_of
+
+        return shapes_of(self.layout, inputs)
 
     @property
     def statistics(self) -> CaptureStatistics:
         """What was done since the function was loaded."""
         with self._lock:
-            return self._tally.taken(tuple(room.statistics() for room in self._rooms.values()))
+            return self._tally.taken(tuple(pool.statistics() for pool in self._pools.values()))
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         settled = self.settled.check(inputs)
@@ -154,7 +247,7 @@ class GraphRunner:
     def _run_first(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run the graph as it is, which is all the warming up that a later capture needs."""
         # Outputs are of the kind that replays return, or one loop would be given both kinds.
-        with modes.ordinary_tensors(inputs[index] for index in self.layout.mutated):
+        with ordinary_tensors(inputs[index] for index in self.layout.mutated):
             outputs = self._graph(*inputs)
         self._ran.add(key)
         self._tally.warm_up_runs += 1
@@ -180,8 +273,11 @@ class GraphRunner:
         if self._never or (key not in self._entries and self._is_full()):
             return None, inputs
         self._forget(key, inputs)
+        from warmrank.worker.capture.entry import inside
+        from warmrank.worker.devices.memory import duplicate
+
         intact = inputs
-        with modes.ordinary_tensors(inputs[index] for index in self.layout.mutated):
+        with ordinary_tensors(inputs[index] for index in self.layout.mutated):
             try:
                 # A user input inside a mutated input's memory must see its writes, so it is not copied.
                 copied = frozenset(self.layout.copied) - inside(inputs, self.layout)
@@ -216,9 +312,11 @@ class GraphRunner:
         intact: tuple[Any, ...],
         copied: frozenset[int],
     ) -> Entry:
-        room = self._room(key)
+        from warmrank.worker.capture.entry import Entry
+
+        pool = self._pool(key)
         for index in self.layout.kept:
-            if room.returned(inputs[index]):
+            if pool.returned(inputs[index]):
                 self._warn_once(
                     f"{self.layout.described(index)} lies in memory that a captured graph returned: the next "
                     "replay in this pool overwrites it. Clone it first, or set "
@@ -226,18 +324,20 @@ class GraphRunner:
                 )
         with restored(inputs, self.layout.mutated):
             captured = self._backend.capture(
-                self._graph, intact, copied=copied, aliased=self._aliased, pool=room.pool
+                self._graph, intact, copied=copied, aliased=self._aliased, pool=pool.pool
             )
         entry = Entry(self.layout, captured, inputs, copied, clone_output=self._options.clone_output)
-        room.add(entry, self._aliased)
+        pool.add(entry, self._aliased)
         return entry
 
-    def _room(self, key: tuple[Any, ...]) -> Room:
+    def _pool(self, key: tuple[Any, ...]) -> CapturePool:
         """Where a graph is captured into: the given pool (mode one), one for all (mode two), or its own."""
         place = key if self._given is None and not self._options.reuse_in_function else None
-        if place not in self._rooms:
-            self._rooms[place] = self._given or Room(self._backend)
-        return self._rooms[place]
+        if place not in self._pools:
+            from warmrank.worker.capture.pools import CapturePool
+
+            self._pools[place] = self._given or CapturePool(self._backend)
+        return self._pools[place]
 
     def _is_full(self) -> bool:
         full = len(self._entries) >= self._options.limit
@@ -263,3 +363,28 @@ class GraphRunner:
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s", text)
+
+
+def _given_pool(backend: DeviceBackend, handle: PoolHandle | None) -> CapturePool | None:
+    """The pool that the configuration gives; None where there is none."""
+    if handle is None:
+        return None
+    from warmrank.worker.capture.pools import pool_of
+
+    return pool_of(backend, handle)
+
+
+Runner = GraphRunner | EagerRunner
+
+
+def runner_for(
+    engine: Engine, graph: Any, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
+) -> Runner:
+    """A runner for a graph that the engine loaded: captured here, by the engine, or not at all."""
+    if engine.captured:
+        return GraphRunner(graph, facts, backend, options)
+    if engine.captures_itself:
+        from warmrank.worker.capture.self_capturing import SelfCapturingRunner
+
+        return SelfCapturingRunner(graph, facts, backend, options.limit)
+    return EagerRunner(graph, facts, backend)

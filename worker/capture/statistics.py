@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from warmrank.worker.values import Value
@@ -106,35 +105,14 @@ def total(parts: Iterable[CaptureStatistics]) -> CaptureStatistics:
                 given[pool.handle] = pool
     return CaptureStatistics(
         captures=captures,
-        recapture_causes=_counts(recaptured),
+        recapture_causes=counts(recaptured),
         replays=replays,
         warm_up_runs=warm_up_runs,
-        eager_causes=_counts(eager),
+        eager_causes=counts(eager),
         pools=(*given.values(), *own),
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """The counters of one runner."""
-
-    captures: int = 0
-    replays: int = 0
-    warm_up_runs: int = 0
-    recaptured: Counter[str] = field(default_factory=Counter)
-    eager: Counter[str] = field(default_factory=Counter)
-
-    def taken(self, pools: tuple[PoolStatistics, ...]) -> CaptureStatistics:
-        """The counters as they stand."""
-        return CaptureStatistics(
-            captures=self.captures,
-            recapture_causes=_counts(self.recaptured),
-            replays=self.replays,
-            warm_up_runs=self.warm_up_runs,
-            eager_causes=_counts(self.eager),
-            pools=pools,
-        )
-
-
-def _counts(counter: Counter[str]) -> Counts:
+def counts(counter: Counter[str]) -> Counts:
+    """A counter, the most frequent first."""
     return tuple(counter.most_common())

@@ -11,9 +11,10 @@ import torch
 
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.errors import RandomOp
-from warmrank.worker.graph_facts import DROPOUTS, MUTATED, NUMBER, STATE, USER, GraphFacts, readable
+from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts, readable
 from warmrank.worker.torch_private.lowering import higher_order_name, nodes_within, refuse_writes_within
 from warmrank.worker.torch_private.operators import (
+    DROPOUTS,
     aliased_arguments,
     arguments_at,
     memory_of,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker import data_dump
-from warmrank.worker.capture import CaptureOptions, runner_for
+from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig

@@ -21,7 +21,6 @@ import torch
 
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker import data_dump
-from warmrank.worker.artifact import ABOUT, Artifact, ArtifactFile
 from warmrank.worker.compile import graph_dumps, origins
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.devices import backend_for
@@ -30,22 +29,22 @@ from warmrank.worker.errors import BackwardNotSupported, BadPass, FunctionRaised
 from warmrank.worker.frame import extract
 from warmrank.worker.gears.carried import geared_arguments
 from warmrank.worker.gears.compiling import compiling
-from warmrank.worker.graph_facts import GraphFacts
-from warmrank.worker.guards import ambient
-from warmrank.worker.guards.check import argument_names
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.keys.code import function_digest
-from warmrank.worker.runtime_state import declared_for
+from warmrank.worker.runtime import ambient
+from warmrank.worker.runtime.artifact import ABOUT, Artifact, ArtifactFile, GraphFacts
+from warmrank.worker.runtime.check import argument_names
+from warmrank.worker.runtime.find import arguments_of, function_of
+from warmrank.worker.runtime.runtime_state import declared_for
 from warmrank.worker.torch_private.lowering import LoweredGraph, nodes_within
 from warmrank.worker.torch_private.operators import named_argument, readable
 from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.values import Value
-from warmrank.worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
-    from warmrank.worker.cache_options import CacheOptions
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.keys.request import Request
+    from warmrank.worker.runtime.options import CacheOptions
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")

@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.cache_store.keys import canonical_json
-from warmrank.worker.artifact import ABOUT
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.guards.paths import PathTable
-from warmrank.worker.guards.words import readable_shape
 from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.runtime.artifact import ABOUT, PortableGuards
+from warmrank.worker.runtime.describe import readable_shape
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

@@ -25,15 +25,22 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.worker.artifact import Artifact, is_artifact, parse
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.origins import Origins
 from warmrank.worker.engines import Engine, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER
-from warmrank.worker.guards.asked import text as call_text
-from warmrank.worker.guards.model import PortableGuards
-from warmrank.worker.guards.words import check_words, plain, readable_shape
+from warmrank.worker.runtime.artifact import (
+    MUTATED,
+    NUMBER,
+    STATE,
+    USER,
+    Artifact,
+    PortableGuards,
+    is_artifact,
+    parse,
+)
+from warmrank.worker.runtime.asked import text as call_text
+from warmrank.worker.runtime.describe import check_words, plain, readable_shape
 
 WIDTH = 100
 

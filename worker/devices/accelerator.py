@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from warmrank.worker.ascend.chips import device_numbers, visible_devices
-from warmrank.worker.ascend.versions import cann_of, driver_of, here
+from warmrank.worker.ascend.places import here
+from warmrank.worker.ascend.versions import cann_of, driver_of
 from warmrank.worker.device_kinds import memory_of
 from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool, PrivatePool, Recorder

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
-from warmrank.worker.devices.memory import ArenaPool, Pools, new_handle
-
-_POOLS = Pools()
+if TYPE_CHECKING:
+    from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
+    from warmrank.worker.devices.memory import ArenaPool
 
 
 class CpuBackend:
@@ -26,11 +25,15 @@ class CpuBackend:
 
     def new_handle(self) -> PoolHandle:
         """See `worker.devices.DeviceBackend.new_handle`."""
+        from warmrank.worker.devices.memory import new_handle
+
         return new_handle()
 
     def pool(self, handle: PoolHandle | None = None) -> ArenaPool:
         """See `worker.devices.DeviceBackend.pool`."""
-        return _POOLS.pool(handle)
+        from warmrank.worker.devices.memory import POOLS
+
+        return POOLS.pool(handle)
 
     def capture(
         self,
@@ -43,6 +46,8 @@ class CpuBackend:
     ) -> CapturedGraph:
         """See `worker.devices.DeviceBackend.capture`; which outputs share memory is seen in the recording."""
         del aliased
+        from warmrank.worker.devices.memory import ArenaPool
+
         if not isinstance(pool, ArenaPool):
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"
             raise TypeError(msg)

@@ -17,7 +17,8 @@ import ctypes
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -268,3 +269,13 @@ class Pools:
 def new_handle() -> PoolHandle:
     """A handle that no pool of this process has yet, in the form of ``torch.cuda.graph_pool_handle()``."""
     return (0, next(_NUMBERS))
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Picks elements out of a sequence, always as a tuple."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda inputs: tuple(inputs[index] for index in positions)
+
+
+POOLS = Pools()

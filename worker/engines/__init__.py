@@ -21,9 +21,9 @@ from warmrank.worker.keys.environment import target
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.cache_options import EngineChoice
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
+    from warmrank.worker.runtime.options import EngineChoice
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 Graph = Callable[..., tuple[Any, ...]]

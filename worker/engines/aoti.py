@@ -38,15 +38,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from warmrank.worker.devices.memory import picker
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.graph import GraphEngine, unpack_constants
-from warmrank.worker.engines.overlap import OverlapCheck, picker
+from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
-from warmrank.worker.graph_facts import STATE
+from warmrank.worker.runtime.artifact import STATE
 
 if TYPE_CHECKING:
     from warmrank.worker.engines import Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _DIRECTORY = "graph/data/aotinductor/model/"

@@ -32,12 +32,12 @@ from torch.fx import Graph, GraphModule, Node
 
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import NotPortable, NotYet
-from warmrank.worker.graph_facts import DROPOUTS, GraphFacts
 from warmrank.worker.keys.environment import instruction_set
+from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
 from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of
-from warmrank.worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
+from warmrank.worker.torch_private.operators import DROPOUTS, arguments_at, memory_of, mutated_arguments
 from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
 
 if TYPE_CHECKING:

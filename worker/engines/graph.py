@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.data_dump import MARK
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from warmrank.worker.engines import Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _FUNCTIONS = (
@@ -62,6 +61,7 @@ BINDINGS: dict[str, str] = {
 _MARSHAL_VERSION = 2
 _MODULES = {"torch.": torch, "operator.": operator, "math.": math, "": builtins}
 _INDENT = "        "
+_DUMPED = "warmrank_data_dump"  # `worker.data_dump.MARK`, which a load must not import
 
 
 class GraphEngine:
@@ -124,7 +124,7 @@ class _SourceWriter:
 
     def source(self) -> str:
         nodes = self._module.graph.nodes
-        dumped = any(node.meta.get(MARK) for node in nodes)
+        dumped = any(node.meta.get(_DUMPED) for node in nodes)
         function = self._function("graph", self._module, first=[f"{_INDENT}_dump.step()"] if dumped else [])
         lines = ["def bind(groups, constants):"]
         lines += [f"    {name} = {path}" for path, name in self._operators.items()]
@@ -153,7 +153,7 @@ class _SourceWriter:
                 arguments += [
                     f"{key}={self._keyword(node, key, value)}" for key, value in node.kwargs.items()
                 ]
-                dumped = node.meta.get(MARK, False)
+                dumped = node.meta.get(_DUMPED, False)
                 assigned = f"{node.name} = " if node.users or dumped else ""
                 # The name is for readers, who find the operator's source line by it.
                 named = "" if assigned else f"  # {node.name}"

@@ -8,12 +8,12 @@ looked at again only when one of them has another address, or one that is writte
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from warmrank.worker.devices.memory import picker
 from warmrank.worker.torch_private.unchanged import TensorWatch
 
 _address = torch.Tensor.data_ptr
@@ -75,13 +75,6 @@ class OverlapCheck:
         # Written ranges lie apart here, so that the last one to start before `end` decides.
         position = bisect_right(self._starts, end - 1) - 1
         return start < end and position >= 0 and self._ends[position] > start
-
-
-def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Picks elements out of a sequence, always as a tuple."""
-    if len(positions) > 1:
-        return itemgetter(*positions)
-    return lambda inputs: tuple(inputs[index] for index in positions)
 
 
 def _overlap(ranges: Sequence[tuple[int, int, bool]]) -> bool:

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.engines import Graph
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 
 _GRAPH_NAME = "__compiled_fn"
@@ -331,7 +331,6 @@ class TorchairEngine:
         Raises:
             ArtifactCorrupt: TorchAir does not load it.
         """
-        from warmrank.worker.engines.torchair import loaded
 
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods

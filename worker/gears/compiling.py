@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.cache_options import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.carried import Gears, carried, geared_arguments
 from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, evaluate, hold, merged
 from warmrank.worker.gears.rules import condition_text, membership, refuse_arguments, refuse_miss
 from warmrank.worker.gears.runner import refuse_unpaddable
-from warmrank.worker.graph_facts import MUTATED, USER
-from warmrank.worker.guards.check import node_values
+from warmrank.worker.runtime.artifact import MUTATED, USER
+from warmrank.worker.runtime.check import node_values
+from warmrank.worker.runtime.find import arguments_of, function_of
+from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.symbols import (
     Symbols,
@@ -31,11 +32,9 @@ from warmrank.worker.torch_private.symbols import (
     size_text,
 )
 from warmrank.worker.values import Value
-from warmrank.worker.variant import arguments_of, function_of
 
 if TYPE_CHECKING:
-    from warmrank.worker.graph_facts import GraphFacts
-    from warmrank.worker.guards.model import PortableGuards
+    from warmrank.worker.runtime.artifact import GraphFacts, PortableGuards
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _log = logging.getLogger("torchair")

@@ -22,20 +22,20 @@ from functools import cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.cache_options import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.carried import any_set, carried
 from warmrank.worker.gears.model import Combination, GearFacts, hold
-from warmrank.worker.guards.check import node_values
-from warmrank.worker.guards.inputs import compile_input_check
-from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.runtime.artifact import PortableGuards
+from warmrank.worker.runtime.check import node_values
+from warmrank.worker.runtime.options import OnGearMiss
+from warmrank.worker.runtime.per_call import compile_input_check
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from types import FunctionType
 
-    from warmrank.worker.guards.model import Check, PortableGuards
+    from warmrank.worker.runtime.artifact import Check, PortableGuards
 
 Shape = tuple[str, tuple[int, ...]]
 
@@ -118,7 +118,7 @@ def any_size(guards: PortableGuards, gears: GearFacts) -> PortableGuards:
 
 def compile_carries_none(guards: PortableGuards, function: FunctionType) -> Callable[..., bool]:
     """A function of a call's arguments: whether none of the tensors that the guards name carries gears."""
-    from warmrank.worker.guards.inputs import compile_input_check
+    from warmrank.worker.runtime.per_call import compile_input_check
 
     tensors: tuple[Check, ...] = tuple(
         (node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor"

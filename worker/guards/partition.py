@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.guards.model import Check
-from warmrank.worker.guards.paths import MISSING, Node
 from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.runtime.artifact import Check, Node
+from warmrank.worker.runtime.check import MISSING
 
 # Values whose identity says nothing: equal ones serve as well.
 _INTERCHANGEABLE = (

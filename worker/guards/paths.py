@@ -1,33 +1,23 @@
-"""Where a guarded object is found: Dynamo's source expressions as steps from a root, shared between guards.
-
-A table of nodes; each node is ``(parent, step, argument)`` and stands behind its parent, so that one pass
-evaluates all, each prefix once. Roots have parent -1:
-
-====================  ==========================================
-``("local", name)``   an argument of the call (``self`` included), or a free variable of the function
-``("global", name)``  a global of the module that the function stands in
-``("import", name)``  a module, by the name under which it imports
-``("builtins", "")``  the builtins, as a mapping
-====================  ==========================================
-"""
+"""Writing paths: Dynamo's source expressions as a table of nodes (see `worker.runtime.check`)."""
 
 from __future__ import annotations
 
 import ast
-import builtins
-import dataclasses
-import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards import constants
-
-Node = tuple[int, str, Any]
+from warmrank.worker.runtime import constants
+from warmrank.worker.runtime.artifact import Node
+from warmrank.worker.runtime.check import resolve, roots_of
+from warmrank.worker.torch_private.dynamo_guards import TracedGuard
+from warmrank.worker.torch_private.tracing import TracedWrite
 
 # Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
 UNNAMED_SCOPE = "___unnamed_scope"
@@ -35,16 +25,6 @@ UNNAMED_SCOPE = "___unnamed_scope"
 _CONSTANT_NAMES = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
 # A global that Dynamo named for the address of its value.
 _ADDRESSED = r"_\d+_c\d+$"
-
-
-class Missing:
-    """Stands for an object that is not there; a class of its own so that no real value equals it."""
-
-    def __repr__(self) -> str:
-        return "<missing>"
-
-
-MISSING = Missing()
 
 
 class PathTable:
@@ -210,94 +190,92 @@ def _literal(tree: ast.expr) -> Any:
         raise NotPortable(msg, what=text) from None
 
 
-def root_names(nodes: Sequence[Node]) -> list[tuple[str, str]]:
-    """For each node, step and argument of the root it starts from."""
-    roots: list[tuple[str, str]] = []
-    for parent, step, argument in nodes:
-        roots.append((step, argument) if parent < 0 else roots[parent])
-    return roots
+def volatile_nodes(table: PathTable, writes: Iterable[TracedWrite]) -> tuple[int, ...]:
+    """Nodes whose value a call may change.
 
+    For an attribute: the object itself (whether it has the attribute) and all below the attribute. For a
+    list, a dict or another container: the container and all below it.
 
-def text(nodes: Sequence[Node], index: int) -> str:
-    """A node's path as a reader would write it: ``self.layers['0'].weight``."""
-    parent, step, argument = nodes[index]
-    if parent < 0:
-        return {"local": str(argument), "global": str(argument), "import": str(argument)}.get(
-            step, "builtins"
-        )
-    base = text(nodes, parent)
-    if step == "attr":
-        return f"{base}.{argument}"
-    if step == "item":
-        return f"{base}[{constants.decode(argument)!r}]"
-    named = {
-        "type": f"type({base})",
-        "nth": f"list({base})[{argument}]",
-        "nth_value": f"list({base}.values())[{argument}]",
-        "call": f"{base}()",
-        "from_numpy": base,
-    }
-    return named.get(step, f"{step}({base})")
-
-
-def resolve(
-    nodes: Sequence[Node], values: list[Any], index: int, roots: Mapping[str, Mapping[str, Any]]
-) -> Any:
-    """Value of node ``index``, given the values of the nodes before it; `MISSING` where there is none.
-
-    Args:
-        nodes: the table.
-        values: values of the nodes before ``index``.
-        index: the node to evaluate.
-        roots: mappings for the roots ``local`` and ``global``.
+    Raises:
+        NotPortable: the function writes to an object that has no path.
     """
-    parent, step, argument = nodes[index]
-    if parent < 0:
-        return _root_value(step, argument, roots)
-    base = values[parent]
-    if base is MISSING:
-        return MISSING
-    try:
-        return STEPS[step](base, argument)
-    except Exception:  # noqa: BLE001 - a property or __getitem__ of the user's, or NumPy, may raise anything
-        return MISSING
-
-
-def _root_value(step: str, argument: str, roots: Mapping[str, Mapping[str, Any]]) -> Any:
-    if step == "import":
+    found: set[int] = set()
+    for write in writes:
         try:
-            return importlib.import_module(argument)
-        except ImportError:
-            return MISSING
-    if step == "builtins":
-        return vars(builtins)
-    return roots[step].get(argument, MISSING)
+            holder = table.add(write.source)
+        except NotPortable as error:
+            msg = f"the function writes to {write.source}, which no later process can find: {error.message}"
+            raise NotPortable(msg, what=write.source) from error
+        if write.attribute:
+            found |= _of_attribute(table, holder, write.attribute)
+        else:
+            found |= _below(table, {holder})
+    return tuple(sorted(found))
 
 
-def _members(base: Any) -> list[Any]:
-    """Keys or items in the order that Dynamo saw, whatever a subclass says."""
-    if isinstance(base, dict):
-        return list(dict.keys(base))
-    return list(list.__iter__(base)) if isinstance(base, list) else list(base)
+def _of_attribute(table: PathTable, holder: int, name: str) -> set[int]:
+    owners = {holder}
+    roots: set[int] = set()
+    for index, (parent, step, argument) in enumerate(table.nodes):
+        if parent == holder and (step, argument) == ("attr", "__dict__"):
+            owners.add(index)
+        elif parent in owners and argument == name:
+            roots.add(index)
+    return owners | _below(table, roots)
 
 
-def _from_numpy(array: Any) -> torch.Tensor:
-    if type(array).__module__ != "numpy":
-        msg = f"{type(array).__qualname__} is no array"
-        raise TypeError(msg)
-    return torch.as_tensor(array)
+def _below(table: PathTable, roots: set[int]) -> set[int]:
+    found = set(roots)
+    for index, (parent, _, _) in enumerate(table.nodes):
+        if parent in found:
+            found.add(index)
+    return found
 
 
-STEPS: dict[str, Callable[[Any, Any], Any]] = {
-    "attr": getattr,
-    "item": lambda base, argument: base[
-        argument if argument.__class__ is not dict else constants.decode(argument)
-    ],
-    "nth": lambda base, argument: _members(base)[argument],
-    "nth_value": lambda base, argument: dict.__getitem__(base, _members(base)[argument]),
-    "type": lambda base, _: type(base),
-    "dict": lambda base, _: dict(base),
-    "call": lambda base, _: base(),
-    "from_numpy": lambda base, _: _from_numpy(base),
-    "fields": lambda base, _: getattr(base, "_fields", None) or dataclasses.fields(base),
-}
+def made_globals(guards: Iterable[TracedGuard], made: Mapping[str, Any]) -> dict[str, str]:
+    """For each global of the tracer's, an expression that leads to its object; none where nothing does."""
+    wanted = {id(value): name for name, value in made.items() if isinstance(value, type | dict)}
+    found: dict[str, str] = {}
+    for guard in guards if wanted else ():
+        if not guard.source or any(f"G[{name!r}]" in guard.source for name in wanted.values()):
+            continue
+        for value, expression in _reached(guard.value, guard.source):
+            if id(value) in wanted:
+                found.setdefault(wanted[id(value)], expression)
+    return found
+
+
+def _reached(value: Any, source: str) -> Iterator[tuple[Any, str]]:
+    """The class of a value, and the globals of functions that it is or that its class holds."""
+    if isinstance(value, types.FunctionType):
+        yield value.__globals__, f"{source}.__globals__"
+        return
+    cls, expression = (value, source) if isinstance(value, type) else (type(value), f"type({source})")
+    yield cls, expression
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, types.FunctionType):
+                yield member.__globals__, f"{expression}.{name}.__globals__"
+
+
+class NodeValues:
+    """What the nodes of a table stand for in a call, each looked up once, those that are added later too."""
+
+    def __init__(self, nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> None:
+        self._nodes = nodes
+        self._roots = roots_of(function, arguments)
+        self._values: list[Any] = []
+
+    def all(self) -> list[Any]:
+        """A value for every node; `MISSING` where there is nothing."""
+        for index in range(len(self._values), len(self._nodes)):
+            self._values.append(self.again(index))
+        return self._values
+
+    def __getitem__(self, node: int) -> Any:
+        """The value of one node."""
+        return self.all()[node]
+
+    def again(self, node: int) -> Any:
+        """What another look at a node gives, which may be an object made by this look."""
+        return resolve(self._nodes, self._values, node, self._roots)

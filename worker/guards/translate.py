@@ -6,7 +6,7 @@ import ast
 import builtins
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -14,24 +14,21 @@ import torch
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.gears.carried import carried, encoded
 from warmrank.worker.groups import role_of
-from warmrank.worker.guards import asked, constants
-from warmrank.worker.guards.accounts import accounts
-from warmrank.worker.guards.check import NodeValues
-from warmrank.worker.guards.identity import describe, encode_key, keys_of
-from warmrank.worker.guards.made_globals import expressions
-from warmrank.worker.guards.model import Check, PortableGuards
-from warmrank.worker.guards.paths import UNNAMED_SCOPE, PathTable
-from warmrank.worker.guards.plain_types import is_plain_tensor, plain_type
+from warmrank.worker.guards.paths import UNNAMED_SCOPE, NodeValues, PathTable, made_globals, volatile_nodes
 from warmrank.worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
-from warmrank.worker.guards.volatile import volatile_nodes
-from warmrank.worker.keys.code import forget_types
-from warmrank.worker.keys.reachable import operator_digest, patch_sources
-from warmrank.worker.keys.sources import TracedSource, collect, type_name
-from warmrank.worker.torch_private.dynamo_guards import TracedGuard
+from warmrank.worker.keys.code import forget_types, type_name
+from warmrank.worker.keys.sources import collect
+from warmrank.worker.runtime import asked, constants
+from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
+from warmrank.worker.runtime.check import is_plain_tensor, plain_type
+from warmrank.worker.runtime.constants import describe, encode_key, keys_of
+from warmrank.worker.runtime.sources import operator_digest, patch_sources
+from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
 from warmrank.worker.torch_private.lowering import nodes_within
 from warmrank.worker.torch_private.python_operators import operators_of, registered_by
 from warmrank.worker.torch_private.tracing import Trace
+from warmrank.worker.values import Value
 
 # Read from the process by ambient.snapshot instead, on every load and call.
 AMBIENT_KINDS = frozenset(
@@ -82,7 +79,7 @@ def translate(
             the object that it is about.
     """
     forget_types()  # a class may have been patched, or put back, since its name was computed
-    table = PathTable(trace.import_aliases, expressions(trace.guards, trace.made_globals))
+    table = PathTable(trace.import_aliases, made_globals(trace.guards, trace.made_globals))
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = (*_pinned_globals(trace), MEMBER_OF_SET)
@@ -386,3 +383,60 @@ TRANSLATED_KINDS = frozenset({"SHAPE_ENV", *_TRANSLATORS})
 _COVERING_KINDS = frozenset(
     kind for kind, translator in _TRANSLATORS.items() if translator in (_type, _identity, _constant)
 )
+
+# Leaves that need no condition of their own, and why.
+RULES = {
+    "pinned": "the versions in the environment fingerprint fix it",
+    "ambient": "read from the process on every load and call",
+    "identity": "objects that were distinct, tensors among them, have to be so",
+    "keys": "all keys of the dict are a condition, in their order",
+    "marks": "marks of dimensions say how to compile, and change no result",
+}
+
+
+class Account(Value):
+    """A leaf, and what stands for it: ``guard KIND`` for a translated guard, or a name in `RULES`."""
+
+    leaf: Leaf
+    by: str
+
+
+def accounts(
+    tree: GuardTree, *, ambient: Container[str], translated: Container[str], pinned: tuple[str, ...]
+) -> tuple[Account, ...]:
+    """What stands for each leaf of a tree.
+
+    Args:
+        tree: the tree.
+        ambient: kinds of guards on the state of the process.
+        translated: kinds of guards that have a portable form.
+        pinned: made_globals for objects whose content the versions fix.
+
+    Raises:
+        NotPortable: nothing stands for a leaf; the message names it and the object that it looks at.
+    """
+    return tuple(
+        Account(
+            leaf=leaf,
+            by="pinned" if any(name in leaf.source for name in pinned) else _by(leaf, ambient, translated),
+        )
+        for leaf in tree.leaves
+    )
+
+
+def _by(leaf: Leaf, ambient: Container[str], translated: Container[str]) -> str:
+    if leaf.made_by in ambient:
+        return "ambient"
+    if leaf.made_by == KEY:
+        return "keys"
+    if leaf.made_by == "TENSOR_MATCH" and leaf.kind in MARKS:
+        return "marks"
+    if leaf.made_by in translated:
+        return f"guard {leaf.made_by}"
+    if leaf.kind == "NO_TENSOR_ALIASING":
+        return "identity"
+    msg = (
+        f"Dynamo checks {leaf.source} by {leaf.kind} ({'; '.join(leaf.conditions)}), which no condition can. "
+        "Pass the object as an argument, keep it as a plain attribute, or leave it out of the function."
+    )
+    raise NotPortable(msg, guard=leaf.kind, source=leaf.source)

@@ -8,10 +8,6 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from warmrank.worker.guards import constants
-from warmrank.worker.guards.check import NodeValues
-from warmrank.worker.guards.identity import describe, encode_key, keys_of
-from warmrank.worker.guards.model import Check
 from warmrank.worker.guards.partition import (
     has_identity,
     held_methods,
@@ -19,7 +15,10 @@ from warmrank.worker.guards.partition import (
     num_cells,
     partition,
 )
-from warmrank.worker.guards.paths import PathTable
+from warmrank.worker.guards.paths import NodeValues, PathTable
+from warmrank.worker.runtime import constants
+from warmrank.worker.runtime.artifact import Check
+from warmrank.worker.runtime.constants import describe, encode_key, keys_of
 from warmrank.worker.torch_private.tracing import Trace
 
 # How Dynamo writes the member of a set that stands at some place in it: in each process another one.

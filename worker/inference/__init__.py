@@ -18,7 +18,7 @@ from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
 from warmrank.worker.gears import set_dim_gears
 
 if TYPE_CHECKING:
-    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.runtime.function import CachedFunction
 
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
@@ -76,10 +76,10 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         BadConfig: an unknown parameter, or a value that is not allowed.
         NotYet: the configuration asks for what is not built yet.
     """
-    from warmrank.worker.cache_options import CacheOptions
+    from warmrank.worker.runtime.options import CacheOptions
 
     with _torch_errors_named():
-        from warmrank.worker.cached_function import CachedFunction
+        from warmrank.worker.runtime.function import CachedFunction
 
     chosen = _config(config, backend)
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":

@@ -6,6 +6,7 @@ pinned by the versions in the environment fingerprint, so only what somebody els
 
 from __future__ import annotations
 
+import ast
 import dis
 import functools
 import hashlib
@@ -53,7 +54,6 @@ _NEVER_FOREIGN = frozenset(
         types.MemberDescriptorType,
     }
 )
-# Classes whose members conditions of another kind compare (`worker.keys.reachable`).
 _COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
 # Members of ``nn.Module`` that its source gives a second name.
 _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})
@@ -359,3 +359,22 @@ def forget_types() -> None:
 
 def _is_layer_or_users(cls: type) -> bool:
     return cls.__module__.startswith("torch.nn.modules") or not is_pinned_module(cls.__module__)
+
+
+def file_digest(module: types.ModuleType) -> str | None:
+    """Digest of a module's whole syntax tree; None if it has no file."""
+    file = getattr(module, "__file__", None)
+    if not file or not Path(file).is_file():
+        return None
+    tree = ast.parse(Path(file).read_bytes())
+    return hashlib.sha256(ast.dump(tree).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
+
+
+def modules_by_file() -> dict[str, types.ModuleType]:
+    """Loaded modules by file; the one that was imported first where several have the same."""
+    found: dict[str, types.ModuleType] = {}
+    for module in tuple(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            found.setdefault(file, module)
+    return found

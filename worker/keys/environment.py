@@ -1,7 +1,7 @@
 """The environment fingerprint as named components, computed without importing torch.
 
 Process state that can change at run time (deterministic mode, precision, autocast) is not here: it is part
-of the guards (`worker.guards.ambient`). Host names, paths, addresses, device indices and the number of
+of the guards (`worker.runtime.ambient`). Host names, paths, addresses, device indices and the number of
 devices never are. Two machines with the same `instruction_set` text run each other's kernels.
 """
 
@@ -20,9 +20,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from warmrank.worker.ascend import versions
-from warmrank.worker.ascend.chips import soc_of
-from warmrank.worker.ascend.versions import Places, cann_of, driver_of
+from warmrank.worker.ascend import places
+from warmrank.worker.ascend.places import Places
 from warmrank.worker.values import Value
 
 
@@ -166,17 +165,26 @@ def environment() -> dict[str, str]:
 @functools.cache
 def _components() -> dict[str, str]:
     """The components, read once in a process; ``npu-smi`` alone takes a second."""
-    ascend = versions.here()
+    ascend = places.here()
+    cann, driver, soc = ("", "", "") if ascend.hold_nothing() else _ascend(ascend)
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
         "torch": _torch(),
         "cuda": _cuda(),
         "torch_npu": _version("torch_npu"),
-        "cann": cann_of(ascend).text() or _NONE,
-        "driver": _driver(ascend),
-        "accelerator": _accelerator(ascend),
+        "cann": cann or _NONE,
+        "driver": _driver(driver),
+        "accelerator": _accelerator(soc),
         "cpu": _cpu(),
     }
+
+
+def _ascend(ascend: Places) -> tuple[str, str, str]:
+    """CANN, driver and model of the NPUs, as texts."""
+    from warmrank.worker.ascend.chips import soc_of
+    from warmrank.worker.ascend.versions import cann_of, driver_of
+
+    return cann_of(ascend).text(), driver_of(ascend), soc_of(ascend)
 
 
 def _version(distribution: str) -> str:
@@ -215,17 +223,16 @@ def _cuda() -> str:
     return f"{version} cudnn {_version(package)}"
 
 
-def _driver(ascend: Places) -> str:
-    found = driver_of(ascend)
-    if found:
-        return f"ascend {found}"
+def _driver(ascend: str) -> str:
+    if ascend:
+        return f"ascend {ascend}"
     nvidia = _field(_NVIDIA / "version", r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)")
     return f"nvidia {nvidia}" if nvidia else _NONE
 
 
-def _accelerator(ascend: Places) -> str:
+def _accelerator(soc: str) -> str:
     """Models of all NPUs and GPUs, which decide what compiled kernels can run on."""
-    return ", ".join(model for model in (soc_of(ascend), _gpus()) if model) or _NONE
+    return ", ".join(model for model in (soc, _gpus()) if model) or _NONE
 
 
 def _gpus() -> str:

@@ -1,6 +1,6 @@
-"""What runs while a graph is lowered, which no tracer sees: its digest, and changes of it since a trace.
+"""Digest of a function that runs while a graph is lowered, so that no tracer notes what it calls and reads.
 
-A digest covers a function, and, through the names that its code uses, the functions, classes, constants and
+It covers the function, and, through the names that its code uses, the functions, classes, constants and
 modules that it can reach by its globals, closure, defaults and imports: of a module, the values that its code
 names. An object that it reaches counts with its attributes, and with its class.
 """
@@ -18,25 +18,19 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import cache, partial
-from operator import itemgetter
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
+    file_digest,
     function_digest,
     globals_module,
     is_pinned_module,
     layers,
     stable_text,
 )
-from warmrank.worker.keys.sources import TracedSource, file_digest, present_digest
-from warmrank.worker.torch_private import python_operators as operators
 
 _DIGEST_CHARS = 32
 _ADDRESS = r"\bat 0x[0-9a-f]+"
@@ -272,115 +266,3 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None  # not filled yet
-
-
-# Functions that Dynamo calls, or leaves in its graph, without a look into them.
-_PATCHED: Final = (("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""))
-
-
-def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
-    """Readable names of the sources that are no longer what was traced."""
-    for source in sources:
-        if source.kind == "operator":
-            yield from _changed_operator(source)
-            continue
-        if source.kind == "patches":
-            if patches_digest(holder_of(source)) != source.digest:
-                where = f"{source.module}.{source.name}".rstrip(".")
-                yield f"{where} was patched, or a patch of it changed"
-            continue
-        present = present_digest(source)
-        if present is None:
-            yield f"source of {source.module}:{source.name} is gone"
-        elif present != source.digest and source.kind == "builtins":
-            yield f"{source.module} has globals of its own for other names of Python's than before: {present}"
-        elif present != source.digest:
-            yield f"source of {source.module}{':' if source.name else ''}{source.name} changed"
-
-
-def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
-    """Why this process has not all the operators of an artifact; imports what registers them."""
-    for source in sources:
-        if source.kind == "operator" and (absent := operators.missing(source.name, source.module)):
-            yield absent
-
-
-def operator_digest(name: str, overload: Any) -> str:
-    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing.
-
-    Raises:
-        NotPortable: part of it stands where no later process can find it.
-    """
-    lowering: list[Any] = []
-    for item in operators.lowering_code(name, overload):
-        lowering += [item[0], functions_of_file(*item)] if isinstance(item, tuple) else [item]
-    body = operators.body_of(name)
-    if not lowering and body is None:
-        return ""
-    # The body runs on the device, where it may keep what it likes from call to call.
-    return reachable_digest(*lowering) + reachable_digest(*([] if body is None else [body]), of_state=False)
-
-
-def patch_sources() -> tuple[TracedSource, ...]:
-    """What somebody put into those parts of torch that run while a graph is lowered, which no tracer sees."""
-    found = (TracedSource(kind="patches", module=module, name=name, digest="") for module, name in _PATCHED)
-    return tuple(replace(source, digest=patches_digest(holder_of(source))) for source in found)
-
-
-def holder_of(source: TracedSource) -> Any:
-    """The class or module of torch that a source of kind ``patches`` is about."""
-    module = importlib.import_module(source.module)
-    return getattr(module, source.name) if source.name else module
-
-
-def patches_digest(holder: Any) -> str:
-    """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
-    members = sorted(vars(holder).items(), key=itemgetter(0))
-    return reachable_digest(*(_patch(*member) for member in members if not _is_own(*member)))
-
-
-def _is_own(name: str, value: Any) -> bool:
-    if name == "Storage":  # of the default type, which is a condition of its own
-        return True
-    if value.__class__ is BuiltinFunctionType:  # most are
-        return bool(value.__name__ == name)
-    if isinstance(value, FunctionType) and value.__code__.co_name not in (name, value.__name__):
-        return not _is_users(value) and "<locals>" in value.__code__.co_qualname  # a decorator's
-    return not _is_users(value) and (
-        getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
-    )
-
-
-def _is_users(value: Any) -> bool:
-    if isinstance(value, FunctionType):
-        return not _is_pinned(globals_module(value))
-    return isinstance(value, partial | MethodType) or not (
-        isinstance(value, type) or _is_pinned(type(value).__module__)
-    )
-
-
-@cache
-def _is_pinned(module: str | None) -> bool:
-    return module == "typing_extensions" or is_pinned_module(module)  # which marks functions as deprecated
-
-
-def _patch(name: str, value: Any) -> Any:
-    """Of torch's own the names say enough; of others all that they reach counts."""
-    if _is_users(value):
-        return (name, value)
-    code = getattr(value, "__code__", value)
-    place = getattr(code, "co_qualname", getattr(value, "__qualname__", ""))
-    return f"{name}={getattr(value, '__module__', '')}.{place}"
-
-
-def _changed_operator(source: TracedSource) -> Iterator[str]:
-    absent = operators.missing(source.name, source.module)
-    if absent:
-        yield absent
-        return
-    try:
-        present = operator_digest(source.name, operators.find(source.name))
-    except NotPortable:
-        present = "nowhere"
-    if present != source.digest:
-        yield f"operator {source.name} changed: its code, or a constant that it reads"

@@ -7,19 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.keys import key_of
-from warmrank.worker import artifact
 from warmrank.worker.configs.section import changed
-from warmrank.worker.keys.environment import environment, instruction_set
-from warmrank.worker.keys.reachable import reachable_digest
-from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
+from warmrank.worker.keys.environment import environment
+from warmrank.worker.runtime import artifact
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
 
-    from warmrank.worker.cache_options import CacheOptions
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.engines import Engine
+    from warmrank.worker.runtime.options import CacheOptions
 
 _KEY_CHARS = 32
 
@@ -78,6 +76,8 @@ def _kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
         return {}
     import torch
 
+    from warmrank.worker.keys.environment import instruction_set
+
     return {
         "instruction set": instruction_set().text,
         "threads": str(torch.get_num_threads()),
@@ -89,6 +89,9 @@ def _registered(engine: Engine, mode: str) -> dict[str, str]:
     """What was registered with TorchAir and belongs to the process: fusion patterns, converters for GE."""
     if engine.name != "torchair":
         return {}
+    from warmrank.worker.keys.reachable import reachable_digest
+    from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
+
     package = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
     registered = {
         "patterns": [repr(pattern) for pattern in registered_patterns(package, reachable_digest)],
@@ -130,7 +133,11 @@ def _parameters(module: torch.nn.Module) -> str:
 
 
 def _decompositions(decompositions: Mapping[Any, Callable[..., Any]]) -> str:
+    if not decompositions:
+        return "none"
+    from warmrank.worker.keys.reachable import reachable_digest
+
     named = sorted(
         f"{operator}={reachable_digest(function)}" for operator, function in decompositions.items()
     )
-    return f"{len(named)}, {_digest('|'.join(named))}" if named else "none"
+    return f"{len(named)}, {_digest('|'.join(named))}"

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.readable import conditions, disassembled, origin_of
-from warmrank.worker.guards.model import PortableGuards
+from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.artifact import Artifact
+    from warmrank.worker.runtime.artifact import Artifact
 
 _AS_TEXT = ("graph.py", "torchair.py")
 _AS_DIGEST = ("constants", "torchair.json", "torchair.txt")

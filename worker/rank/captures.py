@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from warmrank.worker.capture.direct import DirectRunner
+from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.devices.failures import Captures, problem
 from warmrank.worker.keys.environment import environment
@@ -20,9 +20,9 @@ from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry
-    from warmrank.worker.artifact import Artifact
     from warmrank.worker.rank.workload import Call
-    from warmrank.worker.variant import Variant
+    from warmrank.worker.runtime.artifact import Artifact
+    from warmrank.worker.runtime.variant import Variant
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def captured(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
 
 def _is_captured(unit: Unit) -> bool:
     """Compiled kernels run as they are, so there is no step to take for them."""
-    return unit.variant is None or type(unit.variant.runner) is not DirectRunner
+    return unit.variant is None or type(unit.variant.runner) is not EagerRunner
 
 
 def _of_call(unit: Unit) -> CaptureProposal:

@@ -19,15 +19,15 @@ from warmrank.worker.keys.environment import environment
 from warmrank.worker.node_collecting import entries
 from warmrank.worker.rank.script import journal_of
 from warmrank.worker.results import Published
-from warmrank.worker.withheld import is_withheld
+from warmrank.worker.runtime.find import is_withheld
 
 if TYPE_CHECKING:
     from warmrank.cache_store.cache_dir.node_files import NodeFile
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.store import Store
-    from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.rank.start import RankSpec
-    from warmrank.worker.variant import StoredArtifact
+    from warmrank.worker.runtime.find import StoredArtifact
+    from warmrank.worker.runtime.function import CachedFunction
 
 _log = logging.getLogger(__name__)
 

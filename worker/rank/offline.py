@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warmrank.worker.errors import NeedsValues, NotPortable
-from warmrank.worker.guards.asked import asks_for_rank
 from warmrank.worker.keys.code import package_of
 from warmrank.worker.keys.environment import Target, building_for
 from warmrank.worker.rank import start
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
+from warmrank.worker.runtime.asked import asks_for_rank
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import PartitionManifest

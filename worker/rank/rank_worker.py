@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from warmrank.cache_store.cache_dir.node_files import NodeFile
     from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
     from warmrank.cache_store.store import Store
-    from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.rank.start import RankSpec
     from warmrank.worker.rank.units import Handed, RankUnit
     from warmrank.worker.rank.workload import Workload
+    from warmrank.worker.runtime.function import CachedFunction
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class RankWorker:
 
     def _in_launch(self) -> contextlib.AbstractContextManager[None]:
         """Lay down what the launch says while user code runs, and note the cached functions that it makes."""
-        from warmrank.worker.cache_options import launch_scope
+        from warmrank.worker.runtime.options import launch_scope
 
         return launch_scope.of(start.defaults_of(self._spec), self._functions)
 

@@ -18,8 +18,8 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.cache_options import LaunchDefaults
     from warmrank.worker.rank.workload import RankContext, Workload
+    from warmrank.worker.runtime.options import LaunchDefaults
 
 
 class RankSpec(Value):
@@ -196,7 +196,7 @@ def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
 
 def defaults_of(spec: RankSpec) -> LaunchDefaults:
     """What the launch lays down for cached functions of this rank."""
-    from warmrank.worker.cache_options import LaunchDefaults
+    from warmrank.worker.runtime.options import LaunchDefaults
 
     return LaunchDefaults(
         cache_dir=spec.cache_dir,

@@ -21,8 +21,6 @@ from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import Corrupt, StoreError, UnwritableDisk
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, WorkerError, WorkloadError
-from warmrank.worker.function_lookup import OFFERED
-from warmrank.worker.lookup import Found, other_request
 from warmrank.worker.results import (
     Failure,
     FunctionProbe,
@@ -32,17 +30,20 @@ from warmrank.worker.results import (
     TraceResult,
     unit_name,
 )
-from warmrank.worker.runtime_state import declared_for
-from warmrank.worker.withheld import is_withheld, release
+from warmrank.worker.runtime.files import release
+from warmrank.worker.runtime.find import Found, is_withheld, other_request
+from warmrank.worker.runtime.function import OFFERED
+from warmrank.worker.runtime.runtime_state import declared_for
 
 if TYPE_CHECKING:
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.store import Store
-    from warmrank.worker.artifact import Artifact
-    from warmrank.worker.cached_function import CachedFunction
     from warmrank.worker.rank.audit import TracePrint
     from warmrank.worker.rank.workload import Call
-    from warmrank.worker.variant import StoredArtifact, Variant
+    from warmrank.worker.runtime.artifact import Artifact
+    from warmrank.worker.runtime.find import StoredArtifact
+    from warmrank.worker.runtime.function import CachedFunction
+    from warmrank.worker.runtime.variant import Variant
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +234,7 @@ class RankUnit:
         )
 
     def _misfits(self, outline: Artifact) -> tuple[str, ...]:
-        from warmrank.worker.variant import StoredArtifact
+        from warmrank.worker.runtime.find import StoredArtifact
 
         stored = StoredArtifact(artifact=outline, path=Path(), sha256="", size_bytes=0)
         return self.function.mismatches(stored, self.call.args, self.call.kwargs)

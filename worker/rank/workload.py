@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.cached_function import CachedFunction
-    from warmrank.worker.runtime_state import Scalar
+    from warmrank.worker.runtime.function import CachedFunction
+    from warmrank.worker.runtime.runtime_state import Scalar
 
 
 class RankContext(Value):
@@ -147,7 +147,7 @@ def _parameters(signature: inspect.Signature) -> str:
 
 def _declare(entrypoint: str, workload: Workload) -> None:
     """Declare a workload's runtime state for all modules whose functions it calls."""
-    from warmrank.worker.runtime_state import checked, declare_runtime_state
+    from warmrank.worker.runtime.runtime_state import checked, declare_runtime_state
 
     try:
         if checked(workload.runtime_state):
@@ -159,7 +159,7 @@ def _declare(entrypoint: str, workload: Workload) -> None:
 
 
 def _check_call(entrypoint: str, position: int, call: object) -> None:
-    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.runtime.function import CachedFunction
 
     if isinstance(call, Call) and isinstance(call.function, CachedFunction):
         return

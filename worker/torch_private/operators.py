@@ -19,6 +19,8 @@ FACTS = {
 
 _LOCAL = re.compile(r"\bL\['([^']*)'\]")
 
+DROPOUTS = frozenset(f"aten.{kind}dropout.default" for kind in ("", "feature_", "alpha_", "feature_alpha_"))
+
 
 def readable(text: str) -> str:
     """Dynamo's names of arguments as a reader would write them: ``x`` for ``L['x']``."""

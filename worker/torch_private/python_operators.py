@@ -146,7 +146,7 @@ def _is_pinned(function: Any) -> bool:
 
 def _module_at(file: str, operator: str) -> str:
     """The module of a file; empty for one in C++."""
-    from warmrank.worker.keys.sources import modules_by_file
+    from warmrank.worker.keys.code import modules_by_file
 
     if not file.endswith(".py") and not file.startswith("<"):
         return ""

@@ -2,7 +2,7 @@
 
 Left out on purpose: the number of threads (it changes no result of the graph engine), the current device
 index (the graph is relative to it), and grad and inference mode: a cached function is traced and runs without
-gradients, whatever the caller's mode (`worker.guards.check` refuses arguments that would have them recorded).
+gradients, whatever the caller's mode (`worker.runtime.check` refuses arguments that would record them).
 """
 
 from __future__ import annotations

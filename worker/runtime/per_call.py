@@ -2,29 +2,38 @@
 
 Conditions that touch an argument are checked on every call, because a call may always bring another shape.
 Those on what the function itself writes to are, too, and those that somebody asks for: what is cheap
-(`worker.guards.once`), or cannot be watched (`worker.guards.snapshot`).
+(`worker.runtime.per_call`), or cannot be watched (`worker.runtime.snapshot`).
 
 Invariant: no name in the generated code but the function's own parameters is one of these.
+
+What ``guards="once"`` looks at beside the arguments is cheap and often changed: numbers, strings, dtypes and
+tensors that are variables of a module of Python's, some 50 ns each, a tensor one microsecond.
 """
 
 from __future__ import annotations
 
 import keyword
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from warmrank.worker.guards import constants
-from warmrank.worker.guards.check import HOLDS, argument_names, asks_for_gradients
-from warmrank.worker.guards.model import Check, PortableGuards
-from warmrank.worker.guards.once import cheap_globals
-from warmrank.worker.guards.paths import STEPS, Node, resolve, root_names
-from warmrank.worker.guards.plain_types import plain_type
+from warmrank.worker.keys.code import is_pinned_module, type_name
 from warmrank.worker.keys.environment import target
-from warmrank.worker.keys.sources import type_name
+from warmrank.worker.runtime import constants
+from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
+from warmrank.worker.runtime.check import (
+    HOLDS,
+    STEPS,
+    argument_names,
+    asks_for_gradients,
+    plain_type,
+    resolve,
+    root_names,
+)
 
 Others = Mapping[int, frozenset[int]]
 
@@ -257,7 +266,7 @@ def _shapes_function(expressions: list[str], nodes: tuple[int, ...]) -> Callable
     """The conditions on sizes as one function of the nodes that they name; only these are its parameters."""
     parameters = ", ".join(f"p{index}" for index in nodes)
     source = f"lambda {parameters}: {' and '.join(f'({expression})' for expression in expressions)}"
-    # As in `worker.guards.check`: the expressions are part of an artifact, which was trusted before.
+    # As in `worker.runtime.check`: the expressions are part of an artifact, which was trusted before.
     function: Callable[..., bool] = eval(source, {"math": math, "torch": torch})  # noqa: S307
     return function
 
@@ -306,3 +315,46 @@ def _signature(code: CodeType) -> str:
     if code.co_flags & 8:
         parts.append(f"**{names[position]}")
     return ", ".join(parts)
+
+
+_FLAG = "training"
+_CHEAP = frozenset({"none", "not_none", "tensor", "gears", "geared"})
+
+
+def reads_training(guards: PortableGuards) -> bool:
+    """Whether a condition is about the ``training`` flag of any module."""
+    asked = {node for node, _, _ in guards.checks}
+    return any(guards.nodes[node][1:] in (("attr", _FLAG), ("item", _FLAG)) for node in asked)
+
+
+def cheap_globals(guards: PortableGuards, function: FunctionType) -> frozenset[int]:
+    """Nodes of the variables of modules whose conditions are cheap, and all below them."""
+    kinds: dict[int, list[bool]] = {}
+    for node, kind, expected in guards.checks:
+        if kind != "distinct":
+            kinds.setdefault(node, []).append(_is_cheap(kind, expected))
+    found: set[int] = set()
+    for index, (parent, _, _) in enumerate(guards.nodes):
+        if parent in found or (all(kinds.get(index, (False,))) and _is_variable(guards, index, function)):
+            found.add(index)
+    return frozenset(found)
+
+
+def _is_cheap(kind: str, expected: Any) -> bool:
+    if kind != "equals":
+        return kind in _CHEAP
+    return expected.__class__ in (bool, int, str) or (
+        isinstance(expected, dict) and expected.keys() <= {"float", "dtype"}
+    )
+
+
+def _is_variable(guards: PortableGuards, index: int, function: FunctionType) -> bool:
+    """Whether a node is a global of the function's module, or of a module that a global names."""
+    parent, step, _ = guards.nodes[index]
+    if parent < 0:
+        return step == "global"
+    of_parent, root, name = guards.nodes[parent]
+    if of_parent >= 0 or step != "attr" or root not in ("global", "import"):
+        return False
+    module = sys.modules.get(name) if root == "import" else function.__globals__.get(name)
+    return isinstance(module, ModuleType) and not is_pinned_module(module.__name__)

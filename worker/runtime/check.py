@@ -1,7 +1,22 @@
-"""Evaluating portable guards, once per load, without Dynamo; and saying in words what does not hold."""
+"""Evaluating portable guards, once per load, without Dynamo.
+
+A guarded object is found by Dynamo's source expression as steps from a root, shared between guards: a table
+of nodes, each ``(parent, step, argument)`` and behind its parent, so that one pass evaluates all, each prefix
+once. Roots have parent -1:
+
+====================  ==========================================
+``("local", name)``   an argument of the call (``self`` included), or a free variable of the function
+``("global", name)``  a global of the module that the function stands in
+``("import", name)``  a module, by the name under which it imports
+``("builtins", "")``  the builtins, as a mapping
+====================  ==========================================
+"""
 
 from __future__ import annotations
 
+import builtins
+import dataclasses
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
@@ -12,17 +27,140 @@ import torch
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.gears.carried import carried, encoded
-from warmrank.worker.guards import ambient, asked, constants
-from warmrank.worker.guards.identity import describe, keys_of
-from warmrank.worker.guards.model import Check, PortableGuards
-from warmrank.worker.guards.paths import MISSING, Node, resolve, root_names, text
-from warmrank.worker.guards.plain_types import plain_type
-from warmrank.worker.guards.words import describe_failure, describe_shape, tensor_differences
 from warmrank.worker.keys.code import forget_types, type_name
-from warmrank.worker.keys.reachable import changed
+from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
+from warmrank.worker.runtime.constants import describe, keys_of
+from warmrank.worker.runtime.sources import changed
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
+
+
+class Missing:
+    """Stands for an object that is not there; a class of its own so that no real value equals it."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING = Missing()
+
+
+def root_names(nodes: Sequence[Node]) -> list[tuple[str, str]]:
+    """For each node, step and argument of the root it starts from."""
+    roots: list[tuple[str, str]] = []
+    for parent, step, argument in nodes:
+        roots.append((step, argument) if parent < 0 else roots[parent])
+    return roots
+
+
+def text(nodes: Sequence[Node], index: int) -> str:
+    """A node's path as a reader would write it: ``self.layers['0'].weight``."""
+    parent, step, argument = nodes[index]
+    if parent < 0:
+        return {"local": str(argument), "global": str(argument), "import": str(argument)}.get(
+            step, "builtins"
+        )
+    base = text(nodes, parent)
+    if step == "attr":
+        return f"{base}.{argument}"
+    if step == "item":
+        return f"{base}[{constants.decode(argument)!r}]"
+    named = {
+        "type": f"type({base})",
+        "nth": f"list({base})[{argument}]",
+        "nth_value": f"list({base}.values())[{argument}]",
+        "call": f"{base}()",
+        "from_numpy": base,
+    }
+    return named.get(step, f"{step}({base})")
+
+
+def resolve(
+    nodes: Sequence[Node], values: list[Any], index: int, roots: Mapping[str, Mapping[str, Any]]
+) -> Any:
+    """Value of node ``index``, given the values of the nodes before it; `MISSING` where there is none.
+
+    Args:
+        nodes: the table.
+        values: values of the nodes before ``index``.
+        index: the node to evaluate.
+        roots: mappings for the roots ``local`` and ``global``.
+    """
+    parent, step, argument = nodes[index]
+    if parent < 0:
+        return _root_value(step, argument, roots)
+    base = values[parent]
+    if base is MISSING:
+        return MISSING
+    try:
+        return STEPS[step](base, argument)
+    except Exception:  # noqa: BLE001 - a property or __getitem__ of the user's, or NumPy, may raise anything
+        return MISSING
+
+
+def _root_value(step: str, argument: str, roots: Mapping[str, Mapping[str, Any]]) -> Any:
+    if step == "import":
+        try:
+            return importlib.import_module(argument)
+        except ImportError:
+            return MISSING
+    if step == "builtins":
+        return vars(builtins)
+    return roots[step].get(argument, MISSING)
+
+
+def _members(base: Any) -> list[Any]:
+    """Keys or items in the order that Dynamo saw, whatever a subclass says."""
+    if isinstance(base, dict):
+        return list(dict.keys(base))
+    return list(list.__iter__(base)) if isinstance(base, list) else list(base)
+
+
+def _from_numpy(array: Any) -> torch.Tensor:
+    if type(array).__module__ != "numpy":
+        msg = f"{type(array).__qualname__} is no array"
+        raise TypeError(msg)
+    return torch.as_tensor(array)
+
+
+STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "attr": getattr,
+    "item": lambda base, argument: base[
+        argument if argument.__class__ is not dict else constants.decode(argument)
+    ],
+    "nth": lambda base, argument: _members(base)[argument],
+    "nth_value": lambda base, argument: dict.__getitem__(base, _members(base)[argument]),
+    "type": lambda base, _: type(base),
+    "dict": lambda base, _: dict(base),
+    "call": lambda base, _: base(),
+    "from_numpy": lambda base, _: _from_numpy(base),
+    "fields": lambda base, _: getattr(base, "_fields", None) or dataclasses.fields(base),
+}
+
+
+def plain_type(value: Any) -> type[Any]:
+    """``type(value)``; of a fake tensor ``Parameter`` or ``Tensor``, as the real one's would be."""
+    kind = type(value)
+    if kind.__name__ != "FakeTensor":
+        return kind
+    return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
+
+
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """Whether operators take a tensor as they take any other: not so those of a class with rules of its own.
+
+    Subclasses of Parameter with attributes and methods of their own (vLLM's weights) are plain.
+    """
+    kind = type(tensor)
+    if kind in (torch.Tensor, torch.nn.Buffer) or hasattr(tensor, "fake_mode"):
+        return True
+    return (
+        isinstance(tensor, torch.nn.Parameter)
+        and kind.__torch_function__ is torch.nn.Parameter.__torch_function__
+        and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )
 
 
 def mismatches(
@@ -44,7 +182,10 @@ def mismatches(
     found = list(changed(guards.sources))
     if not found:
         found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
-        found.extend(asked.mismatches(guards.asked))
+        if guards.asked:
+            from warmrank.worker.runtime import asked
+
+            found.extend(asked.mismatches(guards.asked))
         found.extend(_object_mismatches(guards, function, arguments))
         found.extend(_gradient_mismatches(guards, function))
     return tuple(found[:MAX_REASONS])
@@ -104,44 +245,37 @@ def _object_mismatches(
     guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
 ) -> list[str]:
     values = node_values(guards.nodes, function, arguments)
-    found = []
-    for check in guards.checks:
-        if not holds(check, values):
-            found.append(describe_failure(guards, check, values))
-            if len(found) >= MAX_REASONS:
-                return found
-    for expression, used in guards.shapes:
-        if not shape_holds(expression, {index: values[index] for index in used}):
-            found.append(describe_shape(guards, expression, used, values))
-    return found
+    failed = [check for check in guards.checks if not holds(check, values)]
+    unmet = [shape for shape in guards.shapes if not shape_holds(shape[0], {i: values[i] for i in shape[1]})]
+    if not failed and not unmet:
+        return []
+    from warmrank.worker.runtime.describe import describe_failure, describe_shape
+
+    return [
+        *(describe_failure(guards, check, values) for check in failed[:MAX_REASONS]),
+        *(describe_shape(guards, expression, used, values) for expression, used in unmet),
+    ][:MAX_REASONS]
 
 
 def node_values(nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:
     """What every node stands for in a call; `MISSING` where there is nothing."""
-    return NodeValues(nodes, function, arguments).all()
+    roots = roots_of(function, arguments)
+    values: list[Any] = []
+    for parent, step, argument in nodes:
+        if parent < 0:
+            values.append(_root_value(step, argument, roots))
+            continue
+        base = values[parent]
+        try:
+            values.append(MISSING if base is MISSING else STEPS[step](base, argument))
+        except Exception:  # noqa: BLE001 - as in `resolve`
+            values.append(MISSING)
+    return values
 
 
-class NodeValues:
-    """What the nodes of a table stand for in a call, each looked up once, those that are added later too."""
-
-    def __init__(self, nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> None:
-        self._nodes = nodes
-        self._roots = {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
-        self._values: list[Any] = []
-
-    def all(self) -> list[Any]:
-        """A value for every node; `MISSING` where there is nothing."""
-        for index in range(len(self._values), len(self._nodes)):
-            self._values.append(self.again(index))
-        return self._values
-
-    def __getitem__(self, node: int) -> Any:
-        """The value of one node."""
-        return self.all()[node]
-
-    def again(self, node: int) -> Any:
-        """What another look at a node gives, which may be an object made by this look."""
-        return resolve(self._nodes, self._values, node, self._roots)
+def roots_of(function: FunctionType, arguments: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Values of the roots of a call, by step and name."""
+    return {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
 
 
 def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:
@@ -173,7 +307,8 @@ def holds(check: Check, values: Sequence[Any]) -> bool:
 
 
 def _distinct(values: Sequence[Any]) -> bool:
-    return not any(value is MISSING for value in values) and len(set(map(id, values))) == len(values)
+    ids = {*map(id, values)}
+    return len(ids) == len(values) and id(MISSING) not in ids
 
 
 def _equal(value: Any, expected: Any) -> bool:
@@ -210,7 +345,27 @@ def _key_equal(key: Any, expected: Any) -> bool:
 
 def tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
     """Whether a tensor is as traced: type, dtype, device kind, layout, static sizes and strides."""
-    return not tensor_differences(value, expected)
+    return (
+        isinstance(value, torch.Tensor)
+        and type_name(plain_type(value)) == expected["type"]
+        and value.dtype is constants.decode(expected["dtype"])
+        and value.device.type == expected["device"]
+        and value.layout is constants.decode(expected["layout"])
+        and value.requires_grad == expected["requires_grad"]
+        and [value.is_conj(), value.is_neg()] == expected["lazy_bits"]
+        and (
+            value.layout is not torch.strided
+            or (_fits(value.shape, expected["sizes"]) and _fits(value.stride(), expected["strides"]))
+        )
+    )
+
+
+def _fits(present: Sequence[int], expected: Sequence[int | None]) -> bool:
+    """Whether sizes or strides are as traced; None stands for any."""
+    return [*present] == expected or (
+        len(present) == len(expected)
+        and all(wanted is None or wanted == now for wanted, now in zip(expected, present, strict=True))
+    )
 
 
 def _group_holds(value: Any, expected: list[Any]) -> bool:

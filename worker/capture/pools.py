@@ -1,4 +1,4 @@
-"""Rooms: a pool, the lock under which its graphs run, and the graphs that were captured into it.
+"""Pools that graphs are captured into, each with the lock under which its graphs run.
 
 Graphs of one pool lie over each other, so only one of them may run at a time: a lock belongs to a pool, and
 all functions that share the pool share the lock.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warmrank.worker.devices import DeviceBackend, PoolHandle
 
 
-class Room:
+class CapturePool:
     """One pool and what is in it."""
 
     def __init__(self, backend: DeviceBackend, handle: PoolHandle | None = None) -> None:
@@ -62,17 +62,17 @@ class Room:
         )
 
 
-_given: weakref.WeakValueDictionary[tuple[str, Any], Room] = weakref.WeakValueDictionary()
+_given: weakref.WeakValueDictionary[tuple[str, Any], CapturePool] = weakref.WeakValueDictionary()
 _given_lock = threading.Lock()
 
 
-def room_of(backend: DeviceBackend, handle: PoolHandle) -> Room:
-    """The room of a pool that was given, the same for all who give it."""
+def pool_of(backend: DeviceBackend, handle: PoolHandle) -> CapturePool:
+    """The pool of a handle that was given, the same for all who give it."""
     with _given_lock:
-        room = _given.get((backend.kind, handle))
-        if room is None:
-            room = _given[backend.kind, handle] = Room(backend, handle)
-        return room
+        pool = _given.get((backend.kind, handle))
+        if pool is None:
+            pool = _given[backend.kind, handle] = CapturePool(backend, handle)
+        return pool
 
 
 def graph_pool_handle(device_kind: str | None = None) -> PoolHandle:

@@ -6,24 +6,23 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture import modes
-from warmrank.worker.capture.direct import DirectRunner, restored
+from warmrank.worker.capture.eager import EagerRunner, is_plain, plain, restored
 from warmrank.worker.capture.plan import Shapes, shapes_of
 from warmrank.worker.capture.statistics import CaptureStatistics
 from warmrank.worker.devices.failures import refuse_exhausted
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.graph_facts import MUTATED, STATE, USER
+from warmrank.worker.runtime.artifact import MUTATED, STATE, USER
 
 if TYPE_CHECKING:
     from warmrank.worker.devices import DeviceBackend
     from warmrank.worker.engines import SelfCapturing
-    from warmrank.worker.graph_facts import GraphFacts
+    from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()
 
 
-class HandedRunner(DirectRunner):
+class SelfCapturingRunner(EagerRunner):
     """Hands calls over; has what `worker.capture.runner.GraphRunner` has.
 
     What the engine captures on a call it does not tell, so the capture plan has the shapes of `prepare`.
@@ -32,7 +31,7 @@ class HandedRunner(DirectRunner):
     def __init__(self, graph: SelfCapturing, facts: GraphFacts, backend: DeviceBackend, limit: int) -> None:
         super().__init__(graph, facts, backend)
         self.max_captures = 0 if graph.is_eager else limit
-        self._handed = graph
+        self._capturing = graph
         self._kind = backend.kind
         self._overlap = _overlap_of(facts)
         self._prepared: dict[Shapes, None] = {}
@@ -48,12 +47,12 @@ class HandedRunner(DirectRunner):
         self.settled.check(inputs)
         self._refuse_shared(inputs)
         with _ONE_AT_A_TIME:
-            before = self._handed.num_captures
+            before = self._capturing.num_captures
             outputs = self._run(inputs)
             self.layout.note_writes(inputs)
-            if self._handed.is_eager:  # asked afterwards: a call may be the one that goes over the limit
+            if self._capturing.is_eager:  # asked afterwards: a call may be the one that goes over the limit
                 self._tally.eager["TorchAir runs the function eagerly"] += 1
-            elif self._handed.num_captures == before:
+            elif self._capturing.num_captures == before:
                 self._tally.replays += 1
         return outputs
 
@@ -70,9 +69,9 @@ class HandedRunner(DirectRunner):
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         try:
-            if modes.is_plain(self._autocast_kinds):
+            if is_plain(self._autocast_kinds):
                 return self._graph(*inputs)
-            with modes.plain(self._autocast_kinds):
+            with plain(self._autocast_kinds):
                 return self._graph(*inputs)
         except RuntimeError as error:
             refuse_exhausted(error, self._kind)
@@ -89,7 +88,7 @@ class HandedRunner(DirectRunner):
 
     def hand_over(self) -> None:
         """See `worker.engines.SelfCapturing.hand_over`."""
-        self._handed.hand_over()
+        self._capturing.hand_over()
 
     def shapes(self) -> tuple[Shapes, ...]:
         """The shapes that were prepared."""
@@ -97,12 +96,12 @@ class HandedRunner(DirectRunner):
 
     def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
         """What the capture plan says of these inputs; None where nothing would be captured for them."""
-        return None if self._handed.is_eager else shapes_of(self.layout, inputs)
+        return None if self._capturing.is_eager else shapes_of(self.layout, inputs)
 
     @property
     def statistics(self) -> CaptureStatistics:
         """What can be told from outside: graphs that the engine holds, and calls."""
-        self._tally.captures = self._handed.num_captures
+        self._tally.captures = self._capturing.num_captures
         return self._tally.taken(())
 
 

@@ -8,30 +8,194 @@ Layout::
 
 The header holds name, engine, key components, guards and facts; nothing in the file is a date, host, path
 or rank, so equal compiles on different ranks write equal bytes. No pickle: reading a file runs nothing.
+
+Guards (JSON)::
+
+    {"nodes":   [[parent, step, argument], ...],        see check.py
+     "checks":  [[node, kind, expected], ...],          see check.py
+     "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
+     "ambient": {"default dtype": "torch.float32", ...},  see ambient.py
+     "sources": [[kind, module, name, digest], ...],    see sources.py
+     "asked":   [[function, arguments, named arguments, result], ...],  see asked.py
+     "volatile": [node, ...],                            nodes that the frame itself writes to
+     "runtime_state": {"kv_cache_blocks": "512"}}        see runtime_state.py; left out if empty
+
+Frame: Dynamo's code object, marshalled (section ``frame.code``), and what its global names mean (JSON)::
+
+    {"graph": name of the graph's global,
+     "imports": {global name: module},
+     "objects": {global name: encoded constant or class},
+     "builtins": [global names bound to the builtins mapping],
+     "writes": whether a call writes to Python objects that were there before it}
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.private_files import digest_private
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
-from warmrank.worker.frame import Frame
-from warmrank.worker.graph_facts import GraphFacts
-from warmrank.worker.guards.model import PortableGuards
 from warmrank.worker.values import Value
+
+if TYPE_CHECKING:
+    from warmrank.worker.gears.model import GearFacts
+    from warmrank.worker.runtime.asked import Call
+
 
 FORMAT = 4
 ABOUT = "about"
 _MAGIC = b"warmrank-artifact "
 _PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+
+# Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
+STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
+_MEMBER = r"\._(?:modules|parameters|buffers)\['([^']*)'\]"
+_ROOT = r"^[LG]\['([^']*)'\]"
+
+Node = tuple[int, str, Any]
+
+Check = tuple[int, str, Any]
+
+
+class TracedSource(Value):
+    """One traced piece of source.
+
+    Attributes:
+        kind: ``code`` (one function), ``file`` (a module's whole syntax tree, for code that no name leads
+            to), ``operator`` (all that one does in Python; an empty digest where that is nothing),
+            ``patches`` (what somebody put into a class or module of torch) or ``builtins`` (names that mean
+            Python's own as long as the module has none of its own).
+        module: module it stands in; of an operator, the one that registers it, empty if there is none.
+        name: qualified name within the module; empty for ``file``; the operator's, with its overload; of
+            ``builtins``, all of them.
+        digest: hex digest; of ``builtins``, those that the module has.
+    """
+
+    kind: str
+    module: str
+    name: str
+    digest: str
+
+
+class Frame(Value):
+    """A frame and what its global names mean; see above."""
+
+    code: bytes
+    names: dict[str, Any]
+
+
+class GraphFacts(Value):
+    """Facts about one graph.
+
+    Attributes:
+        input_classes: one of ``state``, ``mutated``, ``user``, ``number`` per input.
+        num_outputs: number of outputs.
+        aliased_outputs: positions of outputs that share memory with an input.
+        data_dependent: the first operator whose result's size depends on values (``aten.nonzero``), or which
+            runs one graph or another: such a graph cannot be captured. Empty if there is none.
+        random: the first operator that draws random numbers; empty if there is none.
+        input_names: where each input comes from, for people: ``self.layers.0.weight``.
+        module_inputs: positions of the inputs that are tensors of the module, not of the call.
+        anchored_inputs: positions of the inputs that `as_strided` looks at, by their place in the storage.
+        gears: of its inputs, if they were given any.
+    """
+
+    input_classes: tuple[str, ...]
+    num_outputs: int
+    aliased_outputs: tuple[int, ...]
+    data_dependent: str = ""
+    random: str = ""
+    input_names: tuple[str, ...] = ()
+    module_inputs: tuple[int, ...] = ()
+    anchored_inputs: tuple[int, ...] = ()
+    gears: GearFacts | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in an artifact's header."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GraphFacts:
+        """From an artifact's header."""
+        return cls(
+            input_classes=tuple(data["input_classes"]),
+            num_outputs=data["num_outputs"],
+            aliased_outputs=tuple(data["aliased_outputs"]),
+            data_dependent=data["data_dependent"],
+            random=data["random"],
+            input_names=tuple(data["input_names"]),
+            module_inputs=tuple(data["module_inputs"]),
+            anchored_inputs=tuple(data["anchored_inputs"]),
+            gears=_gears(data["gears"]) if data["gears"] else None,
+        )
+
+
+def _gears(data: Mapping[str, Any]) -> GearFacts:
+    from warmrank.worker.gears.model import GearFacts
+
+    return GearFacts.from_json(data)
+
+
+def readable(source: str) -> str:
+    """Dynamo's expression for an input as a reader would write it."""
+    return re.sub(_ROOT, r"\1", re.sub(_MEMBER, r".\1", source))
+
+
+class PortableGuards(Value):
+    """Conditions under which an artifact may be used; see above."""
+
+    nodes: tuple[Node, ...]
+    checks: tuple[Check, ...]
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    ambient: dict[str, str]
+    sources: tuple[TracedSource, ...]
+    asked: tuple[Call, ...]
+    volatile: tuple[int, ...] = ()
+    runtime_state: dict[str, str] = field(default_factory=dict)
+
+    def of_tensors(self) -> PortableGuards:
+        """Those on tensors and sizes alone, which code that was compiled for them relies on."""
+        checks = tuple(check for check in self.checks if check[1] == "tensor")
+        return replace(self, checks=checks, ambient={}, sources=(), asked=(), runtime_state={})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "nodes": [list(node) for node in self.nodes],
+            "checks": [list(check) for check in self.checks],
+            "shapes": [[expression, list(used)] for expression, used in self.shapes],
+            "ambient": self.ambient,
+            "sources": [[item.kind, item.module, item.name, item.digest] for item in self.sources],
+            "asked": [list(call) for call in self.asked],
+            "volatile": list(self.volatile),
+            **({"runtime_state": self.runtime_state} if self.runtime_state else {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PortableGuards:
+        """The guards that `to_json` gave."""
+        return cls(
+            nodes=tuple((node[0], node[1], node[2]) for node in data["nodes"]),
+            checks=tuple((check[0], check[1], check[2]) for check in data["checks"]),
+            shapes=tuple((expression, tuple(used)) for expression, used in data["shapes"]),
+            ambient=data["ambient"],
+            sources=tuple(
+                TracedSource(kind=kind, module=module, name=name, digest=digest)
+                for kind, module, name, digest in data["sources"]
+            ),
+            asked=tuple((call[0], call[1], call[2], call[3]) for call in data["asked"]),
+            volatile=tuple(data["volatile"]),
+            runtime_state=data.get("runtime_state", {}),
+        )
 
 
 class ArtifactFile(Value):

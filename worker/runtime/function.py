@@ -9,36 +9,61 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import logging
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-from warmrank.worker import collection, data_dump, journal
-from warmrank.worker.artifact import Artifact
-from warmrank.worker.cache_options import CacheOptions, LaunchDefaults, launch_scope
-from warmrank.worker.capture.statistics import CaptureStatistics, total
+from warmrank.worker import collection
+from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines import Outliner, Site
+from warmrank.worker.engines import Outliner, Site, check_choice, engine_for
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
-from warmrank.worker.function_files import FunctionFiles, adopted, announce
-from warmrank.worker.function_lookup import FunctionLookup
-from warmrank.worker.gears.carried import geared_arguments
-from warmrank.worker.gears.rules import refuse_arguments
-from warmrank.worker.guards import ambient
-from warmrank.worker.keys.request import code_in_options
-from warmrank.worker.lookup import Found
+from warmrank.worker.gears.carried import any_set, geared_arguments
+from warmrank.worker.keys.request import Request, code_in_options, request
 from warmrank.worker.results import FunctionResult, Outcome, StageSeconds
+from warmrank.worker.runtime import ambient
+from warmrank.worker.runtime.artifact import Artifact
+from warmrank.worker.runtime.find import (
+    Found,
+    Place,
+    StoredArtifact,
+    announce,
+    by_digest,
+    function_of,
+    look_up,
+    model_directory,
+    partition_name,
+    read_stored,
+)
+from warmrank.worker.runtime.options import (
+    CacheOptions,
+    EngineChoice,
+    GuardMode,
+    LaunchDefaults,
+    launch_scope,
+)
+from warmrank.worker.runtime.sources import missing_operators
+from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace
-from warmrank.worker.trace_limit import TraceLimit
-from warmrank.worker.variant import StoredArtifact, Variant, function_of
+from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace, prepare
+
+if TYPE_CHECKING:
+    from warmrank.cache_store.store import Store
+    from warmrank.worker.capture.statistics import CaptureStatistics
+    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.engines import Engine
+
 
 _log = logging.getLogger("torchair")
 
@@ -47,16 +72,30 @@ _log = logging.getLogger("torchair")
 # function of its own into torch for a while.
 _OWN_CHECKS = 5
 
+OFFERED = "offered"
 
-class CachedFunction(FunctionLookup):
+
+class CachedFunction:
     """A bound method whose compiled form is kept across processes."""
 
     def __init__(
         self, method: MethodType, options: CacheOptions, defaults: LaunchDefaults | None = None
     ) -> None:
-        super().__init__(method, options, defaults or launch_scope.defaults)
-        self._no_compile = self._defaults.no_compile
-        self._files = FunctionFiles(self.name)
+        self._method = method
+        self._defaults = defaults = defaults or launch_scope.defaults
+        self._no_compile = defaults.no_compile
+        self._root: Path | None = None
+        self._options = replace(
+            options,
+            config=copy.deepcopy(options.config),  # a later change of the caller's must not change the key
+            cache_dir=options.cache_dir or defaults.cache_dir,
+        )
+        self._guards: GuardMode = options.guards or defaults.guards or "always"
+        self._wanted: EngineChoice = options.engine or defaults.engine or "auto"
+        check_choice(self._wanted, self._options.config)
+        self._rank = defaults.place
+        self.name = method.__func__.__qualname__.replace(".<locals>", "")
+        self._abandoned = False  # on_recompile="abandon" gave the files up: nothing is written any more
         self._variants: list[Variant] = []
         self._lock = threading.RLock()
         self._kind = "cpu"  # of the module's device; read again at each look-up
@@ -97,7 +136,101 @@ class CachedFunction(FunctionLookup):
     @property
     def statistics(self) -> CaptureStatistics:
         """Captures, replays, other calls and why, and pools; prints as a short text."""
+        from warmrank.worker.capture.statistics import total
+
         return total(variant.runner.statistics for variant in self.variants)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module whose method this is."""
+        module: torch.nn.Module = self._method.__self__  # type: ignore[assignment]
+        return module
+
+    @property
+    def device_kind(self) -> str:
+        """Kind of the device that the module lives on."""
+        tensors = itertools.chain(self.module.parameters(), self.module.buffers())
+        return kind_of(next((tensor.device.type for tensor in tensors), "cpu"))
+
+    def engine(self) -> Engine:
+        """The engine that compiles on the device that the module lives on now.
+
+        Raises:
+            BadConfig: what was asked for does not compile for this device.
+        """
+        return engine_for(self._options.config, wanted=self._wanted, device_kind=self.device_kind)
+
+    def request(self) -> Request:
+        """What this function asks for under the present configuration and environment."""
+        return request(self.module, self._options, self.engine())
+
+    def root(self) -> Path:
+        """The cache directory, absolute: a relative one is settled by the first look-up."""
+        if self._root is None:
+            self._root = Path(self._options.cache_dir or settings().cache_home).resolve()
+        return self._root
+
+    def place(self, asked: Request | None = None) -> Place:
+        """Where this function's artifacts lie for a request (by default, the present one)."""
+        options = self._options
+        asked = asked or self.request()
+        name = model_directory(
+            type(self.module).__name__, dynamic=options.dynamic, mode=options.config.mode, key=asked.key
+        )
+        rank, world_size = self._rank or _rank_and_world()
+        partition = partition_name(
+            world_size=world_size,
+            rank=rank if options.global_rank is None else options.global_rank,
+            tp_rank=options.tp_rank,
+            pp_rank=options.pp_rank,
+        )
+        model_dir = self.root() / name
+        return Place(model_dir=model_dir, function_dir=model_dir / partition / self._method.__func__.__name__)
+
+    def find(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], refused: Mapping[str, str] | None = None
+    ) -> Found:
+        """Look for an artifact that fits this call: own partition first, then sibling partitions.
+
+        Args:
+            args: positional arguments of the call, without the module.
+            kwargs: keyword arguments of the call.
+            refused: digest -> why that artifact is passed over.
+
+        Raises:
+            TypeError: the function's signature does not take these arguments.
+        """
+        prepare()
+        asked = self.request()
+
+        def misfits(stored: StoredArtifact) -> tuple[str, ...]:
+            why = (refused or {}).get(stored.sha256)
+            return self.mismatches(stored, args, kwargs) if why is None else (why,)
+
+        return look_up(self.place(asked), asked, misfits)
+
+    def mismatches(
+        self, stored: StoredArtifact, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
+        if self._guards == "skip":
+            missing = tuple(missing_operators(stored.artifact.guards.sources))
+            return missing or stored.tensor_mismatches(self._method, args, kwargs)
+        return stored.mismatches(self._method, args, kwargs, self.device_kind, self._options.on_gear_miss)
+
+    def offered(self, sha256: str, store: Store | None) -> StoredArtifact | None:
+        """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
+        place = self.place()
+        stored = by_digest(place, sha256)
+        if stored is not None or store is None:
+            return stored
+        from warmrank.worker.runtime.files import fetched
+
+        # Not into the own partition yet: its guards have not been asked.
+        offered_dir = place.model_dir / OFFERED / place.function_dir.name
+        path = store.fetch_blob(sha256, offered_dir, cache_root=self.root())
+        stored = read_stored(path, [])
+        return None if stored is None else fetched(store, stored, self.root())
 
     def warm_up(self, *args: Any, **kwargs: Any) -> None:
         """Load or compile for these arguments, and capture, as two calls of them would; nothing is run.
@@ -171,6 +304,8 @@ class CachedFunction(FunctionLookup):
             if variant is not None:
                 return variant
             if self._no_compile or settings().no_compile:
+                from warmrank.worker import journal
+
                 journal.append_forbidden(self.name, reason)
                 msg = f"{self.name} would have to be compiled, which is forbidden here: {reason}"
                 raise CompileForbidden(msg, function=self.name, reason=reason)
@@ -185,9 +320,7 @@ class CachedFunction(FunctionLookup):
         place = self.place()
         what = f"{place.model_dir.name}/{place.function_dir.name}"
         with (
-            contextlib.nullcontext(False)
-            if self._files.abandoned
-            else one_compile(self.root(), what) as has_waited
+            contextlib.nullcontext(False) if self._abandoned else one_compile(self.root(), what) as has_waited
         ):
             if has_waited and (found := self._find_and_use(args, kwargs, started))[0] is not None:
                 return found[0]
@@ -226,6 +359,10 @@ class CachedFunction(FunctionLookup):
         options = self._options
         for variant in self._variants:
             variant.refuse_gear_miss(args, kwargs)
+        if not any_set():
+            return
+        from warmrank.worker.gears.rules import refuse_arguments
+
         policy = options.config.inference_config.dynamic_gears_merge_policy
         geared = geared_arguments(function_of(self._method), args, kwargs)
         refuse_arguments(geared, options.on_gear_miss, policy)
@@ -235,6 +372,8 @@ class CachedFunction(FunctionLookup):
         stored = found.stored
         assert stored is not None  # noqa: S101 - callers look first
         if not found.own:
+            from warmrank.worker.runtime.files import adopted
+
             stored = adopted(self.place().function_dir, stored, withheld=withheld)
         # Bound once, however often it is looked up: all calls that it fits share its captures.
         known = (variant for variant in self._variants if variant.stored.sha256 == stored.sha256)
@@ -254,7 +393,7 @@ class CachedFunction(FunctionLookup):
             args: positional arguments of the call, without the module.
             kwargs: keyword arguments of the call.
             reason: why it is compiled.
-            withheld: no other partition takes it by itself (`worker.withheld`).
+            withheld: no other partition takes it by itself (`worker.runtime.files`).
 
         Raises:
             WorkerError: the function cannot be cached.
@@ -263,10 +402,14 @@ class CachedFunction(FunctionLookup):
 
         facts.require("compile", "trial")
         from warmrank.worker.compile.compiler import compile_call
+        from warmrank.worker.runtime import files
 
         if self._variants and self._options.on_recompile == "abandon":
-            self._files.abandon(self.place().function_dir, reason)
-        if not self._files.abandoned:
+            if not self._abandoned:
+                _log.warning("Skip cache as %s recompiled (its cache is removed): %s", self.name, reason)
+            self._abandoned = True
+            files.remove(self.place().function_dir)
+        if not self._abandoned:
             ensure_cache_dir(self.root())
         compiled = compile_call(
             self._method,
@@ -277,8 +420,12 @@ class CachedFunction(FunctionLookup):
             device_kind=self.device_kind,
         )
         started = perf_counter()
-        stored = self._files.save(
-            self.place().function_dir, compiled.artifact, compiled.files, withheld=withheld
+        stored = files.save(
+            self.place().function_dir,
+            compiled.artifact,
+            compiled.files,
+            withheld=withheld,
+            kept=not self._abandoned,
         )
         variant = self._bind(stored)
         self._check_own_guards(variant, args, kwargs)
@@ -337,9 +484,9 @@ class CachedFunction(FunctionLookup):
             dynamic=self._options.dynamic,
             decompositions=self._options.custom_decompositions,
             ge_cache=self._options.ge_cache,
-            cache_root=None if self._files.abandoned else self.root(),
+            cache_root=None if self._abandoned else self.root(),
         )
-        with data_dump.into(config, self.name):
+        with _dumps(config, self.name):
             variant = Variant(
                 stored,
                 site,
@@ -365,4 +512,68 @@ class CachedFunction(FunctionLookup):
             seconds=seconds,
             runtime_state=stored.artifact.guards.runtime_state,
         )
-        journal.append(result, stored.artifact, self.root())
+        if settings().journals:
+            from warmrank.worker import journal
+
+            journal.append(result, stored.artifact, self.root())
+
+
+def _rank_and_world() -> tuple[int, int]:
+    """Rank and world size of this process."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _dumps(config: CompilerConfig, function: str) -> contextlib.AbstractContextManager[None]:
+    """Where a graph that dumps its data writes them (``debug.data_dump``)."""
+    if config.debug.data_dump.type is None:
+        return contextlib.nullcontext()
+    from warmrank.worker import data_dump
+
+    return data_dump.into(config, function)
+
+
+# As many as a cache directory keeps of one function, and as many graphs as are captured by default.
+MAX_TRACES = 64
+# Of a function that writes to what its own conditions hang on. torch.compile gives up after 8 recompilations.
+MAX_TRACES_OF_CHANGING = 16
+
+
+class TraceLimit:
+    """Counts the traces of one function."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._traces = 0
+        self._reason = ""
+        self._warned = False
+        self.reached = False
+
+    def count(self, reason: str, *, changes_itself: bool) -> None:
+        """Note one trace.
+
+        Args:
+            reason: why it was needed.
+            changes_itself: the function writes to Python state that its conditions hang on.
+        """
+        self._traces += 1
+        self._reason = reason
+        self.reached = self._traces >= (MAX_TRACES_OF_CHANGING if changes_itself else MAX_TRACES)
+
+    def run_eagerly(self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The method's own result, without gradients, as a cached function's; warns once."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s was traced %d times in this process, so it runs eagerly from now on where nothing that "
+                "is loaded fits; the last trace was needed because: %s. Use dynamic=True for changing "
+                "shapes, and keep what changes from call to call in a tensor, or pass it.",
+                self._name,
+                self._traces,
+                self._reason,
+            )
+        with torch.no_grad():
+            return method(*args, **kwargs)

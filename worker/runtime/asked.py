@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.groups import resolve, role_of
-from warmrank.worker.guards import constants
+from warmrank.worker.runtime import constants
 from warmrank.worker.torch_private.process_groups import group_addresses, known_groups
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ hangs on, in one of four ways, the first that goes:
    (`worker.torch_private.unchanged`), thousands in microseconds;
 2. *metadata* of tensors, in C++ (`worker.torch_private.unchanged`);
 3. *predicates*: members of lists and sets, attributes that no dict holds, in well under a microsecond each;
-4. *asked*: the condition itself is evaluated on every call (`worker.guards.inputs`).
+4. *asked*: the condition itself is evaluated on every call (`worker.runtime.per_call`).
 
 Invariants: a condition of an unknown kind, or on a path with an unknown step, is asked, so that nothing is
 left out. What changes again and again without a condition failing (a counter beside what is read) goes one
@@ -26,14 +26,12 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.guards import asked, depends
-from warmrank.worker.guards.check import node_values
-from warmrank.worker.guards.inputs import nodes_of, per_call_nodes, with_parents
-from warmrank.worker.guards.model import Check, PortableGuards
-from warmrank.worker.guards.paths import MISSING, STEPS
 from warmrank.worker.keys.code import forget_types, function_digest, layers, type_name
-from warmrank.worker.keys.reachable import changed, holder_of
-from warmrank.worker.keys.sources import TracedSource
+from warmrank.worker.runtime import asked, depends
+from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
+from warmrank.worker.runtime.check import MISSING, STEPS, node_values
+from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
+from warmrank.worker.runtime.sources import changed, holder_of
 from warmrank.worker.torch_private.unchanged import Key, Metadata, Watched
 
 Predicate = Callable[[], bool]
@@ -63,7 +61,7 @@ class Snapshot:
 
     Attributes:
         asked: nodes whose conditions are to be evaluated on every call.
-        others: see `worker.guards.inputs.compile_input_check`.
+        others: see `worker.runtime.per_call.compile_input_check`.
     """
 
     __slots__ = ("_held", "_metadata", "_predicates", "_tensors", "_watched", "asked", "others")

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.guards.paths import MISSING
+from warmrank.worker.runtime.check import MISSING
 from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
 Watches = list[tuple[str, Any]] | None
@@ -240,7 +240,7 @@ def of_function(function: FunctionType) -> Watches:
 
 
 def _of_identity(value: Any) -> Watches:
-    """Of an object's description (`worker.guards.identity`)."""
+    """Of an object's description (`worker.runtime.constants`)."""
     if isinstance(value, _NEVER_CHANGE):
         return []
     if type(value) is FunctionType:

@@ -1,21 +1,24 @@
-"""Failed conditions in words: where, what it was when traced, what it is now."""
+"""Misses in words: failed conditions (where, what was traced, what is there), and the nearest request."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from warmrank.worker.errors import WorkerError
+from warmrank.cache_store.cache_dir.local import variants
+from warmrank.cache_store.keys import changed_components
+from warmrank.worker.errors import ArtifactCorrupt, WorkerError
 from warmrank.worker.gears.carried import carried, encoded
-from warmrank.worker.guards import constants
-from warmrank.worker.guards.model import Check, PortableGuards
-from warmrank.worker.guards.paths import MISSING, text
-from warmrank.worker.guards.plain_types import plain_type
 from warmrank.worker.keys.code import type_name
+from warmrank.worker.keys.request import Request
+from warmrank.worker.runtime import constants
+from warmrank.worker.runtime.artifact import Check, PortableGuards, read
+from warmrank.worker.runtime.check import MISSING, plain_type, text
 
 MAX_SHOWN = 80
 MAX_REASONS_SHOWN = 3
@@ -220,3 +223,70 @@ def _short(value: Any) -> str:
         return f"a tensor of {value.dtype} {list(value.shape)}"
     shown = " ".join(repr(value).split())
     return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
+
+
+_MAX_CANDIDATES = 16
+_DIGESTS = ("module", "parameters")
+# As `partition_paths.model_directory` makes it; the name of a class may hold underscores itself.
+_MODEL_DIR = re.compile(r"(?P<cls>.+)_(?:dynamic|static)(?:_aclgraphcache)?_[0-9a-f]+")
+
+
+def explain_absence(
+    model_dir: Path, function: str, asked: Request, misfits: Callable[[Path], tuple[str, ...]] = lambda _: ()
+) -> str:
+    """One line: the components in which the nearest stored artifact of this function differs.
+
+    Args:
+        model_dir: the directory in which the function was looked for.
+        function: name of the method.
+        asked: the request.
+        misfits: the conditions of an artifact that do not hold; asked of the nearest where module or
+            parameters differ, whose components are digests, to name what differs in them.
+    """
+    if model_dir.is_dir():
+        return f"no artifact of {function} in {model_dir.name}"
+    class_name = _class_of(model_dir)
+    best: tuple[bool, int] | None = None
+    text, nearest = "", None
+    unreadable = ""
+    for path in _candidates(model_dir.parent, class_name, function):
+        try:
+            artifact, _, _ = read(path)
+        except ArtifactCorrupt as error:
+            unreadable = unreadable or f", but one that cannot be used: {error.why}"
+            continue
+        except OSError:
+            continue
+        changes = changed_components(artifact.components, asked.components)
+        # Another model, or another rank's part of it, is farther off than the same one from other sources.
+        is_other = any(change.name in _DIGESTS for change in changes)
+        if best is None or (is_other, len(changes)) < best:
+            best = is_other, len(changes)
+            text = "; ".join(str(change) for change in changes)
+            nearest = path if is_other else None
+    if nearest and (named := misfits(nearest)):
+        text = f"{text} ({in_brief(named)})"
+    return (
+        f"nearest artifact differs: {text}"
+        if best
+        else f"the cache holds nothing for {class_name}.{function}{unreadable}"
+    )
+
+
+def _class_of(model_dir: Path) -> str:
+    match = _MODEL_DIR.fullmatch(model_dir.name)
+    return match["cls"] if match else model_dir.name
+
+
+def _candidates(root: Path, class_name: str, function: str) -> list[Path]:
+    """The newest artifacts of this function under other requests of the same class."""
+    if not root.is_dir():
+        return []
+    found = [
+        path
+        for directory in root.iterdir()
+        if directory.is_dir() and _class_of(directory) == class_name
+        for parent in (directory / function, *directory.glob(f"*/{function}"))
+        for path in variants(parent)
+    ]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:_MAX_CANDIDATES]

@@ -1,0 +1,128 @@
+"""The files of one cached function: saves new artifacts, takes over those of others, gives them up.
+
+Beside an artifact lie files that belong to it, such as compiled kernels. A file is written before the
+artifact that names it; a look-up verifies it before the artifact counts as found, so a missing or damaged one
+is a miss with its reason, and never an error of a call; a damaged one is moved aside, not deleted.
+
+A mark beside an artifact, ``.withheld_<sha256>``, keeps other partitions from it: its audit is not
+through, or found a fault. It stands before the artifact does; the launch takes it away when nothing was
+found. What bears a mark is not published.
+
+A process that finds an artifact of its own without such files imports nothing of this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from warmrank.cache_store.cache_dir.local import (
+    add_companion,
+    add_companion_from,
+    add_variant,
+    add_variant_from,
+    companions,
+    variants,
+)
+from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.worker.runtime.find import StoredArtifact, announce, with_files, withheld_mark
+
+if TYPE_CHECKING:
+    from warmrank.cache_store.store import Store
+    from warmrank.worker.runtime.artifact import Artifact
+
+
+_log = logging.getLogger("torchair")
+
+
+def save(
+    function_dir: Path,
+    artifact: Artifact,
+    files: Mapping[str, bytes],
+    *,
+    withheld: bool = False,
+    kept: bool = True,
+) -> StoredArtifact:
+    """Save a new artifact, and the files beside it, by name.
+
+    Args:
+        function_dir: where to.
+        artifact: what was compiled.
+        files: those beside it.
+        withheld: no other partition takes it by itself.
+        kept: write at all; without a file the engine goes on with what it just compiled.
+    """
+    data = artifact.to_bytes()
+    digest = digest_bytes(data)
+    path, beside = function_dir, dict[str, Path]()
+    if kept:
+        if withheld:
+            withhold(function_dir, digest.sha256)
+        beside = {name: add_companion(function_dir, name, data) for name, data in files.items()}
+        path = add_variant(function_dir, data)
+    stored = StoredArtifact(
+        artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes, beside=beside
+    )
+    if kept:
+        announce("saved to", stored)
+    return stored
+
+
+def remove(function_dir: Path) -> None:
+    """Remove all artifacts in a function's directory, and the files beside them."""
+    for path in (*variants(function_dir), *companions(function_dir)):
+        path.unlink(missing_ok=True)
+
+
+def adopted(function_dir: Path, stored: StoredArtifact, *, withheld: bool = False) -> StoredArtifact:
+    """An artifact of another partition, copied into this one; see `worker.runtime.files`."""
+    if withheld:
+        withhold(function_dir, stored.sha256)
+    beside = {
+        file.name: add_companion_from(
+            function_dir,
+            stored.path.parent / file.name,
+            Digest(sha256=file.sha256, size_bytes=file.size_bytes),
+        )
+        for file in stored.artifact.files
+    }
+    path = add_variant_from(function_dir, stored.path)
+    return replace(stored, path=path, beside=beside)
+
+
+def fetched(store: Store, stored: StoredArtifact, cache_root: Path) -> StoredArtifact | None:
+    """The artifact, its files fetched out of the store beside it; None if they cannot be used.
+
+    Raises:
+        StoreError: the store does not have one of them, or cannot be read.
+    """
+    for file in stored.artifact.files:
+        store.fetch_blob(file.sha256, stored.path.parent, cache_root=cache_root, beside=file.name)
+    return with_files(stored, [])
+
+
+def withhold(function_dir: Path, sha256: str) -> None:
+    """Keep other partitions from an artifact that is there, or about to be.
+
+    Raises:
+        UnusableCache: the directory cannot be written.
+    """
+    mark = withheld_mark(function_dir, sha256)
+    make_private_directories(function_dir)
+    with os_errors_are_unusable("file", mark):
+        mark.touch(mode=0o600)
+
+
+def release(function_dir: Path, sha256: str) -> None:
+    """Let other partitions have an artifact.
+
+    Raises:
+        UnusableCache: the directory cannot be written.
+    """
+    mark = withheld_mark(function_dir, sha256)
+    with os_errors_are_unusable("file", mark):
+        mark.unlink(missing_ok=True)

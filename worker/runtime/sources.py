@@ -1,0 +1,232 @@
+"""The sources of an artifact as this process has them: traced code, operators' Python, patches of torch.
+
+A load compares the digest of each traced function with the function that the running process has under the
+same name, as ccache's direct mode compares headers. Code of torch and of the standard library is pinned by
+the versions in the environment fingerprint instead.
+
+Process safety: pure reads of this process's modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import (
+    code_digest,
+    file_digest,
+    function_digest,
+    globals_module,
+    is_pinned_module,
+    joint_digest,
+    layers,
+    stable_text,
+)
+from warmrank.worker.runtime.artifact import TracedSource
+
+# Functions that Dynamo calls, or leaves in its graph, without a look into them.
+_PATCHED: Final = (("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""))
+
+_DIGEST_CHARS = 32
+
+
+def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
+    """Readable names of the sources that are no longer what was traced."""
+    for source in sources:
+        if source.kind == "operator":
+            yield from _changed_operator(source)
+            continue
+        if source.kind == "patches":
+            if patches_digest(holder_of(source)) != source.digest:
+                where = f"{source.module}.{source.name}".rstrip(".")
+                yield f"{where} was patched, or a patch of it changed"
+            continue
+        present = present_digest(source)
+        if present is None:
+            yield f"source of {source.module}:{source.name} is gone"
+        elif present != source.digest and source.kind == "builtins":
+            yield f"{source.module} has globals of its own for other names of Python's than before: {present}"
+        elif present != source.digest:
+            yield f"source of {source.module}{':' if source.name else ''}{source.name} changed"
+
+
+def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
+    """Why this process has not all the operators of an artifact; imports what registers them."""
+    from warmrank.worker.torch_private.python_operators import missing
+
+    for source in sources:
+        if source.kind == "operator" and (absent := missing(source.name, source.module)):
+            yield absent
+
+
+def operator_digest(name: str, overload: Any) -> str:
+    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing.
+
+    Raises:
+        NotPortable: part of it stands where no later process can find it.
+    """
+    from warmrank.worker.keys.reachable import functions_of_file, reachable_digest
+    from warmrank.worker.torch_private import python_operators as operators
+
+    lowering: list[Any] = []
+    for item in operators.lowering_code(name, overload):
+        lowering += [item[0], functions_of_file(*item)] if isinstance(item, tuple) else [item]
+    body = operators.body_of(name)
+    if not lowering and body is None:
+        return ""
+    # The body runs on the device, where it may keep what it likes from call to call.
+    return reachable_digest(*lowering) + reachable_digest(*([] if body is None else [body]), of_state=False)
+
+
+def patch_sources() -> tuple[TracedSource, ...]:
+    """What somebody put into those parts of torch that run while a graph is lowered, which no tracer sees."""
+    found = (TracedSource(kind="patches", module=module, name=name, digest="") for module, name in _PATCHED)
+    return tuple(replace(source, digest=patches_digest(holder_of(source))) for source in found)
+
+
+def holder_of(source: TracedSource) -> Any:
+    """The class or module of torch that a source of kind ``patches`` is about."""
+    module = importlib.import_module(source.module)
+    return getattr(module, source.name) if source.name else module
+
+
+def patches_digest(holder: Any) -> str:
+    """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
+    from warmrank.worker.keys.reachable import reachable_digest
+
+    members = sorted(vars(holder).items(), key=itemgetter(0))
+    return reachable_digest(*(_patch(*member) for member in members if not _is_own(*member)))
+
+
+def _is_own(name: str, value: Any) -> bool:
+    if name == "Storage":  # of the default type, which is a condition of its own
+        return True
+    if value.__class__ is BuiltinFunctionType:  # most are
+        return bool(value.__name__ == name)
+    if isinstance(value, FunctionType) and value.__code__.co_name not in (name, value.__name__):
+        return not _is_users(value) and "<locals>" in value.__code__.co_qualname  # a decorator's
+    return not _is_users(value) and (
+        getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
+    )
+
+
+def _is_users(value: Any) -> bool:
+    if isinstance(value, FunctionType):
+        return not _is_pinned(globals_module(value))
+    return isinstance(value, partial | MethodType) or not (
+        isinstance(value, type) or _is_pinned(type(value).__module__)
+    )
+
+
+@cache
+def _is_pinned(module: str | None) -> bool:
+    return module == "typing_extensions" or is_pinned_module(module)  # which marks functions as deprecated
+
+
+def _patch(name: str, value: Any) -> Any:
+    """Of torch's own the names say enough; of others all that they reach counts."""
+    if _is_users(value):
+        return (name, value)
+    code = getattr(value, "__code__", value)
+    place = getattr(code, "co_qualname", getattr(value, "__qualname__", ""))
+    return f"{name}={getattr(value, '__module__', '')}.{place}"
+
+
+def _changed_operator(source: TracedSource) -> Iterator[str]:
+    from warmrank.worker.torch_private import python_operators as operators
+
+    absent = operators.missing(source.name, source.module)
+    if absent:
+        yield absent
+        return
+    try:
+        present = operator_digest(source.name, operators.find(source.name))
+    except NotPortable:
+        present = "nowhere"
+    if present != source.digest:
+        yield f"operator {source.name} changed: its code, or a constant that it reads"
+
+
+def shadowed(module: types.ModuleType, names: str) -> str:
+    """Names of Python's own, of those given, that a module has globals of its own for."""
+    return " ".join(name for name in names.split() if name in vars(module))
+
+
+def present_digest(source: TracedSource) -> str | None:
+    """Digest of what this process has under a source's name; None if there is nothing.
+
+    What a version pins is what it was as long as nobody has imported it.
+    """
+    module = sys.modules.get(source.module)
+    if module is None and is_pinned_module(source.module):
+        return source.digest
+    if module is None:
+        try:
+            module = importlib.import_module(source.module)
+        except ImportError:
+            return None
+    if source.kind == "builtins":
+        return shadowed(module, source.name)
+    if source.kind == "file":
+        return file_digest(module)
+    return digest_by_name(module, source.name)
+
+
+def digest_by_name(module: types.ModuleType, qualname: str) -> str | None:
+    """One digest over everything that the name may mean: decorators, and lambdas that share one name."""
+    objects = objects_by_name(module, qualname)
+    if not objects:
+        return None
+    return joint_digest([_digest_of(item, module, qualname) for item in objects])
+
+
+def _digest_of(item: types.FunctionType | types.CodeType, module: types.ModuleType, qualname: str) -> str:
+    """Digest of a function or code; of one of torch or Python, where it was made, defaults say enough."""
+    if isinstance(item, types.CodeType):
+        return code_digest(item)
+    is_where_made = (globals_module(item), item.__code__.co_qualname) == (module.__name__, qualname)
+    if is_where_made and is_pinned_module(module.__name__):
+        return f"as made, with {stable_text((item.__defaults__, item.__kwdefaults__))}"
+    return function_digest(item)
+
+
+def code_of(item: types.FunctionType | types.CodeType) -> types.CodeType:
+    """The code of a function, or code itself."""
+    return item.__code__ if isinstance(item, types.FunctionType) else item
+
+
+def objects_by_name(module: types.ModuleType, qualname: str) -> list[types.FunctionType | types.CodeType]:
+    """The functions of this name, decorators first, or, below ``<locals>``, the code objects of this name."""
+    head, *inner = qualname.split(".<locals>.")
+    functions = functions_by_name(module, head)
+    if not inner:
+        return list(functions)
+    codes = [function.__code__ for function in functions]
+    for part in ".".join(inner).split("."):
+        codes = [
+            constant
+            for code in codes
+            for constant in code.co_consts
+            if isinstance(constant, types.CodeType) and constant.co_name == part
+        ]
+    return list(codes)
+
+
+def functions_by_name(module: types.ModuleType, qualname: str) -> list[types.FunctionType]:
+    """The functions of this name in a module, decorators first."""
+    value: Any = module
+    for part in qualname.split("."):
+        try:
+            value = inspect.getattr_static(value, part)
+        except AttributeError:
+            return []
+    return [layer for layer in layers(value) if isinstance(layer, types.FunctionType)]

@@ -1,0 +1,485 @@
+"""One loaded artifact, bound to one module: checks its conditions, runs its frame.
+
+When conditions are checked, by ``guards``:
+
+=========  ====================================================================================
+always     the arguments, and a look at whether anything else changed since a full check held
+once       the arguments, and what is cheap; all else was checked at the load
+skip       tensors and sizes among the arguments, without which compiled code reads other memory
+=========  ====================================================================================
+
+Thread safety: everything is read and replaced whole; full checks run under the lock of the cached function.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import importlib
+import itertools
+import marshal
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from types import CellType, CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from warmrank.worker.capture.eager import EagerRunner
+from warmrank.worker.capture.runner import CaptureOptions, runner_for
+from warmrank.worker.engines import Site, engine_named
+from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.gears.carried import any_set
+from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.runtime.artifact import (
+    NUMBER,
+    Frame,
+    PortableGuards,
+    readable,
+)
+from warmrank.worker.runtime.check import argument_names, text
+from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of
+from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
+
+if TYPE_CHECKING:
+    import torch
+
+    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.gears.rules import LoadedGears
+    from warmrank.worker.gears.runner import GearedRunner
+    from warmrank.worker.runtime.artifact import PortableGuards
+    from warmrank.worker.runtime.options import GuardMode, OnGearMiss
+    from warmrank.worker.runtime.snapshot import Noise, Snapshot
+
+# A constant that marshal cannot hold: this, and its JSON.
+PLACEHOLDER = "__warmrank_constant__"
+
+
+class Variant:
+    """A loaded artifact, ready to run."""
+
+    def __init__(
+        self,
+        stored: StoredArtifact,
+        site: Site,
+        *,
+        backend: DeviceBackend,
+        guards: GuardMode,
+        on_gear_miss: OnGearMiss = "error",
+        code_in_options: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
+        """Load an artifact and bind it.
+
+        Args:
+            stored: the artifact.
+            site: the method that it runs for, and how that is cached.
+            backend: of the device that it runs on.
+            guards: when conditions are asked.
+            on_gear_miss: what happens to sizes that no gear stands for.
+            code_in_options: `worker.keys.request.code_in_options` of the present moment.
+        """
+        started = perf_counter()
+        artifact, method = stored.artifact, site.method
+        function = function_of(method)
+        groups = _groups(artifact.roles)
+        engine = engine_named(artifact.engine)
+        site = replace(site, frame=artifact.frame.code, digest=stored.sha256)
+        graph = engine.load(artifact.sections, stored.files(), groups, site=site)
+        self.stored = stored
+        self.runner = runner_for(engine, graph, artifact.facts, backend, CaptureOptions.of(site.config))
+        self._method = method
+        self._module: Any = method.__self__
+        self._guards = guards
+        self._device_kind = backend.kind
+        self._ambient = ambient.snapshot(backend.kind)
+        self._on_gear_miss: OnGearMiss = on_gear_miss
+        self._gears: LoadedGears | None = None
+        if guards == "skip":
+            rules = stored.guards_of_any_size
+        else:
+            rules = artifact.guards if artifact.facts.gears is None else self._loaded_gears().guards
+        self._calls = CallGuards(rules, function, method.__self__, guards)  # type: ignore[arg-type]
+        declared = artifact.guards.runtime_state
+        self._runtime_state = RuntimeStateGuard(self._module, declared)  # type: ignore[arg-type]
+        self._known_code = code_in_options()
+        self._code_in_options = code_in_options if self._known_code and guards == "always" else None
+        self._geared: GearedRunner | None = None
+        if artifact.facts.gears is not None:
+            from warmrank.worker.gears.runner import GearedRunner
+
+            plain = EagerRunner(graph, artifact.facts, backend)
+            self._geared = GearedRunner(self.runner, artifact.facts.gears, on_miss=on_gear_miss, plain=plain)
+        # The guards let nothing but gears pass, so the runner needs to be asked only where they do not.
+        asked = guards == "skip" or on_gear_miss == "pad"
+        runner = self._geared if asked and self._geared is not None else self.runner
+        self._frame = bind(artifact.frame, function, runner)
+        self._unpack = bind(artifact.frame, function, _hand_over)
+        self.settle()
+        self.bind_s = perf_counter() - started
+
+    def accepts(self, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this call may run this artifact.
+
+        Args:
+            state: `ambient.snapshot` of the process at the call.
+            args: positional arguments of the call, without the module.
+            kwargs: keyword arguments of the call.
+
+        Raises:
+            TypeError: the function's signature does not take these arguments.
+        """
+        return (
+            self._guards == "skip"
+            or (state == self._ambient and self._runtime_state.holds() and not self._code_changed())
+        ) and self.fits(args, kwargs)
+
+    def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """`accepts`, as far as arguments and module decide."""
+        return self._calls.hold(args, kwargs) and (
+            self._guards == "skip"
+            or self.stored.artifact.facts.gears is not None
+            or not any_set()
+            or self._loaded_gears().suit(self._module, args, kwargs)
+        )
+
+    def _loaded_gears(self) -> LoadedGears:
+        """Gears are imported where somebody uses any."""
+        if self._gears is None:
+            from warmrank.worker.gears.rules import LoadedGears
+
+            artifact, function = self.stored.artifact, function_of(self._method)
+            self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, self._on_gear_miss)
+        return self._gears
+
+    def _code_changed(self) -> bool:
+        """Whether a compile would now use other decompositions or passes than this artifact."""
+        return self._code_in_options is not None and self._code_in_options() != self._known_code
+
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Check all conditions anew, and note what they hold for; in words, those that do not hold.
+
+        Raises:
+            StateChanged: a tensor has elements outside of its storage.
+            TypeError: the function's signature does not take these arguments.
+        """
+        if self._guards == "skip":
+            wrong = self.stored.tensor_mismatches(self._method, args, kwargs)
+            if not wrong:
+                self.settle()
+            return wrong
+        if self._code_changed():
+            return ("a decomposition or pass in the options, or what it reads, changed since",)
+        snapshot = self._calls.observe(arguments_of(self._method, args, kwargs))
+        wrong = self.stored.mismatches(
+            self._method, args, kwargs, self._device_kind, self._on_gear_miss, learned=True
+        )
+        if not wrong and snapshot is None:
+            self.settle()
+        elif not wrong and snapshot is not None:
+            self._settle_for(snapshot, self.inputs_of(args, kwargs))
+        return wrong
+
+    def _settle_for(self, snapshot: Snapshot, inputs: Sequence[Any]) -> None:
+        settled = self.runner.settled
+        self._calls.changed(self._nodes_at(settled.changed(inputs)))
+        positions = self._settled_positions(snapshot.asked)
+        observed = settled.observed(positions, inputs)
+        if snapshot.holds():  # else another thread changed something since, and the next call checks again
+            settled.settle(observed)
+            self._calls.keep(snapshot, {id(inputs[index]) for index in positions})
+
+    def _settled_positions(self, asked: Collection[int]) -> tuple[int, ...]:
+        """The graph's tensors whose conditions no call checks, because no call brings them."""
+        facts, guards = self.stored.artifact.facts, self.stored.artifact.guards
+        per_call = {readable(text(guards.nodes, node)) for node in (*guards.volatile, *asked)}
+        arguments = argument_names(function_of(self._method).__code__)
+        names = facts.input_names or ("",) * len(facts.input_classes)
+        return tuple(
+            index
+            for index, (kind, name) in enumerate(zip(facts.input_classes, names, strict=True))
+            if kind != NUMBER and name not in per_call and re.split(r"\W", name)[0] not in arguments
+        )
+
+    def _nodes_at(self, positions: Collection[int]) -> list[int]:
+        """The nodes of the tensors at some positions."""
+        names = {self.stored.artifact.facts.input_names[index] for index in positions}
+        nodes = self.stored.artifact.guards.nodes
+        return [node for node in range(len(nodes)) if readable(text(nodes, node)) in names] if names else []
+
+    def __repr__(self) -> str:
+        artifact = self.stored.artifact
+        return f"<Variant {self.stored.sha256[:12]} of {artifact.name}, engine {artifact.engine}>"
+
+    def settle(self) -> None:
+        """Note the state of the module for which all conditions were just found to hold."""
+        self._calls.settle()
+        if self._code_in_options is not None:
+            self._known_code = self._code_in_options()
+        self.runner.settled.renew(self._settled_positions(self._calls.asked))
+
+    def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call that would fit, were its geared sizes others.
+
+        Raises:
+            GearError: no gear stands for the sizes.
+        """
+        if self.stored.artifact.facts.gears is not None:
+            self._loaded_gears().refuse_miss(self._module, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function."""
+        return self._frame(self._module, *args, **kwargs)
+
+    def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The graph's inputs in a call, which is not run."""
+        try:
+            self._unpack(self._module, *args, **kwargs)
+        except _Inputs as handed_over:
+            return handed_over.inputs
+        msg = f"{self.stored.artifact.name}: the frame of the artifact does not call its graph"
+        raise ArtifactCorrupt(msg, where=str(self.stored.path), why="its frame does not call its graph")
+
+    def capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Capture for this call's shapes, or for all gears, without lasting effect on any of its inputs."""
+        for inputs in self.gear_inputs(args, kwargs):
+            self.runner.prepare(*inputs)
+
+    def hand_over(self) -> None:
+        """Let the node keep what the engine made at run time, if it makes anything."""
+        self.runner.hand_over()
+
+    def gear_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The graph's inputs in calls like this one: of every gear, largest first; its own without gears."""
+        inputs = self.inputs_of(args, kwargs)
+        return [inputs] if self._geared is None else self._geared.gear_inputs(inputs)
+
+
+def _groups(roles: Sequence[str]) -> dict[str, str]:
+    """This process's names of the groups with these roles."""
+    if not roles:
+        return {}
+    from warmrank.worker.groups import resolve
+
+    return {role: resolve(role)[0] for role in roles}
+
+
+class _Inputs(BaseException):
+    """Carries a graph's inputs out of the frame, past everything that it does after the graph."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+
+def _hand_over(*inputs: Any) -> tuple[Any, ...]:
+    raise _Inputs(inputs)
+
+
+class CallGuards:
+    """The conditions of one artifact on the calls of one function.
+
+    Args:
+        guards: the conditions.
+        function: the cached function.
+        module: whose method it is.
+        mode: when they are checked.
+    """
+
+    def __init__(
+        self, guards: PortableGuards, function: FunctionType, module: torch.nn.Module, mode: GuardMode
+    ) -> None:
+        self._guards = guards.of_tensors() if mode == "skip" else guards
+        self._function = function
+        self._module = module
+        self._watches = mode == "always"
+        self._noise: Noise | None = None
+        self._snapshot: Snapshot | None = None
+        self._others: dict[int, frozenset[int]] = {}
+        self._fits: Callable[..., bool] | None = None
+        if not self._watches:
+            from warmrank.worker.runtime.per_call import compile_input_check
+
+            self._fits = compile_input_check(self._guards, function, asked=() if mode == "skip" else None)
+        self._reads_training = False
+        if mode == "once":
+            from warmrank.worker.runtime.per_call import reads_training
+
+            self._reads_training = reads_training(guards)
+        self._training: bool | None = None
+        self.settle()
+
+    @property
+    def asked(self) -> frozenset[int]:
+        """Nodes whose conditions are evaluated on every call, beside arguments and what is written to."""
+        return frozenset() if self._snapshot is None else self._snapshot.asked
+
+    def hold(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call may run the artifact; some microseconds.
+
+        Raises:
+            TypeError: the function's signature does not take these arguments.
+        """
+        if not self._watches:
+            return (self._training is None or self._module.training is self._training) and (
+                self._fits is not None and self._fits(self._module, *args, **kwargs)
+            )
+        snapshot, fits = self._snapshot, self._fits
+        if snapshot is None or fits is None:
+            return False
+        return fits(self._module, *args, **kwargs) and snapshot.holds()
+
+    def settle(self) -> None:
+        """Note the state of the module for which all conditions were just found to hold."""
+        if self._reads_training:
+            self._training = self._module.training
+
+    def observe(self, arguments: Mapping[str, Any]) -> Snapshot | None:
+        """Look at what the conditions hang on, before they are checked; None if they are not watched."""
+        if not self._watches:
+            return None
+        from warmrank.worker.runtime.snapshot import Noise, take  # a process's first call needs none of it
+
+        self._noise = self._noise or Noise()
+        return take(self._guards, self._function, arguments, noise=self._noise)
+
+    def changed(self, tensors: Collection[int]) -> None:
+        """All conditions hold: count what nevertheless is not what it was.
+
+        Args:
+            tensors: nodes of tensors that are not what a runner had settled for.
+        """
+        if self._snapshot is not None and self._noise is not None:
+            self._noise.count([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
+
+    def keep(self, snapshot: Snapshot, elsewhere: Collection[int]) -> None:
+        """Take what was observed for what the conditions hold for.
+
+        Args:
+            snapshot: what `observe` gave before the check.
+            elsewhere: ids of tensors whose metadata a runner compares.
+        """
+        if self._fits is None or self.asked != snapshot.asked:
+            from warmrank.worker.runtime.per_call import compile_input_check
+
+            self._others = dict(snapshot.others)
+            self._fits = compile_input_check(
+                self._guards, self._function, asked=snapshot.asked, others=self._others
+            )
+        self._others.update(snapshot.others)
+        snapshot.leave(elsewhere)
+        self._snapshot = snapshot
+
+
+# A warm load must not import these; the frame needs a few one-line functions of the first, at most.
+_LAZY_IMPORTS = ("torch._dynamo", "torch._inductor", "sympy")
+
+
+def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> FunctionType:
+    """The frame as a function of the cached function's signature (``self`` first) that calls ``graph``."""
+    scope = _Scope(function.__globals__)
+    scope["__builtins__"] = builtins
+    scope[frame.names["graph"]] = graph
+    for name, module in frame.names["imports"].items():
+        scope[name] = (
+            StandIns(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
+        )
+    for name, encoded in frame.names["objects"].items():
+        scope[name] = constants.decode(encoded)
+    for name in frame.names["builtins"]:
+        scope[name] = vars(builtins)
+    # The file is private to this user, or was fetched under a signature that the store's policy checked.
+    code = _restore(marshal.loads(frame.code))  # noqa: S302
+    bound = FunctionType(code, scope, function.__name__, function.__defaults__, function.__closure__)
+    bound.__kwdefaults__ = function.__kwdefaults__
+    return bound
+
+
+def _restore(code: CodeType) -> CodeType:
+    return code.replace(co_consts=tuple(_restore_constant(item) for item in code.co_consts))
+
+
+def _restore_constant(value: Any) -> Any:
+    if isinstance(value, CodeType):
+        return _restore(value)
+    if isinstance(value, tuple) and len(value) == 2 and value[0] == PLACEHOLDER:
+        import json
+
+        return constants.decode(json.loads(value[1]))
+    return value
+
+
+class _Scope(dict[str, Any]):
+    """The frame's globals: its own names, and the function's globals as they are at each call."""
+
+    def __init__(self, globals_: dict[str, Any]) -> None:
+        super().__init__()
+        self._globals = globals_
+
+    def __missing__(self, name: str) -> Any:
+        return self._globals[name]
+
+
+class StandIns:
+    """Stands for a module that must not be imported by a load; imports it if another name is really used."""
+
+    object_new = staticmethod(object.__new__)
+    dict_getitem = staticmethod(dict.__getitem__)
+    list_getitem = staticmethod(list.__getitem__)
+    iter_next = staticmethod(next)
+    dataclass_fields = staticmethod(dataclasses.fields)
+    make_cell = staticmethod(CellType)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @staticmethod
+    def record_pregraph_bytecode_enter() -> None:
+        """Dynamo's profiler range: not wanted here."""
+
+    @staticmethod
+    def record_pregraph_bytecode_exit(_range: Any) -> None:
+        """As above."""
+
+    @staticmethod
+    def call_size(tensor: Any, dim: int) -> Any:
+        """One size of a tensor."""
+        return tensor.size(dim)
+
+    @staticmethod
+    def call_stride(tensor: Any, dim: int) -> Any:
+        """One stride of a tensor."""
+        return tensor.stride(dim)
+
+    @staticmethod
+    def call_storage_offset(tensor: Any) -> Any:
+        """Where a tensor begins in its storage."""
+        return tensor.storage_offset()
+
+    @staticmethod
+    def dict_keys_getitem(mapping: dict[Any, Any], position: int) -> Any:
+        """The key at a position."""
+        return next(itertools.islice(dict.keys(mapping), position, None))
+
+    @staticmethod
+    def set_getitem(members: set[Any], position: int) -> Any:
+        """The member at a position."""
+        return list(members)[position]
+
+    @staticmethod
+    def tuple_iterator_getitem(iterator: Any, position: int) -> Any:
+        """A member that an iterator has still to come to."""
+        _, (members,), start = iterator.__reduce__()
+        return members[start + position]
+
+    @staticmethod
+    def object_setattr_ignore_descriptor(instance: Any, name: str, value: Any) -> None:
+        """Set an attribute of the instance itself."""
+        object.__getattribute__(instance, "__dict__")[name] = value
+
+    @staticmethod
+    def object_delattr_ignore_descriptor(instance: Any, name: str) -> None:
+        """Delete an attribute of the instance itself."""
+        del object.__getattribute__(instance, "__dict__")[name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
