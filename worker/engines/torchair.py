@@ -331,7 +331,6 @@ class TorchairEngine:
         Raises:
             ArtifactCorrupt: TorchAir does not load it.
         """
-
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods
         try:
