@@ -15,7 +15,7 @@ from warmrank.worker.configs.debug import Debug
 from warmrank.worker.configs.effects import CAPTURE, MODES, TORCHAIR, Verdict, verdict
 from warmrank.worker.configs.experimental import Experimental
 from warmrank.worker.configs.npugraphex import NpuGraphEx
-from warmrank.worker.configs.options import Choice, Function, PoolHandle
+from warmrank.worker.configs.options import Choice, Function, NamedChoice, PoolHandle
 from warmrank.worker.configs.section import Option, Part, Section, changed, options
 
 __all__ = ["CompilerConfig"]
@@ -45,7 +45,7 @@ class CompilerConfig(Section, at=""):
     configurations are equal if all their options are; ``copy.deepcopy`` and ``copy.copy`` copy all of it.
     """
 
-    mode = Choice("reduce-overhead", MODES)
+    mode = NamedChoice("reduce-overhead", MODES)
     """Which engine compiles. Not TorchAir's default, which is max-autotune: see docs/decisions."""
 
     debug = Part(Debug)
