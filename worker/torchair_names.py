@@ -36,7 +36,10 @@ OURS: Mapping[str, str] = {
     "torchair.ge_concrete_graph": "",
     "torchair.ge_concrete_graph.ge_converter": "",
     "torchair.ge_concrete_graph.ge_converter.experimental": "",
-    "torchair.ge_concrete_graph.ge_converter.experimental.patch_for_hcom_allreduce": "warmrank.worker.hcom",
+    **{
+        f"torchair.ge_concrete_graph.ge_converter.experimental.{name}": "warmrank.worker.hcom"
+        for name in ("patch_for_hcom_allreduce", "hcom_allreduce", "hcom_allgather", "hcom_broadcast", "hcom_alltoall")
+    },
     "npugraph_ex": _FACE,
     "npugraph_ex.inference": "warmrank.inference",
     "npugraph_ex.configs": "",
@@ -181,6 +184,8 @@ def redirected() -> Iterator[None]:
         level: int = 0,
     ) -> ModuleType:
         path = _asked(name) if level == 0 and not _is_vendors(globals) else None
+        if name == "torch_npu.dynamo" and not _is_vendors(globals) and {"torchair", "npugraph_ex"} & {*(fromlist or ())}:
+            return _TorchNpu(name)
         if path is None:
             return statement(name, globals, locals, fromlist, level)
         module = _module(path)
