@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from warmrank.worker.compile.analysis import analyse
+from warmrank.worker.compile.compiler import prepared
 
 from warmrank.worker import data_dump
-from warmrank.worker.capture import CaptureOptions, runner_for
-from warmrank.worker.compiler import prepared
+from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.of_torchair import with_options
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines.choice import engine_for
+from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported
 from warmrank.worker.gears.carried import carried
-from warmrank.worker.gears.record import TracedGears, record
+from warmrank.worker.gears.compiling import TracedGears, record
 from warmrank.worker.gears.runner import GearedRunner
-from warmrank.worker.graph_facts import analyse
 from warmrank.worker.groups import role_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower

@@ -1,6 +1,6 @@
 """An artifact as one Python file, for people: comments, plain literals, and the graph as code.
 
-Whatever stands in an artifact, the text parses as Python (`worker.python_text` escapes it), and every
+Whatever stands in an artifact, the text parses as Python (`worker.compile.readable` escapes it), and every
 literal in it can be read by ``ast.literal_eval``. Nothing of the artifact runs, and nothing is unpickled.
 """
 
@@ -15,22 +15,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.node.private_files import (
+from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     os_errors_are_unusable,
     read_private,
     temporary_name,
 )
-from warmrank.worker import origins
-from warmrank.worker.artifact import Artifact, is_artifact, parse
+from warmrank.worker.compile import origins
+from warmrank.worker.compile.origins import Origins
+from warmrank.worker.compile.readable import (
+    WIDTH,
+    assigned,
+    comment,
+    comments,
+    conditions_by_line,
+    mapping,
+    merged,
+    table,
+    title,
+)
+from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, Artifact, is_artifact, parse
+
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.engines import Engine, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
-from warmrank.worker.graph_facts import MUTATED, NUMBER, STATE, USER
-from warmrank.worker.origins import Origins
-from warmrank.worker.python_text import WIDTH, assigned, comment, comments, mapping, table, title
-from warmrank.worker.readable_guards import conditions_by_line, merged
 
 # What `dis` prints of code within code: an address, and a file.
 _PLACE = re.compile(r' at 0x[0-9a-f]+, file ".*", line -?[0-9]+')

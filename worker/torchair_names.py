@@ -38,7 +38,13 @@ OURS: Mapping[str, str] = {
     "torchair.ge_concrete_graph.ge_converter.experimental": "",
     **{
         f"torchair.ge_concrete_graph.ge_converter.experimental.{name}": "warmrank.worker.hcom"
-        for name in ("patch_for_hcom_allreduce", "hcom_allreduce", "hcom_allgather", "hcom_broadcast", "hcom_alltoall")
+        for name in (
+            "patch_for_hcom_allreduce",
+            "hcom_allreduce",
+            "hcom_allgather",
+            "hcom_broadcast",
+            "hcom_alltoall",
+        )
     },
     "npugraph_ex": _FACE,
     "npugraph_ex.inference": "warmrank.inference",
@@ -108,7 +114,7 @@ class Facade(ModuleType):
         if below in OURS:
             found: Any = facade(below)
         elif self._path in _FLAT_CONFIG and name == "CompilerConfig":
-            from warmrank.worker.configs.npugraphex import NpuGraphEx as found  # noqa: N813 - TorchAir's name
+            from warmrank.worker.configs.compiler_config import NpuGraphEx as found  # noqa: N813 - TorchAir's name
         else:
             found = self._answer(name)
         setattr(self, name, found)
@@ -184,7 +190,11 @@ def redirected() -> Iterator[None]:
         level: int = 0,
     ) -> ModuleType:
         path = _asked(name) if level == 0 and not _is_vendors(globals) else None
-        if name == "torch_npu.dynamo" and not _is_vendors(globals) and {"torchair", "npugraph_ex"} & {*(fromlist or ())}:
+        if (
+            name == "torch_npu.dynamo"
+            and not _is_vendors(globals)
+            and {"torchair", "npugraph_ex"} & {*(fromlist or ())}
+        ):
             return _TorchNpu(name)
         if path is None:
             return statement(name, globals, locals, fromlist, level)

@@ -42,7 +42,9 @@ with torch.no_grad():
 """
 
 
-def program(init: str, *, more: str = "", call: str = "model.cached(x)", eager: str = "model.decode(x)") -> str:
+def program(
+    init: str, *, more: str = "", call: str = "model.cached(x)", eager: str = "model.decode(x)"
+) -> str:
     """A script: what stands in ``__init__``, further methods, and the call."""
     lines = "\n".join(f"        {line}" for line in init.strip().splitlines())
     return HEAD.format(init=lines, more=more, call=call, eager=eager)

@@ -64,7 +64,15 @@ def main() -> None:
 
 
 def _in_a_process(suite: str, options: argparse.Namespace) -> dict[str, str]:
-    command = [sys.executable, "-m", "tests.upstream", str(options.checkout.resolve()), "--child", "--suite", suite]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.upstream",
+        str(options.checkout.resolve()),
+        "--child",
+        "--suite",
+        suite,
+    ]
     command += ["--device", options.device, *(["--vendor"] if options.vendor else []), "--test", options.test]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     with tempfile.TemporaryDirectory() as work:
@@ -73,7 +81,12 @@ def _in_a_process(suite: str, options: argparse.Namespace) -> dict[str, str]:
         ended = subprocess.run(
             command,
             cwd=work,
-            env={**os.environ, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+                "OMP_NUM_THREADS": "1",
+            },
             capture_output=True,
             text=True,
             check=False,

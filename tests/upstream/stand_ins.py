@@ -11,11 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from warmrank.worker.runtime.function import CachedFunction
+
 from warmrank import inference
 from warmrank.inference import readable_cache, set_dim_gears
-from warmrank.worker.cached_function import CachedFunction
 
-__all__ = ["CacheBackend", "CompiledModel", "ModelCacheSaver", "cache_compile", "readable_cache", "set_dim_gears"]
+__all__ = [
+    "CacheBackend",
+    "CompiledModel",
+    "ModelCacheSaver",
+    "cache_compile",
+    "readable_cache",
+    "set_dim_gears",
+]
 cache_compile = partial(inference.cache_compile, on_recompile="abandon")
 
 

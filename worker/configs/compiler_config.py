@@ -1,6 +1,6 @@
 """`CompilerConfig`: how a function is compiled, under TorchAir's names.
 
-Every option can be set, copied and compared; each declares what it does (`worker.configs.effects`), and
+Every option can be set, copied and compared; each declares what it does (`worker.configs.section`), and
 `CompilerConfig.check` says so where that is nothing. Nothing is accepted and then ignored in silence.
 """
 
@@ -10,13 +10,21 @@ import functools
 import logging
 from typing import Any
 
-from warmrank.worker.configs.ascend import Aoe, DataDump, Export, Fusion, Ge
-from warmrank.worker.configs.debug import Debug
-from warmrank.worker.configs.effects import CAPTURE, MODES, TORCHAIR, Verdict, verdict
-from warmrank.worker.configs.experimental import Experimental
-from warmrank.worker.configs.npugraphex import NpuGraphEx
+from warmrank.worker.configs.compiler_config import Aoe, Debug, Experimental, Export, Fusion, Ge, NpuGraphEx
+from warmrank.worker.configs.compiler_config import AscendDump as DataDump
 from warmrank.worker.configs.options import Choice, Function, NamedChoice, PoolHandle
-from warmrank.worker.configs.section import Option, Part, Section, changed, options
+from warmrank.worker.configs.section import (
+    CAPTURE,
+    MODES,
+    TORCHAIR,
+    Option,
+    Part,
+    Section,
+    Verdict,
+    changed,
+    options,
+    verdict,
+)
 
 __all__ = ["CompilerConfig"]
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.npugraphex import NpuGraphEx
+from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
 from warmrank.worker.configs.section import Section, names, options, same
 from warmrank.worker.errors import BadConfig, NoCounterpart
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from warmrank.worker.configs.effects import ASCEND, Effect
-from warmrank.worker.configs.section import Option, Section, same
+from warmrank.worker.configs.section import ASCEND, Effect, Option, Section, same
 
 Word = TypeVar("Word", bound=str | None)
 Bool = TypeVar("Bool", bound=bool | None)
@@ -260,7 +259,7 @@ class Function(Option[Callable[..., Any] | None]):
         if value is None:
             return "null"
         # Only for who sets such an option: it looks at modules and source files.
-        from warmrank.worker.reachable import reachable_digest
+        from warmrank.worker.keys.reachable import reachable_digest
 
         kind = value if hasattr(value, "__qualname__") else type(value)
         return json.dumps(f"{kind.__module__}:{kind.__qualname__}#{reachable_digest(value)}")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
-from warmrank.worker.configs.effects import EVERY_MODE, Effect
+from warmrank.worker.configs.section import EVERY_MODE, Effect
 from warmrank.worker.errors import BadConfig, UnknownOption
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
 from warmrank.worker.gears import set_dim_gears
 
 if TYPE_CHECKING:
-    from warmrank.worker.cached_function import CachedFunction
+    from warmrank.worker.runtime.function import CachedFunction
 
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
 
@@ -79,10 +79,10 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         BadConfig: a misspelt parameter, or a value that is not allowed.
         NotYet: the configuration asks for what is not built yet.
     """
-    from warmrank.worker.cache_options import CacheOptions
+    from warmrank.worker.runtime.options import CacheOptions
 
     with _torch_errors_named():
-        from warmrank.worker.cached_function import CachedFunction
+        from warmrank.worker.runtime.function import CachedFunction
 
     extensions, reserved = _split(kwargs)
     chosen = with_options(_config(config, backend), reserved.get("options"))
@@ -213,7 +213,9 @@ def _split(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if name in _RESERVED:
             reserved[name] = _checked(value, name, bool) if name == "fullgraph" else value
         elif name not in _CHOICES:
-            _refuse_misspelt("cache_compile", name, [*_CHOICES, *_RESERVED, *(cache_compile.__kwdefaults__ or ())])
+            _refuse_misspelt(
+                "cache_compile", name, [*_CHOICES, *_RESERVED, *(cache_compile.__kwdefaults__ or ())]
+            )
         elif value not in _CHOICES[name]:
             msg = f"{name} is {value!r}; allowed: {', '.join(map(repr, _CHOICES[name]))}"
             raise BadConfig(msg, parameter=name)
@@ -250,7 +252,7 @@ def readable_cache(
         UnusableCache: it, or ``file``, is a link or no file, or the artifact is not private to this user.
         NoSuchCache: there is no such file (a FileNotFoundError, and a ValueError).
     """
-    from warmrank.worker.readable import render, write
+    from warmrank.worker.compile.readable import render, write
 
     text = render(cache_bin)
     if print_output:
@@ -272,7 +274,7 @@ def get_backend(
         BadConfig: a misspelt parameter, or a value of the wrong type.
     """
     with _torch_errors_named():
-        from warmrank.worker.backend import compile_graph
+        from warmrank.worker.compile.backend import compile_graph
 
     for name in unknown:
         _refuse_misspelt("get_npu_backend", name, get_backend.__kwdefaults__ or ())
