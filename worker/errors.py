@@ -52,16 +52,20 @@ class PortInUse(WorkerError):
         )
 
 
-class BadFunction(WorkerError):
+class BadFunction(WorkerError, ValueError):
     """What was handed to `cache_compile` is no undecorated method of a module instance."""
 
 
-class ConfigMismatch(WorkerError):
+class ConfigMismatch(WorkerError, ValueError):
     """`config` and `backend` were both given and disagree."""
 
 
 class BadConfig(WorkerError, ValueError):
     """A value or a name that `CompilerConfig` does not know."""
+
+
+class NoSuchCache(WorkerError, FileNotFoundError, ValueError):
+    """`readable_cache` of a file that is not there; a ValueError too, as TorchAir's."""
 
 
 class UnknownOption(BadConfig, AttributeError):
@@ -80,8 +84,8 @@ class BadRuntimeState(WorkerError, ValueError):
     """A declaration of runtime state that is no such thing, or contradicts another."""
 
 
-class GearError(WorkerError, ValueError):
-    """Dimension gears that are not allowed."""
+class GearError(WorkerError, ValueError, AssertionError):
+    """Dimension gears that are not allowed; an AssertionError too, as TorchAir's."""
 
 
 class GraphBreak(WorkerError):

@@ -1,4 +1,4 @@
-"""TorchAir's ``patch_for_hcom``: the supported releases of torch trace collectives without it."""
+"""TorchAir's ``patch_for_hcom`` and its siblings, which the supported releases of torch do not need."""
 
 from __future__ import annotations
 
@@ -10,3 +10,6 @@ def patch_for_hcom() -> None:
     logging.getLogger("torchair").warning(
         "patch_for_hcom is not needed with this release of torch: collectives are traced without it"
     )
+
+
+patch_for_hcom_allreduce = patch_for_deepspeed_allreduce = patch_for_hcom

@@ -18,6 +18,7 @@ from warmrank.orchestrator.cli import keys as cli_keys
 from warmrank.orchestrator.cli import launch as cli_launch
 from warmrank.orchestrator.cli import look as cli_look
 from warmrank.orchestrator.cli import preseed as cli_preseed
+from warmrank.orchestrator.cli import run as cli_run
 from warmrank.orchestrator.cli import store as cli_store
 from warmrank.orchestrator.cli import submit as cli_submit
 from warmrank.orchestrator.cli.options import ConfigGroup
@@ -77,6 +78,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "submit": cli_submit.submit,
         "preseed": cli_preseed.preseed,
         "exec": cli_exec.exec_,
+        "run": cli_run.run,
         "build": cli_build.build,
         "audit": cli_build.audit,
     },
@@ -88,9 +90,11 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "doctor": cli_look.doctor,
     },
 }
+_AS_GIVEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_command)
+        _settings = _AS_GIVEN if _name == "run" else None  # whose options are the script's
+        app.command(_name, rich_help_panel=_panel, context_settings=_settings)(_command)
 app.add_typer(cli_store.app, name="store", rich_help_panel=STORE)
 app.add_typer(cli_keys.app, name="keys", rich_help_panel=STORE)
 app.add_typer(cli_config.app, name="config", rich_help_panel=STORE)

@@ -30,6 +30,7 @@ from warmrank.worker.configs.options import (
     Function,
     IntList,
     IntRange,
+    NamedChoice,
     Number,
     PlainMapping,
     PoolHandle,
@@ -136,6 +137,7 @@ def values(option: Any) -> st.SearchStrategy[Any]:
     """Allowed values of an option, and its default."""
     found = {
         Choice: lambda: st.sampled_from(option.choices),
+        NamedChoice: lambda: st.sampled_from(option.choices),
         Flag: st.booleans,
         IntRange: lambda: st.integers(option.minimum, option.maximum),
         IntList: lambda: st.lists(st.integers(), max_size=3),

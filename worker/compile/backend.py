@@ -13,6 +13,7 @@ from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.of_torchair import with_options
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import engine_for
@@ -37,8 +38,9 @@ def compile_graph(
     *,
     compiler_config: CompilerConfig,
     custom_decompositions: Mapping[Any, Callable[..., Any]],
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
-    """Compile one of ``torch.compile``'s graphs; see ``torch.compile``'s parameter ``backend``.
+    """Compile one of ``torch.compile``'s graphs; see its parameters ``backend`` and ``options``.
 
     Raises:
         BackwardNotSupported: an input that is no parameter requires gradients while they are recorded.
@@ -46,6 +48,7 @@ def compile_graph(
         GearError: the gears of the inputs cannot be merged.
         NotYet: the configuration asks for what is not built yet.
     """
+    compiler_config = with_options(compiler_config, options)
     torch_facts.require("compile")  # no trial: this may run inside of a trace
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     kind = kind_of(tensors[0].device.type if tensors else "cpu")

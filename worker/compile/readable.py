@@ -28,7 +28,7 @@ from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.origins import Origins
 from warmrank.worker.engines import Engine, engine_named
-from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
 from warmrank.worker.runtime.artifact import (
     MUTATED,
     NUMBER,
@@ -175,7 +175,7 @@ def render(path: str | os.PathLike[str]) -> str:
     Raises:
         ArtifactCorrupt: the file is no artifact, or a damaged one.
         UnusableCache: it is a link or a directory, belongs to another user, or its mode is not 0600.
-        FileNotFoundError: there is no such file.
+        NoSuchCache: there is no such file.
     """
     file = _file(Path(path))
     _refuse_other_files(file)
@@ -256,7 +256,7 @@ def _file(path: Path) -> Path:
 
     Raises:
         UnusableCache: it is a link or a directory.
-        FileNotFoundError: there is nothing.
+        NoSuchCache: there is nothing.
     """
     if path.is_symlink():
         remedy = "name the file itself; whoever can change the link decides what is read"
@@ -267,7 +267,7 @@ def _file(path: Path) -> Path:
         actual = "a directory"
     elif not path.exists():
         msg = f"there is no artifact {path}; its path stands in the log of the run that saved it"
-        raise FileNotFoundError(msg)
+        raise NoSuchCache(msg, path=str(path))
     else:
         return path
     raise UnusableCache(

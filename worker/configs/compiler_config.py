@@ -16,6 +16,7 @@ from warmrank.worker.configs.options import (
     Function,
     IntList,
     IntRange,
+    NamedChoice,
     Number,
     PlainMapping,
     PoolHandle,
@@ -444,7 +445,7 @@ class CompilerConfig(Section, at=""):
     configurations are equal if all their options are; ``copy.deepcopy`` and ``copy.copy`` copy all of it.
     """
 
-    mode = Choice("reduce-overhead", MODES)
+    mode = NamedChoice("reduce-overhead", MODES)
     """Which engine compiles. Not TorchAir's default, which is max-autotune: see docs/decisions."""
 
     debug = Part(Debug)

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-from warmrank.worker.configs.section import ASCEND, Effect, Option, same
+from warmrank.worker.configs.section import ASCEND, Effect, Option, Section, same
 
 Word = TypeVar("Word", bound=str | None)
 Bool = TypeVar("Bool", bound=bool | None)
@@ -40,6 +40,41 @@ class Choice(Option[Word]):
 
     def _allows(self, value: object) -> bool:
         return any(same(value, choice) for choice in self.choices)
+
+
+class Named(str):
+    """A word as TorchAir's options are read and set too: ``config.mode.value``."""
+
+    __slots__ = ("_name", "_section")
+
+    def __new__(cls, word: str, section: Section, name: str) -> Self:
+        made = super().__new__(cls, word)
+        made._section, made._name = section, name
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+    @property
+    def value(self) -> str:
+        """The word."""
+        return str(self)
+
+    @value.setter
+    def value(self, word: str) -> None:
+        """Set the option."""
+        setattr(self._section, self._name, word)
+
+
+class NamedChoice(Choice[str]):
+    """A `Choice` whose value has an attribute ``value``, as TorchAir's options have."""
+
+    def __get__(self, section: Any, owner: Any) -> Any:
+        found = super().__get__(section, owner)
+        return found if section is None else Named(found, section, self.name)
+
+    def __set__(self, section: Section, value: str) -> None:
+        super().__set__(section, str(value) if isinstance(value, Named) else value)
 
 
 class Directory(Option[str | None]):

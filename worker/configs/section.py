@@ -280,7 +280,7 @@ def options(section: Section) -> Iterator[tuple[str, Option[Any], Any]]:
     """Every option of a section and of its parts: dotted name, declaration, present value."""
     for name, declared in vars(type(section)).items():
         if isinstance(declared, Option):
-            yield dotted(section, name), declared, getattr(section, name)
+            yield dotted(section, name), declared, section.__dict__.get(name, declared.default)
         elif isinstance(declared, Part):
             yield from options(getattr(section, name))
 

@@ -282,7 +282,7 @@ class TorchairEngine:
                 "TorchAir's cache returns a view of its own buffer instead; return a copy (.clone()), or use "
                 "engine graph"
             )
-            raise NotPortable(msg, what=f"output {facts.aliased_outputs[0]}")
+            raise NotPortable(msg, what=f"output {facts.aliased_outputs[0]}", instead="graph")
         groups = _groups(lowered)
         written = compiled(site, call, groups)
         if left := left_to_wrappers(call.context):
@@ -365,7 +365,7 @@ def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
                 f"argument {name} of {site.method.__qualname__} is marked by mark_static_address, which "
                 "TorchAir freezes with frozen_parameter for every later process too; use one of the two"
             )
-            raise NotPortable(msg, what=name)
+            raise NotPortable(msg, what=name, instead="graph")
 
 
 def _constants(about: Mapping[str, Any], sections: Mapping[str, bytes]) -> Constants | None:

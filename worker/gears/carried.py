@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 MIN_GEARS = 2
 MAX_GEARS = 100
-_ORDINALS = dict(enumerate(("the first of them", "the second of them", "the third of them")))
 
 Gears = dict[int, tuple[int, ...]]
 
@@ -24,8 +23,6 @@ Gears = dict[int, tuple[int, ...]]
 def checked_gears(
     shape: Sequence[int],
     dim_gears: Mapping[int, Sequence[int]],
-    *,
-    earlier: Mapping[int, Sequence[int]] | None = None,
 ) -> Gears:
     """The gears as tuples by dimension, if they are allowed.
 
@@ -35,11 +32,10 @@ def checked_gears(
     Args:
         shape: shape of the tensor that gets the gears.
         dim_gears: sizes by index of the dimension; an index counts from 0, never from the end.
-        earlier: gears that the tensor has already; only the same ones may be set again.
 
     Raises:
         GearError: an index that is no int or out of range; gears that are no list or tuple, fewer than 2 or
-            more than 100; a gear that is no int, or not positive; other gears than the earlier ones.
+            more than 100; a gear that is no int, or not positive. Its words are TorchAir's.
     """
     if not isinstance(dim_gears, Mapping):
         msg = (
@@ -50,40 +46,38 @@ def checked_gears(
     for dim, gears in dim_gears.items():
         _check_dim(dim, len(shape))
         _check_gears(dim, gears)
-    checked = {dim: tuple(gears) for dim, gears in dim_gears.items()}
-    if earlier is not None:
-        before = {dim: tuple(gears) for dim, gears in earlier.items()}
-        if before != checked:
-            msg = f"set_dim_gears: the tensor has gears {before} already; they cannot be changed to {checked}"
-            raise GearError(msg, found=repr(checked), allowed=repr(before))
-    return checked
+    return {dim: tuple(gears) for dim, gears in dim_gears.items()}
 
 
 def _check_dim(dim: object, num_dims: int) -> None:
     if type(dim) is not int:
-        msg = f"set_dim_gears: dimension {dim!r} is of type {type(dim).__qualname__}; expected an int"
+        msg = f"Dim index in dim_gears must be an integer, but got {type(dim)}."
         raise GearError(msg, dim=repr(dim))
     if not 0 <= dim < num_dims:
-        allowed = f"0 to {num_dims - 1}" if num_dims else "none, for the tensor has no dimensions"
-        msg = f"set_dim_gears: dimension {dim} is out of range; allowed: {allowed}"
-        raise GearError(msg, dim=repr(dim), allowed=allowed)
+        msg = f"Dim index in dim_gears must be in range [0, {num_dims - 1}], but got {dim}."
+        raise GearError(msg, dim=repr(dim), allowed=f"0 to {num_dims - 1}")
 
 
 def _check_gears(dim: int, gears: object) -> None:
-    place = f"set_dim_gears: gears of dimension {dim}"
     if not isinstance(gears, list | tuple):
-        msg = f"{place} are of type {type(gears).__qualname__}; expected a list or tuple of ints"
+        msg = f"Gears for dim index {dim} in dim_gears must be a list or tuple, but got {type(gears)}."
         raise GearError(msg, dim=repr(dim), found=type(gears).__qualname__)
     if not MIN_GEARS <= len(gears) <= MAX_GEARS:
-        msg = f"{place}: there are {len(gears)}; allowed: {MIN_GEARS} to {MAX_GEARS}"
+        msg = (
+            f"Length of gears for dim index {dim} in dim_gears must be in range [{MIN_GEARS}, {MAX_GEARS}], "
+            f"but got {len(gears)}."
+        )
         raise GearError(msg, dim=repr(dim), found=repr(len(gears)))
     for position, gear in enumerate(gears):
-        which = _ORDINALS.get(position, f"number {position + 1}")
         if type(gear) is not int:
-            msg = f"{place}: {which} is {gear!r} ({type(gear).__qualname__}); expected an int"
+            msg = (
+                f"Element at index {position} of value for dim index {dim} in dim_gears must be an integer, "
+                f"but got {type(gear)}."
+            )
             raise GearError(msg, dim=repr(dim), found=repr(gear))
         if gear < 1:
-            msg = f"{place}: {which} is {gear}; a gear is a size of 1 or more"
+            fault = "must not be 0" if gear == 0 else "must be a size of 1 or more"
+            msg = f"Gear value at index {position} for dim index {dim} {fault}, but got {gear}."
             raise GearError(msg, dim=repr(dim), found=repr(gear))
 
 
@@ -112,7 +106,10 @@ def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> No
     if not isinstance(t, torch.Tensor):
         msg = f"set_dim_gears: t is of type {type(t).__qualname__}; expected a torch.Tensor"
         raise GearError(msg, found=type(t).__qualname__)
-    checked = checked_gears(t.shape, dim_gears, earlier=getattr(t, ATTRIBUTE, None))
+    checked = checked_gears(t.shape, dim_gears)
+    if getattr(t, ATTRIBUTE, checked) != checked:
+        msg = f"Tensor {t} already has set dim gears, and it is not supported to set it again."
+        raise GearError(msg, found=repr(checked), allowed=repr(getattr(t, ATTRIBUTE)))
     if checked:
         mark_geared(t, checked)
         setattr(t, ATTRIBUTE, checked)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker import collection
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.of_torchair import of_torchair, with_options
 from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
 from warmrank.worker.gears import set_dim_gears
 
@@ -31,6 +32,7 @@ _CHOICES = {
     "rng": ("refuse", "allow"),
     "engine": ("auto", "graph", "aoti", "torchair"),
 }
+_RESERVED = ("fullgraph", "options")
 
 
 def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
@@ -38,7 +40,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     *,
     config: CompilerConfig | None = None,
     backend: Any = None,
-    dynamic: bool = True,
+    dynamic: bool | None = True,
     cache_dir: str | os.PathLike[str] | None = None,
     global_rank: int | None = None,
     tp_rank: int | None = None,
@@ -53,10 +55,11 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
 
     Args:
         func: an undecorated method of an ``nn.Module`` instance; it must form one whole graph.
-        config: how to compile; defaults to ``CompilerConfig()``.
+        config: how to compile; defaults to ``CompilerConfig()``. TorchAir's own configurations are
+        translated.
         backend: what `get_npu_backend` returned; its config is used, and must equal ``config`` if both
             are given.
-        dynamic: trace with symbolic sizes.
+        dynamic: trace with symbolic sizes; None means True, where ``torch.compile`` ends after two sizes.
         cache_dir: root of the cache; relative to the working directory at the first call. Defaults to
             ``TORCHAIR_CACHE_HOME``, or ``.torchair_cache``.
         global_rank: rank in the partition's name; defaults to ``torch.distributed.get_rank()``. As in
@@ -68,12 +71,14 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
             effect in mode max-autotune only.
         **kwargs: ``guards`` ("always", "once", "skip"), ``on_recompile`` ("add", "abandon"),
             ``on_gear_miss`` ("error", "pad"), ``rng`` ("refuse", "allow": random operators) and ``engine``
-            ("auto", "graph", "aoti", "torchair").
+            ("auto", "graph", "aoti", "torchair"). TorchAir's reserved ``fullgraph`` and ``options`` are
+            taken: the graph is always a full one, and options are those of ``npugraph_ex``. Others are
+            ignored with a warning.
 
     Raises:
         BadFunction: ``func`` is no undecorated method of a module.
         ConfigMismatch: ``config`` and ``backend`` disagree.
-        BadConfig: an unknown parameter, or a value that is not allowed.
+        BadConfig: a misspelt parameter, or a value that is not allowed.
         NotYet: the configuration asks for what is not built yet.
     """
     from warmrank.worker.runtime.options import CacheOptions
@@ -81,21 +86,22 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     with _torch_errors_named():
         from warmrank.worker.runtime.function import CachedFunction
 
-    chosen = _config(config, backend)
+    extensions, reserved = _split(kwargs)
+    chosen = with_options(_config(config, backend), reserved.get("options"))
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
         _log.warning("ge_cache=True has no effect in mode %s; it belongs to mode max-autotune", chosen.mode)
     decompositions = dict(getattr(backend, "keywords", {}).get("custom_decompositions") or {})
     decompositions.update(_instance(custom_decompositions or {}, "custom_decompositions", Mapping))
     options = CacheOptions(
         config=chosen,
-        dynamic=_checked(dynamic, "dynamic", bool),
+        dynamic=True if dynamic is None else _checked(dynamic, "dynamic", bool),
         cache_dir=None if cache_dir is None else _path(cache_dir),
         global_rank=_rank(global_rank, "global_rank"),
         tp_rank=_rank(tp_rank, "tp_rank"),
         pp_rank=_rank(pp_rank, "pp_rank"),
         custom_decompositions=decompositions,
         ge_cache=ge_cache,
-        **_extensions(kwargs),
+        **extensions,
     )
     if options.rng == "allow" and chosen.engine_mode() != "reduce-overhead":
         msg = (
@@ -148,12 +154,14 @@ def _method(func: Any) -> MethodType:
     return func
 
 
-def _config(config: CompilerConfig | None, backend: Any) -> CompilerConfig:
+def _config(config: Any, backend: Any) -> CompilerConfig:
     if config is not None:
-        _instance(config, "config", CompilerConfig)
+        config = of_torchair(config, "config")
     if backend is None:
         return CompilerConfig() if config is None else config
     carried = getattr(backend, "keywords", {}).get("compiler_config")
+    if carried is not None:
+        carried = of_torchair(carried, "backend")
     if not isinstance(carried, CompilerConfig):
         msg = f"backend is {backend!r}; expected what warmrank.get_npu_backend(compiler_config=...) returns"
         raise BadConfig(msg, parameter="backend")
@@ -195,20 +203,40 @@ def _rank(value: int | None, name: str) -> int | None:
     return value
 
 
-def _extensions(given: dict[str, Any]) -> dict[str, Any]:
+def _split(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our extensions, and what TorchAir reserves; a name that nobody knows is ignored with a warning.
+
+    Raises:
+        BadConfig: a name that looks like a misspelt one, or a value that is not allowed.
+    """
+    reserved: dict[str, Any] = {}
+    extensions: dict[str, Any] = {}
     for name, value in given.items():
-        if name not in _CHOICES:
-            raise _unknown("cache_compile", name, [*_CHOICES, *(cache_compile.__kwdefaults__ or ())])
-        if value not in _CHOICES[name]:
+        if name in _RESERVED:
+            reserved[name] = _checked(value, name, bool) if name == "fullgraph" else value
+        elif name not in _CHOICES:
+            _refuse_misspelt(
+                "cache_compile", name, [*_CHOICES, *_RESERVED, *(cache_compile.__kwdefaults__ or ())]
+            )
+        elif value not in _CHOICES[name]:
             msg = f"{name} is {value!r}; allowed: {', '.join(map(repr, _CHOICES[name]))}"
             raise BadConfig(msg, parameter=name)
-    return given
+        else:
+            extensions[name] = value
+    return extensions, reserved
 
 
-def _unknown(function: str, name: str, known: Iterable[str]) -> BadConfig:
+def _refuse_misspelt(function: str, name: str, known: Iterable[str]) -> None:
+    """Warn of an unknown parameter, which TorchAir ignores.
+
+    Raises:
+        BadConfig: it is nearly one that there is.
+    """
     near = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return BadConfig(f"{function} has no parameter {name!r}{hint}", parameter=name)
+    if near:
+        msg = f"{function} has no parameter {name!r}; did you mean {near[0]!r}?"
+        raise BadConfig(msg, parameter=name)
+    _log.warning("%s ignores the unknown parameter %r", function, name)
 
 
 def readable_cache(
@@ -224,7 +252,7 @@ def readable_cache(
     Raises:
         ArtifactCorrupt: the file is no artifact.
         UnusableCache: it, or ``file``, is a link or no file, or the artifact is not private to this user.
-        FileNotFoundError: there is no such file.
+        NoSuchCache: there is no such file (a FileNotFoundError, and a ValueError).
     """
     from warmrank.worker.compile.readable import render, write
 
@@ -245,17 +273,17 @@ def get_backend(
     """A backend for ``torch.compile``, which also carries its configuration to `cache_compile`.
 
     Raises:
-        BadConfig: an unknown parameter, or a value of the wrong type.
+        BadConfig: a misspelt parameter, or a value of the wrong type.
     """
     with _torch_errors_named():
         from warmrank.worker.compile.backend import compile_graph
 
     for name in unknown:
-        raise _unknown("get_npu_backend", name, get_backend.__kwdefaults__ or ())
+        _refuse_misspelt("get_npu_backend", name, get_backend.__kwdefaults__ or ())
 
-    config = CompilerConfig() if compiler_config is None else compiler_config
+    config = CompilerConfig() if compiler_config is None else of_torchair(compiler_config, "compiler_config")
     return functools.partial(
         compile_graph,
-        compiler_config=_instance(config, "compiler_config", CompilerConfig),
+        compiler_config=config,
         custom_decompositions=dict(_instance(custom_decompositions or {}, "custom_decompositions", Mapping)),
     )

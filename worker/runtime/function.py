@@ -13,7 +13,8 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.worker import collection
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines import Outliner, Site, check_choice, engine_for
+from warmrank.worker.engines import Outliner, Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
 from warmrank.worker.gears.carried import any_set, geared_arguments
 from warmrank.worker.keys.request import Request, code_in_options, request
@@ -61,6 +62,7 @@ from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trac
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.worker.capture.statistics import CaptureStatistics
+    from warmrank.worker.compile.compiler import Compiled
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.engines import Engine
 
@@ -213,6 +215,9 @@ class CachedFunction:
         self, stored: StoredArtifact, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str, ...]:
         """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
+        made_by = stored.artifact.engine
+        if engine_named(made_by).version != stored.artifact.engine_version:
+            return (f"engine {made_by} {stored.artifact.engine_version} -> {engine_named(made_by).version}",)
         if self._guards == "skip":
             missing = tuple(missing_operators(stored.artifact.guards.sources))
             return missing or stored.tensor_mismatches(self._method, args, kwargs)
@@ -401,24 +406,21 @@ class CachedFunction:
         from warmrank.worker.torch_private import facts
 
         facts.require("compile", "trial")
-        from warmrank.worker.compile.compiler import compile_call
         from warmrank.worker.runtime import files
 
         if self._variants and self._options.on_recompile == "abandon":
             if not self._abandoned:
-                _log.warning("Skip cache as %s recompiled (its cache is removed): %s", self.name, reason)
+                warnings.warn(
+                    f"Skip cache as {self.name} recompiled, set torch._logging.set_logs(recompiles=True) for "
+                    f"details; its cache is removed: {reason}",
+                    UserWarning,
+                    stacklevel=2,
+                )
             self._abandoned = True
             files.remove(self.place().function_dir)
         if not self._abandoned:
             ensure_cache_dir(self.root())
-        compiled = compile_call(
-            self._method,
-            args,
-            kwargs,
-            request=self.request(),
-            options=self._options,
-            device_kind=self.device_kind,
-        )
+        compiled = self._compiled(args, kwargs, self._options)
         started = perf_counter()
         stored = files.save(
             self.place().function_dir,
@@ -436,25 +438,45 @@ class CachedFunction:
         self._record("compiled", reason, stored, seconds)
         return variant
 
+    def _compiled(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: CacheOptions,
+        used: Callable[[Engine], Engine] = lambda engine: engine,
+    ) -> Compiled:
+        """Compile; with ``engine="auto"`` by engine graph what TorchAir cannot keep."""
+        from warmrank.worker.compile.compiler import compile_call
+
+        asked = self.request()
+
+        def by(engine: Engine) -> Compiled:
+            return compile_call(
+                self._method,
+                args,
+                kwargs,
+                request=replace(asked, engine=used(engine)),
+                options=options,
+                device_kind=self.device_kind,
+            )
+
+        try:
+            return by(asked.engine)
+        except NotPortable as error:
+            if self._wanted != "auto" or error.fields.get("instead") != "graph":
+                raise
+            _log.warning("%s is compiled by engine graph: %s", self.name, error)
+        return by(engine_named("graph"))
+
     def outline(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Artifact:
         """Trace for this call as `compile` does, for an audit: no kernels, and nothing is kept.
 
         Raises:
             WorkerError: the function cannot be cached.
         """
-        from warmrank.worker.compile.compiler import compile_call
-
         config = copy.deepcopy(self._options.config)
         config.debug.graph_dump.type = config.debug.fx_summary.type = None  # the compile writes such files
-        asked = self.request()
-        return compile_call(
-            self._method,
-            args,
-            kwargs,
-            request=replace(asked, engine=Outliner(asked.engine)),
-            options=replace(self._options, config=config),
-            device_kind=self.device_kind,
-        ).artifact
+        return self._compiled(args, kwargs, replace(self._options, config=config), Outliner).artifact
 
     def _check_own_guards(self, variant: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Conditions that do not hold where they were made would mean a compile on every call."""

@@ -1,0 +1,148 @@
+"""Programs as TorchAir's users write them, run unchanged: cold, then warm in a new process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import PYTHONPATH
+
+HEAD = """
+import logging
+
+import torch
+import torch_npu
+import torchair
+from torchair.core.utils import logger
+
+logger.setLevel(logging.INFO)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.lm_head = torch.nn.Linear(4, 4, bias=False)
+{init}
+    def decode(self, x, *more):
+        return self.linear(x) * 2
+{more}
+
+torch.manual_seed(0)
+model = Model().npu()
+x = torch.randn(2, 4).npu()
+with torch.no_grad():
+    torch.testing.assert_close({call}, {eager})
+"""
+
+
+def program(
+    init: str, *, more: str = "", call: str = "model.cached(x)", eager: str = "model.decode(x)"
+) -> str:
+    """A script: what stands in ``__init__``, further methods, and the call."""
+    lines = "\n".join(f"        {line}" for line in init.strip().splitlines())
+    return HEAD.format(init=lines, more=more, call=call, eager=eager)
+
+
+CONFIG = """
+from torchair.configs.compiler_config import CompilerConfig
+config = CompilerConfig()
+"""
+PROGRAMS = {
+    "fullgraph": program(
+        CONFIG + "import torchair.ge_concrete_graph.ge_converter.experimental.patch_for_hcom_allreduce\n"
+        "from torchair.ge_concrete_graph.ge_converter.experimental import hcom_allgather\n"
+        "config.experimental_config.frozen_parameter = True\n"
+        "config.experimental_config.tiling_schedule_optimize = True\n"
+        "cached = torchair.inference.cache_compile\n"
+        "self.cached = cached(self.decode, dynamic=True, fullgraph=True, config=config, ge_cache=False)"
+    ),
+    "options": program(
+        "import npugraph_ex\n"
+        "options = {'clone_input': False}\n"
+        "self.cached = npugraph_ex.inference.cache_compile(self.decode, dynamic=False, options=options)"
+    ),
+    "mode.value": program(
+        CONFIG + "config.mode.value = 'reduce-overhead'\n"
+        "assert config.mode.value == 'reduce-overhead'\n"
+        "cached = torchair.inference.cache_compile\n"
+        "self.cached = cached(self.decode, config=config, dynamic=None, some_later_keyword=1)"
+    ),
+    "module as an argument": program(
+        CONFIG + "config.experimental_config.frozen_parameter = True\n"
+        "self.cached = torchair.inference.cache_compile(self.head, config=config, dynamic=True)",
+        more="    def head(self, x, lm_head):\n        return lm_head(self.linear(x))\n",
+        call="model.cached(x, model.lm_head)",
+        eager="model.head(x, model.lm_head)",
+    ),
+    "other paths": program(
+        "import torch_npu.dynamo.torchair as tng\n"
+        "from torch_npu.dynamo import torchair as again\n"
+        "import importlib\n"
+        "assert importlib.import_module('torchair').logger is torchair.logger is tng.logger is again.logger\n"
+        "from torchair import CompilerConfig, patch_for_hcom\n"
+        "patch_for_hcom()\n"
+        "backend = torchair.get_npu_backend(compiler_config=CompilerConfig())\n"
+        "self.cached = tng.inference.cache_compile(self.decode, backend=backend)"
+    ),
+}
+COMPILED = """
+import torch, torch_npu, torchair
+model = torch.nn.Linear(4, 4).npu()
+x = torch.randn(2, 4).npu()
+expected = model(x)
+with torch.no_grad():
+    compiled = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=None,
+    options={"clone_input": False}) torch.testing.assert_close(compiled(x), expected)
+"""
+SCOPE = """
+import torch_npu, torchair
+try:
+    from torchair.scope import npu_stream_switch
+except ModuleNotFoundError as error:
+    assert "torch_npu, which is not installed here" in str(error), error
+try:
+    torchair.register_fx_node_ge_converter
+except AttributeError as error:
+    assert "torchair.register_fx_node_ge_converter is TorchAir's own" in str(error), error
+else:
+    raise AssertionError
+print("as expected")
+"""
+
+
+def ran(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A script that was run in a directory."""
+    path = directory / "program.py"
+    path.write_text(script)
+    return subprocess.run(
+        [sys.executable, "-m", "warmrank", "run", str(path)],
+        cwd=directory,
+        env={
+            **os.environ,
+            "PYTHONPATH": PYTHONPATH,
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_of_torchair_s_users_runs_unchanged_cold_and_warm(name: str, tmp_path: Path) -> None:
+    for verb in ("saved to", "loaded from"):
+        result = ran(PROGRAMS[name], tmp_path)
+        assert result.returncode == 0, result.stderr[-2000:]
+        assert result.stdout.count(f" {verb} ") == 1, result.stdout
+
+
+@pytest.mark.parametrize("script", [COMPILED, SCOPE], ids=["torch.compile", "names that are the vendor's"])
+def test_script_without_a_cache_runs_unchanged(script: str, tmp_path: Path) -> None:
+    result = ran(script, tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]

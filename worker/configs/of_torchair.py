@@ -1,0 +1,153 @@
+"""TorchAir's own configurations, and ``options=``, as a `CompilerConfig` of ours.
+
+What is relied on (read in torch_npu 2.13 and 2.14): an option of ``torchair.CompilerConfig`` or
+``npugraph_ex.CompilerConfig`` is an attribute of it or of a section of it, and holds its value, or an
+object with the value under ``_value``.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
+from warmrank.worker.configs.section import Section, names, options, same
+from warmrank.worker.errors import BadConfig, NoCounterpart
+
+_SECTIONS = ("torchair.configs.", "npugraph_ex.configs.")
+
+
+def of_torchair(config: Any, parameter: str) -> CompilerConfig:
+    """The `CompilerConfig` that means what a configuration does: ours, TorchAir's, or npugraph_ex's flat one.
+
+    Raises:
+        BadConfig: it is no configuration.
+        NoCounterpart: it sets options that ours does not have; all of them are named.
+    """
+    if isinstance(config, CompilerConfig):
+        return config
+    if isinstance(config, NpuGraphEx):
+        return _flat({name.rpartition(".")[2]: value for name, _, value in _set(config)})
+    package = type(config).__module__.partition(".")[0]
+    if package not in ("torchair", "npugraph_ex") or type(config).__name__ != "CompilerConfig":
+        msg = f"{parameter} is {config!r} ({type(config).__name__}); expected CompilerConfig"
+        raise BadConfig(msg, parameter=parameter)
+    given = dict(_changed(config, type(config)()))
+    if package == "npugraph_ex":
+        return _flat(given)
+    ours = CompilerConfig()
+    given.setdefault("mode", _value(config.mode))  # TorchAir's default is another
+    _fill(ours, given, "torchair")
+    return ours
+
+
+def with_options(config: CompilerConfig, given: Any) -> CompilerConfig:
+    """A configuration with the ``options=`` of ``torch.compile`` or ``cache_compile``: those of npugraph_ex.
+
+    Raises:
+        BadConfig: they are no mapping, or one of them is unknown.
+    """
+    if not given:
+        return config
+    if not isinstance(given, Mapping):
+        msg = f"options is {given!r} ({type(given).__name__}); expected a dict"
+        raise BadConfig(msg, parameter="options")
+    changed = copy.deepcopy(config)
+    section = changed.npugraphex_config
+    for name, value in given.items():
+        if name not in names(NpuGraphEx):
+            msg = f"options has no {name!r}; there are {', '.join(names(NpuGraphEx))}"
+            raise BadConfig(msg, parameter="options")
+        setattr(section, name, value)
+    return _effective(changed)
+
+
+def _flat(given: Mapping[str, Any]) -> CompilerConfig:
+    """npugraph_ex's options; its mode where TorchAir is there to compile it."""
+    ours = CompilerConfig()
+    roots = getattr(sys.modules.get("torch_npu"), "__path__", ())
+    if any((Path(root) / "dynamo" / "npugraph_ex").is_dir() for root in roots):
+        ours.mode = "npugraph_ex"
+    _fill(ours.npugraphex_config, given, "npugraph_ex")
+    return _effective(ours)
+
+
+_SAME = {
+    "use_graph_pool": ("aclgraph_config.use_custom_pool", False),
+    "reuse_graph_pool_in_same_fx": ("debug.aclgraph.disable_mempool_reuse_in_same_fx", True),
+    "capture_limit": ("debug.aclgraph.static_capture_size_limit", False),
+    "clone_input": ("debug.aclgraph.clone_input", False),
+    "clone_output": ("debug.aclgraph.enable_output_clone", False),
+    "post_grad_custom_pre_pass": ("post_grad_custom_pre_pass", False),
+    "post_grad_custom_post_pass": ("post_grad_custom_post_pass", False),
+}
+"""Option of npugraph_ex -> that of mode reduce-overhead, and whether it means the opposite."""
+
+
+def _effective(config: CompilerConfig) -> CompilerConfig:
+    """In mode reduce-overhead, the flat options under the names that this mode obeys."""
+    if config.mode == "reduce-overhead":
+        for name, _, value in list(_set(config.npugraphex_config)):
+            last = name.rpartition(".")[2]
+            if last in _SAME:
+                theirs, is_inverted = _SAME[last]
+                _put(config, theirs, not value if is_inverted else value)
+                del config.npugraphex_config.__dict__[last]
+    return config
+
+
+def _set(section: Section) -> list[tuple[str, Any, Any]]:
+    return [entry for entry in options(section) if not same(entry[2], entry[1].default)]
+
+
+def _fill(ours: Section, given: Mapping[str, Any], package: str) -> None:
+    missing = []
+    for name, value in given.items():
+        if not _has(ours, name):
+            missing.append(f"{package}.CompilerConfig.{name} = {value!r}")
+        else:
+            _put(ours, name, value)
+    if missing:
+        msg = f"warmrank has no counterpart of {', '.join(missing)}; leave them at their defaults"
+        raise NoCounterpart(msg, problems=tuple(missing))
+
+
+def _has(section: Section, name: str) -> bool:
+    first, _, rest = name.partition(".")
+    if first not in names(type(section)):
+        return False
+    return not rest or _has(getattr(section, first), rest)
+
+
+def _put(section: Any, name: str, value: Any) -> None:
+    *parts, last = name.removeprefix("npugraphex_config.").split(".")
+    for part in parts:
+        section = getattr(section, part)
+    setattr(section, last, value)
+
+
+def _changed(theirs: Any, fresh: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Options of an object of TorchAir's that are not as in a new one: dotted name, value."""
+    found: list[tuple[str, Any]] = []
+    for name, held in vars(theirs).items():
+        default = getattr(fresh, name, None)
+        public = name.removeprefix("_")
+        seen = public if isinstance(getattr(type(theirs), public, None), property) else name
+        if name == "_fixed_attrs" or hasattr(held, "replacement"):  # and what TorchAir itself reads no more
+            continue
+        if not _is_option(held) and type(held).__module__.startswith(_SECTIONS):
+            found += _changed(held, default, f"{prefix}{seen}.")
+        elif not same(_value(held), _value(default)):
+            found.append((f"{prefix}{seen}", _value(held)))
+    return found
+
+
+def _is_option(value: Any) -> bool:
+    return isinstance(getattr(type(value), "value", None), property)
+
+
+def _value(held: Any) -> Any:
+    return vars(held)["_value"] if _is_option(held) else held
