@@ -95,9 +95,10 @@ import torch, torch_npu, torchair
 model = torch.nn.Linear(4, 4).npu()
 x = torch.randn(2, 4).npu()
 expected = model(x)
+backend = torchair.get_npu_backend()
 with torch.no_grad():
-    compiled = torch.compile(model, backend=torchair.get_npu_backend(), dynamic=None,
-    options={"clone_input": False}) torch.testing.assert_close(compiled(x), expected)
+    compiled = torch.compile(model, backend=backend, dynamic=None, options={"clone_input": False})
+    torch.testing.assert_close(compiled(x), expected)
 """
 SCOPE = """
 import torch_npu, torchair

@@ -48,6 +48,7 @@ class Named(str):
     __slots__ = ("_name", "_section")
 
     def __new__(cls, word: str, section: Section, name: str) -> Self:
+        """A word that knows the option that it is of."""
         made = super().__new__(cls, word)
         made._section, made._name = section, name
         return made
