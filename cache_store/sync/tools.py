@@ -54,6 +54,7 @@ _TOOLS = {
         Tool(name="inductor", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
         Tool(name="triton", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
         Tool(name="vllm", rewritten=("vllm_compile_cache.py", _TRITON_GROUPS), ignores_other_mentions=True),
+        Tool(name="vllm-aot", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
         Tool(name="torchair", ignores_other_mentions=True),
     )
 }
