@@ -34,6 +34,7 @@ from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifes
 from warmrank.cache_store.retention import last_use
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store_places import StorePlaces
+from warmrank.cache_store.sync.newest import StoredListing, newest_listings
 from warmrank.cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
 from warmrank.cache_store.sync.push import PushReport, push
 from warmrank.cache_store.upkeep import pins, places
@@ -229,6 +230,10 @@ class Store(StorePlaces):
         plan = self._run(lambda documents: plan_pull(documents, tool, root, components))
         with pull_lock(plan.root):
             return self._run(lambda documents: pull(documents, plan, replace=replace))
+
+    def directories(self) -> tuple[StoredListing, ...]:
+        """The newest listing of each directory of another tool; see `cache_store.sync.newest`."""
+        return self._noting(newest_listings)
 
     def verify(
         self,

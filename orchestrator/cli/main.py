@@ -96,7 +96,7 @@ def demo(
 
 app.command(rich_help_panel=LAUNCH)(cli_submit.submit)
 app.command(rich_help_panel=LAUNCH)(cli_preseed.preseed)
-app.command("exec", rich_help_panel=LAUNCH)(cli_exec.exec_)
+app.command("exec", cls=cli_exec.ExecCommand, rich_help_panel=LAUNCH)(cli_exec.exec_)
 app.command(rich_help_panel=LAUNCH)(cli_build.build)
 app.add_typer(cli_config.app, rich_help_panel=LOOK)
 app.command("ls", rich_help_panel=LOOK)(cli_look.list_)

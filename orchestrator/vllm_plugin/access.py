@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from warmrank.orchestrator.config.store import StoreConfig, TrustConfig, tier_at
 from warmrank.orchestrator.config.trust import locate_trust
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.store.stores import decided, is_writable, load, may_publish, open_store, open_to_fetch
+from warmrank.orchestrator.store.stores import (
+    decided,
+    is_writable,
+    load,
+    may_publish,
+    open_store,
+    open_to_fetch,
+)
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
@@ -194,8 +194,3 @@ def _write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(data)
     temporary.replace(path)
-
-
-def as_json(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as plain values."""
-    return asdict(outcome)

@@ -101,7 +101,7 @@ def _moved(model_config: Any) -> Any:
 
 def _named(config: Any) -> dict[str, str]:
     """Every factor of vLLM's hash by name, as far as vLLM itself names them."""
-    import vllm.envs as envs
+    from vllm import envs
 
     named = {
         f"env {name}": _secret(value) if _SECRET.search(name) else _short(value)

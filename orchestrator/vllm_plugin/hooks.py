@@ -1,8 +1,8 @@
 """The places of vLLM that the plugin hooks: the load of an artifact, and the end of a worker's start.
 
 `vllm.compilation.decorators._try_load_aot_compiled_fn` is called with the path of the one artifact that vLLM
-looks for, in the process that will run it, before anything is compiled. Whatever fails here is one line in the
-log, and vLLM goes on as without.
+looks for, in the process that will run it, before anything is compiled. Whatever fails here is one line in
+the log, and vLLM goes on as without.
 """
 
 from __future__ import annotations
@@ -85,19 +85,19 @@ def install() -> None:
         AttributeError, ImportError: this vLLM has not what is hooked.
         BadArgument, StoreError: the settings cannot be used.
     """
-    import vllm.envs as envs
+    from vllm import envs
     from vllm.compilation import decorators
     from vllm.compilation.caching import aot_compile_hash_factors  # noqa: F401 - `factors` needs it
     from vllm.compilation.counter import compilation_counter
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    original = decorators._try_load_aot_compiled_fn
-    if hasattr(original, "warmrank"):
+    original = decorators._try_load_aot_compiled_fn  # noqa: SLF001 - vLLM has no public hook
+    if hasattr(original, "warmrank") or envs.VLLM_DISABLE_COMPILE_CACHE:
         return
     opened = access()
     publisher = Publisher(opened, compilation_counter)
     loader = Loader(opened, publisher, original, compilation_counter)
-    decorators._try_load_aot_compiled_fn = loader
+    decorators._try_load_aot_compiled_fn = loader  # noqa: SLF001
     _hook_warm_up(WorkerWrapperBase, publisher)
     metrics.register(aot_root(Path(envs.VLLM_CACHE_ROOT)))
 

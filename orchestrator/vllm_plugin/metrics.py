@@ -38,8 +38,10 @@ def gauges(outcomes: Iterable[Outcome]) -> Iterator[Any]:
     """The outcomes as gauges of `prometheus_client`."""
     from prometheus_client.core import GaugeMetricFamily
 
-    made = {name: GaugeMetricFamily(name, text, labels=("entry", "rank", "outcome", "source"))
-            for name, text in FAMILIES.items()}
+    made = {
+        name: GaugeMetricFamily(name, text, labels=("entry", "rank", "outcome", "source"))
+        for name, text in FAMILIES.items()
+    }
     for one in outcomes:
         labels = (one.entry[:12], one.rank, one.outcome, one.source)
         values = (1.0, one.compile_s, one.fetch_s, float(one.fetched_bytes))

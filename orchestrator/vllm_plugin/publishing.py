@@ -73,9 +73,7 @@ class Publisher:
             self._end(entry, outcome)
         self._start()
 
-    def will_compile(
-        self, entry: Entry, components: dict[str, str], outcome: Callable[[], Outcome]
-    ) -> None:
+    def will_compile(self, entry: Entry, components: dict[str, str], outcome: Callable[[], Outcome]) -> None:
         """Take over an entry that vLLM is about to compile; ``outcome`` is called when it has."""
         with self._lock:
             wanted = self._counter.num_aot_compiles + len(self._compiling) + 1
@@ -113,7 +111,7 @@ class Publisher:
         return _LATER_S if all(rests) else _LOOK_EVERY_S
 
     def _notice(self, *, is_last: bool) -> None:
-        """Take note of compiles that are over: vLLM counts them, then saves the artifact and takes its time."""
+        """Take note of compiles that are over: vLLM counts one, then saves it, then adds its time."""
         num_over = sum(self._counter.num_aot_compiles >= wanted for *_, wanted in self._compiling)
         if not num_over:
             return

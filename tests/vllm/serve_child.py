@@ -1,7 +1,4 @@
-"""Answers one prompt with vLLM, and writes what it loaded and compiled: ``python serve_child.py MODEL OUT [JSON]``.
-
-In the parent process of several ranks vLLM's counters say nothing; there its log does.
-"""
+"""Answers one prompt with vLLM, and writes its counters: ``serve_child.py MODEL OUT [OPTIONS]``."""
 
 from __future__ import annotations
 
