@@ -1,0 +1,256 @@
+"""vLLM itself, with a tiny random model, through a store: `make test-vllm`.
+
+Each start is a process of its own with its own HOME and cache. The tests go from one node to the next in this
+order, because a start that compiles takes a minute of CPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.stored import overwrite
+
+pytestmark = [
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vLLM here: make test-vllm"),
+]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "torch_dtype": "float32",
+}
+
+
+@dataclass
+class Start:
+    """One start of vLLM on a node."""
+
+    node: Node
+    log: str
+    counters: dict[str, int]
+    figures: dict[str, Any]
+
+    @property
+    def said(self) -> list[str]:
+        return [line.partition("warmrank: ")[2] for line in self.log.splitlines() if "warmrank: " in line]
+
+    @property
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        return {one["rank"]: one for one in explained(self.node)}
+
+
+@dataclass
+class Node:
+    """A machine of its own: its HOME, its cache, and the model at a path of its own."""
+
+    path: Path
+    store: Path | str
+
+    @property
+    def cache(self) -> Path:
+        return self.path / "cache"
+
+    def environ(self, **variables: str) -> dict[str, str]:
+        home = self.path / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{HERE / 'gpu_path'}:{ROOT / 'src'}",
+            "HOME": str(home),
+            "VLLM_CACHE_ROOT": str(self.cache),
+            "OMP_NUM_THREADS": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+            "WARMRANK_STORE": str(self.store),
+            **variables,
+        }
+
+    def start(self, *, variables: dict[str, str] | None = None, **options: Any) -> Start:
+        model, out = self.path / "models" / "tiny", self.path / "out.json"
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text(json.dumps(CONFIG))
+        command = [sys.executable, str(HERE / "serve_child.py"), str(model), str(out), json.dumps(options)]
+        done = subprocess.run(
+            command,
+            env=self.environ(**variables or {}),
+            cwd=self.path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        log = done.stdout + done.stderr
+        assert done.returncode == 0, log[-4000:]
+        figures = json.loads(out.read_text())
+        shown = {name: figures[name] for name in ("compile_s", "up_s", "cpu_s")}
+        print(f"{self.path.name}: {shown}")  # noqa: T201 - the figures of docs/vllm.md
+        return Start(self, log, figures["counters"], figures)
+
+    def kernels(self) -> set[str]:
+        return {str(path.relative_to(self.cache)).split("/", 3)[3] for path in self.cache.rglob("*.so")}
+
+
+def explained(node: Node) -> list[dict[str, Any]]:
+    words = ["explain", "--vllm", str(node.cache), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "warmrank", *words],
+        env=node.environ(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nodes")
+
+
+@pytest.fixture(scope="module")
+def store(nodes: Path) -> Path:
+    return nodes / "store"
+
+
+@pytest.fixture(scope="module")
+def first(nodes: Path, store: Path) -> tuple[Start, Start]:
+    """A cold start, and a warm one at the same place, which adds kernels."""
+    node = Node(nodes / "first", store)
+    return node.start(linger_s=5), node.start(linger_s=5)
+
+
+def test_cold_start_compiles_and_publishes(first):
+    cold, _ = first
+    assert cold.counters["num_aot_compiles"] == cold.counters["num_aot_artifacts_saved"] == 1
+    compiled, published = cold.said
+    assert "compiled in" in compiled
+    assert "there is no store yet" in compiled
+    assert "published" in published
+
+
+def test_warm_start_in_place_loads_and_publishes_what_it_added(first):
+    _, warm = first
+    assert warm.counters["num_aot_artifacts_loaded"] == 1
+    assert warm.counters["num_aot_compiles"] == 0
+    loaded, published = warm.said
+    assert "loaded from this disk" in loaded
+    assert "published" in published
+
+
+def test_new_node_with_other_paths_loads_and_builds_no_kernel(first, nodes, store):
+    cold, warm = first
+    start = Node(nodes / "elsewhere" / "second", store).start(linger_s=3)
+    assert start.counters["num_aot_artifacts_loaded"] == 1
+    assert start.counters["num_aot_compiles"] == 0
+    assert start.node.kernels() == warm.node.kernels()
+    assert start.figures["tokens"] == cold.figures["tokens"]
+    assert [line for line in start.said if "loaded from the store" in line]
+    assert not [line for line in start.said if "published" in line]
+    assert start.outcomes["rank_0_0"]["source"] == "store"
+
+
+def test_store_that_is_down_costs_one_line_and_seconds(first, nodes):
+    copied = nodes / "down"
+    shutil.copytree(first[1].node.cache, copied / "cache")
+    shutil.rmtree(copied / "cache" / "torch_compile_cache" / "torch_aot_compile" / ".state.warmrank")
+    node = Node(copied, "s3://nobody/here")
+    began_s = time.monotonic()
+    variables = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
+    start = node.start(variables={**variables, "WARMRANK_TRUST": "off"})
+    assert time.monotonic() - began_s > start.outcomes["rank_0_0"]["fetch_s"]
+    assert start.outcomes["rank_0_0"]["fetch_s"] < 31
+    assert start.counters["num_aot_artifacts_loaded"] + start.counters["num_aot_compiles"] == 1
+
+
+def test_unsigned_and_foreign_entries_are_never_laid_out(first, nodes, store):
+    """The store holds an unsigned entry; a node that requires signatures compiles."""
+    start = Node(nodes / "strict", store).start(variables={"WARMRANK_TRUST": "require"}, linger_s=3)
+    assert start.counters["num_aot_artifacts_loaded"] == 0
+    assert start.counters["num_aot_compiles"] == 1
+    assert "unsigned" in start.outcomes["rank_0_0"]["why"]
+    assert "not published" in start.outcomes["rank_0_0"]["published"]
+
+
+def test_changed_option_compiles_and_is_named(first, nodes, store):
+    start = Node(nodes / "changed", store).start(dtype="bfloat16", linger_s=3)
+    assert start.counters["num_aot_compiles"] == 1
+    why = start.outcomes["rank_0_0"]["why"]
+    assert "model.dtype torch.float32 -> torch.bfloat16" in why
+
+
+def test_two_ranks_are_fetched_once_and_load_both(nodes, store):
+    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    cold = Node(nodes / "two", store).start(variables=variables, tensor_parallel_size=2, linger_s=8)
+    assert {one["outcome"] for one in cold.outcomes.values()} == {"compiled"}
+    again = Node(nodes / "two again", store).start(variables=variables, tensor_parallel_size=2, linger_s=3)
+    assert sorted(again.outcomes) == ["rank_0_0", "rank_1_0"]
+    assert {one["outcome"] for one in again.outcomes.values()} == {"loaded"}
+    assert sum(one["fetched_bytes"] > 0 for one in again.outcomes.values()) == 1
+    assert sum(line.count("published") for line in cold.said) == 1
+
+
+def test_damaged_entry_is_never_laid_out(first, nodes, store):
+    damaged = nodes / "damaged store"
+    shutil.copytree(store, damaged)
+    largest = max(
+        (path for path in (damaged / "cas").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size
+    )
+    overwrite(largest, b"x" * largest.stat().st_size)
+    start = Node(nodes / "damaged", damaged).start()
+    assert start.counters["num_aot_artifacts_loaded"] == 0
+    assert "corrupt" in start.log
+
+
+INSTALLED = """
+import os, vllm.envs, warmrank.orchestrator.vllm_plugin as plugin
+from vllm.compilation import decorators
+original = decorators._try_load_aot_compiled_fn
+def is_hooked(**variables):
+    os.environ.update(variables)
+    plugin.register()
+    return decorators._try_load_aot_compiled_fn is not original
+store = os.environ.pop("WARMRANK_STORE")
+assert not is_hooked()
+assert not is_hooked(WARMRANK_STORE=store, VLLM_DISABLE_COMPILE_CACHE="1")
+assert not is_hooked(VLLM_DISABLE_COMPILE_CACHE="0", WARMRANK_TRUST="everybody")
+assert is_hooked(WARMRANK_TRUST="off")
+hooked = decorators._try_load_aot_compiled_fn
+plugin.register()
+assert decorators._try_load_aot_compiled_fn is hooked
+del decorators._try_load_aot_compiled_fn
+plugin.register()
+"""
+
+
+def test_plugin_does_nothing_unasked_and_never_raises(nodes, store):
+    node = Node(nodes / "unasked", store)
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALLED], env=node.environ(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("this vLLM is not served") + done.stdout.count("this vLLM is not served") == 2
