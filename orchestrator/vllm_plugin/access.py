@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TrustConfig, tier_at
 from warmrank.orchestrator.config.trust import locate_trust
 from warmrank.orchestrator.errors import BadArgument
@@ -104,28 +104,20 @@ def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
-class Bounded(threading.Thread, Generic[T]):
-    """A call in a thread of its own, which may outlast the caller's patience."""
+def bounded(call: Callable[[], T], timeout_s: float) -> T:
+    """The call's outcome, in a thread of its own; raises what it raised, or TimeoutError while it goes on."""
+    errors: list[Exception] = []
 
-    def __init__(self, call: Callable[[], T]) -> None:
-        super().__init__(name="warmrank-vllm", daemon=True)
-        self._call = call
-        self._outcome: list[Any] = []
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        """See `threading.Thread.run`."""
+    def caught() -> tuple[T, ...]:
         try:
-            self._outcome.append(self._call())
+            return (call(),)
         except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
-            self._error = error
+            errors.append(error)
+            return ()
 
-    def within(self, timeout_s: float) -> T:
-        """The call's outcome; raises what it raised, and TimeoutError where it takes longer."""
-        self.start()
-        self.join(timeout_s)
-        if self._error is not None:
-            raise self._error
-        if not self._outcome:
-            raise TimeoutError(f"no answer within {timeout_s:g} s")
-        return self._outcome[0]  # type: ignore[no-any-return]
+    (found,) = all_within([caught], timeout_s=timeout_s)
+    if found is None:
+        raise TimeoutError(f"no answer within {timeout_s:g} s")
+    if errors:
+        raise errors[0]
+    return found[0]

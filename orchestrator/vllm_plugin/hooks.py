@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
 from warmrank.orchestrator.vllm_plugin import metrics
-from warmrank.orchestrator.vllm_plugin.access import Access, Bounded, access
+from warmrank.orchestrator.vllm_plugin.access import Access, access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
     Outcome,
@@ -27,10 +27,9 @@ from warmrank.orchestrator.vllm_plugin.entries import (
     note_published,
     read_components,
     set_aside,
-    write_components,
 )
 from warmrank.orchestrator.vllm_plugin.factors import components, differences
-from warmrank.orchestrator.vllm_plugin.publishing import Publisher
+from warmrank.orchestrator.vllm_plugin.publishing import NO_STORE, Publisher
 
 logger = logging.getLogger("vllm.warmrank")
 
@@ -48,6 +47,7 @@ class Visit:
         components: what it depends on.
         source: where it came from, if it is there.
         may_load: vLLM may load what is there.
+        is_over: vLLM does not wait any more.
         why: why there is none, or none that may be loaded.
         fetch_s: seconds that vLLM waited for the store.
         fetched_bytes: bytes copied.
@@ -56,24 +56,25 @@ class Visit:
     entry: Entry
     model: str
     components: dict[str, str] = field(default_factory=dict)
-    source: str = ""
+    source: Literal["store", "disk"] = "disk"
     may_load: bool = True
+    is_over: bool = False
     why: str = ""
     fetch_s: float = 0.0
     fetched_bytes: int = 0
 
-    def outcome(self, *, is_loaded: bool, compile_s: float) -> Outcome:
-        """The visit once it is over."""
+    def outcome(self, model: Any, *, is_loaded: bool) -> Outcome:
+        """The visit once vLLM has loaded or compiled."""
         return Outcome(
             entry=self.entry.root.name,
             rank=self.entry.rank,
             model=self.model,
             outcome="loaded" if is_loaded else "compiled",
-            source=("store" if self.source == "store" else "disk") if is_loaded else "",
+            source=self.source if is_loaded else "",
             why="" if is_loaded else self.why or _NOT_LOADED,
             fetch_s=self.fetch_s,
             fetched_bytes=self.fetched_bytes,
-            compile_s=compile_s,
+            compile_s=float(getattr(model.vllm_config.compilation_config, "compilation_time", 0.0)),
             at_s=time.time(),
         )
 
@@ -171,30 +172,28 @@ class Loader:
         started_s = time.monotonic()
         try:
             visit.components = components(model, entry.rank, entry.root.name)
-            Bounded(lambda: self._prepare(visit)).within(self._access.timeout_s)
+            bounded(lambda: self._prepare(visit), self._access.timeout_s)
         except (StoreError, TimeoutError, OSError) as error:
-            visit.why = f"the store gave nothing: {error}"
-            logger.warning("warmrank: %s: no store: %s", entry.rank, error)
+            visit.why = f"{NO_STORE}: {error}"
         except Exception as error:  # noqa: BLE001 - vLLM has to start whatever happens here
             logger.warning("warmrank: %s is not served: %s", entry.rank, error)
             return None
+        visit.is_over = True
         visit.fetch_s = time.monotonic() - started_s
+        stored = read_components(entry) if entry.artifact.exists() else {}
+        if stored and (changes := differences(stored, visit.components)):
+            visit.may_load = False
+            visit.why = f"the artifact on this disk is another one: {changes}"
         return visit
 
     def _prepare(self, visit: Visit) -> None:
         entry = visit.entry
         with node_lock(entry, timeout_s=self._access.timeout_s):
+            if visit.is_over:
+                return
             self._admit(visit)
             if not entry.artifact.exists():
                 self._pull(visit)
-            elif not visit.source:
-                visit.source = "disk"
-            if not entry.artifact.exists():
-                return
-            stored = read_components(entry)
-            if stored and (changes := differences(stored, visit.components)):
-                visit.may_load = False
-                visit.why = f"the artifact on this disk is another one: {changes}"
 
     def _admit(self, visit: Visit) -> None:
         """Put an entry aside whose copies the trust policy refuses."""
@@ -218,18 +217,10 @@ class Loader:
 
     def _note(self, visit: Visit, model: Any, *, is_loaded: bool) -> None:
         if is_loaded:
-            seconds = float(getattr(model.vllm_config.compilation_config, "compilation_time", 0.0))
-            if not read_components(visit.entry):
-                write_components(visit.entry, visit.components)
-            self._publisher.loaded(visit.entry, visit.outcome(is_loaded=True, compile_s=seconds))
+            self._publisher.loaded(visit.entry, visit.outcome(model, is_loaded=True))
         else:
             self._publisher.will_compile(
-                visit.entry,
-                visit.components,
-                lambda: visit.outcome(
-                    is_loaded=False,
-                    compile_s=float(getattr(model.vllm_config.compilation_config, "compilation_time", 0.0)),
-                ),
+                visit.entry, visit.components, lambda: visit.outcome(model, is_loaded=False)
             )
 
 

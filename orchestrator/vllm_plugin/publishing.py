@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from warmrank.cache_store.errors import StoreError
-from warmrank.orchestrator.vllm_plugin.access import Access, Bounded
+from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
     Outcome,
@@ -31,6 +31,7 @@ from warmrank.orchestrator.vllm_plugin.entries import (
 
 logger = logging.getLogger("vllm.warmrank")
 
+NO_STORE = "the store gave nothing"
 _LOOK_EVERY_S = 0.5
 _REST_S = 2.0
 """Files that do not change for so long are whole."""
@@ -152,7 +153,7 @@ class Publisher:
     def _publish(self, entry: Entry, digest: str) -> None:
         ranks = ranks_of(entry.root)
         if not ranks:
-            said = "nothing to publish: vLLM saved no artifact"
+            said = "nothing to publish: no artifact that vLLM compiled with the plugin"
         elif not self._access.publishes:
             said = "not published: the store takes only what is signed, and WARMRANK_SIGNING_KEY names no key"
         else:
@@ -161,7 +162,9 @@ class Publisher:
             self._given_up.add(entry)
         outcome = replace(self._entries[entry], published=said)
         self._entries[entry] = outcome
-        logger.info("warmrank: %s of %s: %s", entry.rank, entry.root.name[:12], said)
+        is_known = said.startswith("not") and outcome.why.startswith(NO_STORE)
+        level = logging.DEBUG if is_known else logging.INFO
+        logger.log(level, "warmrank: %s of %s: %s", entry.rank, entry.root.name[:12], said)
         write_outcome(entry, outcome)
 
     def _push(self, entry: Entry, ranks: dict[str, dict[str, str]], digest: str) -> str:
@@ -181,6 +184,6 @@ class Publisher:
     def _at_exit(self) -> None:
         """Publish what a short program added, without keeping it for long."""
         try:
-            Bounded(lambda: self.step(is_last=True)).within(_AT_EXIT_S)
+            bounded(lambda: self.step(is_last=True), _AT_EXIT_S)
         except Exception as error:  # noqa: BLE001 - vLLM is leaving
             logger.warning("warmrank: not published at exit: %s", error)
