@@ -21,7 +21,7 @@ from typing import Any
 from warmrank.worker.environment import environment
 
 HASH = "vllm hash"
-_LONGEST = 200
+_LONGEST = 1000
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _ANY_PATH = "(any path)"
 

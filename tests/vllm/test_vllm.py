@@ -284,3 +284,21 @@ def test_plugin_does_nothing_unasked_and_never_raises(nodes, store):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("this vLLM is not served") + done.stdout.count("this vLLM is not served") == 2
+
+
+def test_artifact_for_another_machine_on_a_shared_disk_is_not_loaded(first, nodes, store):
+    """vLLM's hash is the same on both machines; it would load what has the other one's instructions."""
+    node = with_kernels(first, nodes / "shared", nodes / "no store")
+    (entry,) = (node.cache / "torch_compile_cache" / "torch_aot_compile").glob("[0-9a-f]*")
+    whole = first[1].node.cache / entry.relative_to(node.cache)
+    shutil.copytree(whole / "rank_0_0", entry / "rank_0_0")
+    note = entry / "rank_0_0" / "warmrank.json"
+    components = json.loads(note.read_text())["components"]
+    other = {**components, "machine cpu": "another one", "device": "cuda:1"}
+    note.write_text(json.dumps({"format": 1, "components": other}))
+    start = node.start(linger_s=4)
+    assert start.counters["num_aot_artifacts_loaded"] == 0
+    why = start.outcomes["rank_0_0"]["why"]
+    assert "device cuda:1 -> cpu" in why
+    assert "machine cpu another one" in why
+    assert json.loads(note.read_text())["components"] == components
