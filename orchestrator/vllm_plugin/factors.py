@@ -102,6 +102,7 @@ def _moved(model_config: Any) -> Any:
 def _named(config: Any) -> dict[str, str]:
     """Every factor of vLLM's hash by name, as far as vLLM itself names them."""
     from vllm import envs
+    from vllm.compilation.caching import aot_compile_hash_factors
 
     named = {
         f"env {name}": _secret(value) if _SECRET.search(name) else _short(value)
@@ -120,6 +121,10 @@ def _named(config: Any) -> dict[str, str]:
             named[name] = _short(digest)
         else:
             named.update(_flat(name, factors))
+    # The first two are the hashes of what stands above; there may be no others.
+    for index, factor in enumerate(aot_compile_hash_factors(config)[2:]):
+        name = f"inductor {index}"
+        named.update(_flat(name, factor) if isinstance(factor, Mapping) else {name: _digest(repr(factor))})
     return {**named, **_left_out(config)}
 
 
