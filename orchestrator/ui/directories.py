@@ -24,5 +24,6 @@ def render_directories(lines: Sequence[DirectoryLine]) -> RenderableType:
 
 def render_outcomes(outcomes: Sequence[Outcome]) -> RenderableType:
     """What the ranks of this node did at their last starts, newest first."""
-    lines = [f"{one.model}: {one.line()}\n  {one.published or 'not published yet'}" for one in outcomes]
+    nothing = "nothing of its own to publish"
+    lines = [f"{one.model}: {one.line()}\n  {one.published or nothing}" for one in outcomes]
     return Group(*(Text(line) for line in lines or ["no vLLM started here with WARMRANK_STORE"]))
