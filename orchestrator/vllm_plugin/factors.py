@@ -91,7 +91,7 @@ def _moved(model_config: Any) -> Any:
         if getattr(model_config, name, None):
             setattr(model_config, name, _ANY_PATH)
     for name in ("hf_config", "hf_text_config"):
-        described = getattr(model_config, name, None)
+        described: Any = getattr(model_config, name, None)
         if getattr(described, "_name_or_path", None):
             described = copy.copy(described)
             described._name_or_path = _ANY_PATH  # noqa: SLF001 - the path that transformers keeps in a config
@@ -110,7 +110,7 @@ def _named(config: Any) -> dict[str, str]:
         if value is not None
     }
     for field in fields(config):
-        part = getattr(config, field.name, None)
+        part: Any = getattr(config, field.name, None)
         if not hasattr(part, "compute_hash"):
             continue
         name = field.name.removesuffix("_config")

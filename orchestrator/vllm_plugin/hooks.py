@@ -231,7 +231,7 @@ def _reason(visit: Visit) -> Iterator[None]:
     class Words(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "load failure" in str(record.msg):
-                visit.why = f"{_NOT_LOADED}: {str(record.args[-1])[:200]}" if record.args else _NOT_LOADED
+                visit.why = f"{_NOT_LOADED}: {record.getMessage().rpartition('reason: ')[2][:200]}"
 
     words, log = Words(), logging.getLogger("vllm.compilation.decorators")
     log.addHandler(words)

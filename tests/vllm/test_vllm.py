@@ -26,7 +26,6 @@ pytestmark = [
 ]
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -79,7 +78,7 @@ class Node:
         home.mkdir(parents=True, exist_ok=True)
         return {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{HERE / 'gpu_path'}:{ROOT / 'src'}",
+            "PYTHONPATH": str(HERE / "gpu_path"),
             "HOME": str(home),
             "VLLM_CACHE_ROOT": str(self.cache),
             "OMP_NUM_THREADS": "1",
