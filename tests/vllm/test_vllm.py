@@ -301,3 +301,16 @@ def test_artifact_for_another_machine_on_a_shared_disk_is_not_loaded(first, node
     assert "device cuda:1 -> cpu" in why
     assert "machine cpu another one" in why
     assert json.loads(note.read_text())["components"] == components
+
+
+def test_whole_cache_moves_by_sync_without_the_plugin(first, nodes):
+    """In vLLM's layout since 0.32, under the version of whatever distribution vLLM is from."""
+    whole, store = first[1].node, nodes / "synced store"
+    node = Node(nodes / "synced", store, whole.path / "models" / "tiny")
+    how = ("--store", str(store), "--key", "vllm", "--key", "torch")
+    run_warmrank(whole, "sync", "push", "vllm", str(whole.cache), *how)
+    run_warmrank(node, "sync", "pull", "vllm", str(node.cache), *how)
+    start = node.start(variables={"WARMRANK_STORE": ""})
+    assert start.counters["num_aot_artifacts_loaded"] == 1
+    assert start.node.kernels() == whole.kernels()
+    assert not start.said
