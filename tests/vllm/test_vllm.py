@@ -110,7 +110,9 @@ class Node:
         return Start(self, log, figures["counters"], figures)
 
     def kernels(self) -> set[str]:
-        return {str(path.relative_to(self.cache)).split("/", 3)[3] for path in self.cache.rglob("*.so")}
+        """Libraries of its models, without Inductor's probes of the compiler, whose number varies."""
+        found = (path for path in self.cache.rglob("*.so") if "refused-" not in str(path))
+        return {path.name for path in found if "chk_kernel" not in path.with_suffix(".cpp").read_text()}
 
 
 def run_warmrank(node: Node, *words: str) -> str:
@@ -184,7 +186,8 @@ def with_kernels(first: tuple[Start, Start], path: Path, store: Path | str) -> N
 def test_store_that_is_down_costs_one_line_and_seconds(first, nodes):
     node = with_kernels(first, nodes / "down", "s3://nobody/here")
     there = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
-    start = node.start(variables={**there, "WARMRANK_TRUST": "off"}, linger_s=4)
+    there |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "WARMRANK_TRUST": "off"}
+    start = node.start(variables=there, linger_s=4)
     assert start.counters["num_aot_compiles"] == 1
     (said,) = start.said
     assert "compiled in" in said
@@ -233,7 +236,7 @@ def test_changed_option_compiles_and_is_named(first, nodes, store):
 
 
 def test_two_ranks_are_fetched_once_and_load_both(nodes, store):
-    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     cold = Node(nodes / "two", store).start(variables=variables, tensor_parallel_size=2, linger_s=8)
     assert {one["outcome"] for one in cold.outcomes.values()} == {"compiled"}
     again = Node(nodes / "two again", store).start(variables=variables, tensor_parallel_size=2, linger_s=3)
@@ -246,10 +249,9 @@ def test_two_ranks_are_fetched_once_and_load_both(nodes, store):
 def test_damaged_entry_is_never_laid_out(first, nodes, store):
     damaged = nodes / "damaged store"
     shutil.copytree(store, damaged)
-    largest = max(
-        (path for path in (damaged / "cas").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size
-    )
-    overwrite(largest, b"x" * largest.stat().st_size)
+    for blob in (damaged / "cas").rglob("*"):
+        if blob.is_file():
+            overwrite(blob, b"x" * blob.stat().st_size)
     start = with_kernels(first, nodes / "damaged", damaged).start()
     assert start.counters["num_aot_artifacts_loaded"] == 0
     assert "corrupt" in start.log
