@@ -175,6 +175,8 @@ class Publisher:
         except (StoreError, OSError) as error:
             return f"not published: {error}"
         note_published(entry, digest)
+        if not any(report.created for report in reports):
+            return f"the store has all of its {reports[0].num_files} files"
         seconds, num_bytes = time.monotonic() - started_s, sum(report.bytes_new for report in reports)
         return (
             f"published {reports[0].num_files} files for {', '.join(ranks)}: {num_bytes} bytes new to the "
