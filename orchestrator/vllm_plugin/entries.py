@@ -30,6 +30,7 @@ STATE = ".state.warmrank"
 NOTE = "warmrank.json"
 _FORMAT = 1
 _POLL_S = 0.05
+_UNREADABLE = {NOTE: "unreadable"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +96,19 @@ class Outcome:
 
 
 def read_components(entry: Entry) -> dict[str, str]:
-    """The components of the artifact on this disk; none where it was compiled without the plugin."""
-    with contextlib.suppress(OSError, ValueError):
+    """The components of the artifact on this disk; none where it was compiled without the plugin.
+
+    Those of a note that cannot be read are equal to no others.
+    """
+    try:
         note = json.loads((entry.root / entry.rank / NOTE).read_bytes())
-        if note.get("format") == _FORMAT:
+        if note["format"] == _FORMAT:
             return {str(name): str(value) for name, value in note["components"].items()}
-    return {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        pass
+    return dict(_UNREADABLE)
 
 
 def write_components(entry: Entry, components: dict[str, str]) -> None:
@@ -136,7 +144,8 @@ def ranks_of(root: Path) -> dict[str, dict[str, str]]:
     """The components of every rank whose artifact lies in an entry, by the rank's directory."""
     ranks = sorted(path.parent.name for path in root.glob(f"*/{NOTE}"))
     entries = [Entry(root=root, rank=rank) for rank in ranks]
-    return {one.rank: read_components(one) for one in entries if one.artifact.is_file()}
+    found = {one.rank: read_components(one) for one in entries if one.artifact.is_file()}
+    return {rank: components for rank, components in found.items() if components != _UNREADABLE}
 
 
 def files_digest(root: Path) -> str:

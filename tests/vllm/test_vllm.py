@@ -6,12 +6,17 @@ order, because a start that compiles takes a minute of CPU.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -316,3 +321,62 @@ def test_whole_cache_moves_by_sync_without_the_plugin(first, nodes):
     assert start.counters["num_aot_artifacts_loaded"] == 1
     assert start.node.kernels() == whole.kernels()
     assert not start.said
+
+
+def test_vllm_serve_is_unchanged_and_shows_its_metrics(nodes, store):
+    """Twice, as its command is typed; the second node follows a cold start alone."""
+    for name, outcome in (("served", "compiled"), ("served again", "loaded")):
+        node = Node(nodes / name, store, nodes / "served" / "model")
+        with served(node) as port:
+            page = read(port, "/metrics")
+        (line,) = [one for one in page.splitlines() if one.startswith("warmrank_vllm_artifact{")]
+        assert f'outcome="{outcome}"' in line
+
+
+@contextlib.contextmanager
+def served(node: Node) -> Iterator[int]:
+    assert node.model is not None
+    node.model.mkdir(parents=True, exist_ok=True)
+    (node.model / "config.json").write_text(json.dumps(CONFIG))
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{index}": index for index in range(3, 256)}}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"}
+    (node.model / "tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "added_tokens": [], "model": model})
+    )
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    (node.model / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    options = "--load-format dummy --dtype float32 --max-model-len 64 --max-num-seqs 2"
+    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(node.model), *options.split()]
+    command += ["--kv-cache-memory-bytes", str(1 << 24)]
+    environ = node.environ(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    log = node.path / "serve.log"
+    with log.open("w") as out:
+        process = subprocess.Popen([*command, "--port", str(port)], env=environ, stdout=out, stderr=out)
+    try:
+        until(lambda: read(port, "/health") == "200", process, log)
+        until(lambda: "published" in log.read_text() or "loaded from" in log.read_text(), process, log)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=120)
+
+
+def read(port: int, path: str) -> str:
+    """A page of the server; empty while there is none."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read().decode() or str(answer.status)
+    except OSError:
+        return ""
+    finally:
+        connection.close()
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
+    while not condition():
+        assert process.poll() is None, log.read_text()[-4000:]
+        time.sleep(1)
