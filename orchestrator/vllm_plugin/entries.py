@@ -141,11 +141,10 @@ def aot_root(cache_root: Path) -> Path:
 
 
 def ranks_of(root: Path) -> dict[str, dict[str, str]]:
-    """The components of every rank whose artifact lies in an entry, by the rank's directory."""
-    ranks = sorted(path.parent.name for path in root.glob(f"*/{NOTE}"))
-    entries = [Entry(root=root, rank=rank) for rank in ranks]
-    found = {one.rank: read_components(one) for one in entries if one.artifact.is_file()}
-    return {rank: components for rank, components in found.items() if components != _UNREADABLE}
+    """The components of every artifact in an entry, by the rank's directory; none where they are not known."""
+    ranks = sorted(path.parent.name for path in root.glob("*/model"))
+    found = {rank: read_components(Entry(root=root, rank=rank)) for rank in ranks}
+    return {rank: {} if components == _UNREADABLE else components for rank, components in found.items()}
 
 
 def files_digest(root: Path) -> str:

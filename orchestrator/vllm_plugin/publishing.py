@@ -153,7 +153,11 @@ class Publisher:
     def _publish(self, entry: Entry, digest: str) -> None:
         ranks = ranks_of(entry.root)
         if not ranks:
-            said = "nothing to publish: no artifact that vLLM compiled with the plugin"
+            said = "nothing to publish: vLLM saved no artifact"
+        elif unknown := [rank for rank, components in ranks.items() if not components]:
+            said = (
+                f"not published: {unknown[0]} was compiled without the plugin; remove {entry.root} for that"
+            )
         elif not self._access.publishes:
             said = "not published: the store takes only what is signed, and WARMRANK_SIGNING_KEY names no key"
         else:
