@@ -141,7 +141,7 @@ def aot_root(cache_root: Path) -> Path:
 
 
 def ranks_of(root: Path) -> dict[str, dict[str, str]]:
-    """The components of every artifact in an entry, by the rank's directory; none where they are not known."""
+    """The components of every artifact in an entry, by the rank's directory; none where not known."""
     ranks = sorted(path.parent.name for path in root.glob("*/model"))
     found = {rank: read_components(Entry(root=root, rank=rank)) for rank in ranks}
     return {rank: {} if components == _UNREADABLE else components for rank, components in found.items()}
