@@ -152,12 +152,13 @@ class Publisher:
 
     def _publish(self, entry: Entry, digest: str) -> None:
         ranks = ranks_of(entry.root)
+        unknown = [rank for rank, components in ranks.items() if not components]
+        if unknown and entry.rank not in unknown:
+            return  # another rank of this start has not noted its own yet, and publishes for all when it has
         if not ranks:
             said = "nothing to publish: vLLM saved no artifact"
-        elif unknown := [rank for rank, components in ranks.items() if not components]:
-            said = (
-                f"not published: {unknown[0]} was compiled without the plugin; remove {entry.root} for that"
-            )
+        elif unknown:
+            said = f"not published: it was compiled without the plugin; remove {entry.root} to have it so"
         elif not self._access.publishes:
             said = "not published: the store takes only what is signed, and WARMRANK_SIGNING_KEY names no key"
         else:
