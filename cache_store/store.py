@@ -15,32 +15,35 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.cache_dir.placing import Destinations
+from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
+from warmrank.cache_store.fetch import fetch, node_artifacts
+from warmrank.cache_store.fetch import manifests as pinned
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.manifests import Pinned
+from warmrank.cache_store.fetch.node_artifacts import NodeFetch
+from warmrank.cache_store.fetch.staging import FetchOutcome
+from warmrank.cache_store.gc import pins, places
+from warmrank.cache_store.gc import trash as last_use
+from warmrank.cache_store.gc.evict import EvictOutcome
+from warmrank.cache_store.gc.evict_plan import EvictPolicy
+from warmrank.cache_store.gc.pins import Pin
+from warmrank.cache_store.gc.verify import VerifyReport
+from warmrank.cache_store.progress import OnProgress
+from warmrank.cache_store.publish.publish import BlobReport, PublishReport
+from warmrank.cache_store.records.launches import LaunchSummary, StoredLaunch
+
 from warmrank.cache_store import spreading
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.tier import TierState
-from warmrank.cache_store.fetching import fetch, node_artifacts, pinned
-from warmrank.cache_store.fetching.copying import FetchOptions
-from warmrank.cache_store.fetching.node_artifacts import NodeFetch
-from warmrank.cache_store.fetching.pinned import Pinned
-from warmrank.cache_store.fetching.progress import OnProgress
-from warmrank.cache_store.fetching.reports import FetchOutcome
 from warmrank.cache_store.layout import USED, manifest_name
-from warmrank.cache_store.node.placing import Destinations
-from warmrank.cache_store.node.single_flight import LOCK_TIMEOUT_S, single_flight
-from warmrank.cache_store.publishing import stored_launches
-from warmrank.cache_store.publishing.reports import BlobReport, PublishReport
-from warmrank.cache_store.publishing.stored_launches import LaunchSummary, StoredLaunch
+from warmrank.cache_store.records import launches as stored_launches
+from warmrank.cache_store.records.directory_listing import StoredListing, newest_listings
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
-from warmrank.cache_store.retention import last_use
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.store_places import StorePlaces
-from warmrank.cache_store.sync.newest import StoredListing, newest_listings
+from warmrank.cache_store.store import Store as StorePlaces
 from warmrank.cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
 from warmrank.cache_store.sync.push import PushReport, push
-from warmrank.cache_store.upkeep import pins, places
-from warmrank.cache_store.upkeep.evict_plan import EvictPolicy
-from warmrank.cache_store.upkeep.pins import Pin
-from warmrank.cache_store.upkeep.reports import EvictOutcome, VerifyReport
 
 
 class Store(StorePlaces):
@@ -232,7 +235,7 @@ class Store(StorePlaces):
             return self._run(lambda documents: pull(documents, plan, replace=replace))
 
     def directories(self) -> tuple[StoredListing, ...]:
-        """The newest listing of each directory of another tool; see `cache_store.sync.newest`."""
+        """The newest listing of each directory of another tool; see `cache_store.records.directory_listing`."""
         return self._noting(newest_listings)
 
     def verify(

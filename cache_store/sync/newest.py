@@ -6,17 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
+from warmrank.cache_store.gc.inventory import record_group
+
 from warmrank.cache_store.backends.backend import FileInfo
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore
-from warmrank.cache_store.explain import explain_miss
+from warmrank.cache_store.keys import explain_miss
 from warmrank.cache_store.layout import DIRECTORIES, directory_prefix, split_directory_name
-from warmrank.cache_store.records.age import age, dated_ahead, seconds_of
 from warmrank.cache_store.records.directory_listing import DirectoryListing, listing_key, parse_listing
-from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.records.taking import take_usable
-from warmrank.cache_store.retention.marks import record_group
-from warmrank.cache_store.signing.envelope import signer_id
+from warmrank.cache_store.records.documents import Documents, age, dated_ahead, seconds_of, take_usable
+from warmrank.cache_store.signing.trust import signer_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

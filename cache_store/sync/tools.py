@@ -21,9 +21,8 @@ import fnmatch
 from dataclasses import dataclass
 from pathlib import Path
 
-from warmrank.cache_store.node.signers import SIGNERS
-from warmrank.cache_store.node.single_flight import LOCKS
-from warmrank.cache_store.node.unverified import UNVERIFIED
+from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
+from warmrank.cache_store.cache_dir.single_flight import LOCKS
 
 _LEFT_OUT_FILES = ("*.lock", "*.tmp", "*.tmp.*", ".tmp*", "tmp.pid_*", ".nfs*", "*.swp", "*~", ".DS_Store")
 _LEFT_OUT_DIRECTORIES = ("locks", "tmp.*", ".tmp*", "__pycache__")

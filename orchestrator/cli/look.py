@@ -33,7 +33,7 @@ def list_(
     with session(debug=debug):
         from warmrank.orchestrator.look import store_contents as look
         from warmrank.orchestrator.look.directories import list_directories
-        from warmrank.orchestrator.look.listing import list_store
+        from warmrank.orchestrator.look.store_contents import list_store
         from warmrank.orchestrator.ui.directories import render_directories
         from warmrank.orchestrator.ui.table import render_listing
 

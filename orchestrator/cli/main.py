@@ -13,20 +13,19 @@ import typer
 
 from warmrank.orchestrator.cli import build as cli_build
 from warmrank.orchestrator.cli import config as cli_config
-from warmrank.orchestrator.cli import doctor as cli_doctor
-from warmrank.orchestrator.cli import evict as cli_evict
 from warmrank.orchestrator.cli import exec as cli_exec
 from warmrank.orchestrator.cli import keys as cli_keys
 from warmrank.orchestrator.cli import launch as cli_launch
+from warmrank.orchestrator.cli import look as cli_doctor
 from warmrank.orchestrator.cli import look as cli_look
 from warmrank.orchestrator.cli import preseed as cli_preseed
-from warmrank.orchestrator.cli import publish as cli_publish
+from warmrank.orchestrator.cli import store as cli_evict
+from warmrank.orchestrator.cli import store as cli_publish
+from warmrank.orchestrator.cli import store as cli_sync
 from warmrank.orchestrator.cli import submit as cli_submit
-from warmrank.orchestrator.cli import sync as cli_sync
 from warmrank.orchestrator.cli.completion import for_bash
-from warmrank.orchestrator.cli.config_option import ConfigGroup
 from warmrank.orchestrator.cli.console import output, session
-from warmrank.orchestrator.cli.options import Debug
+from warmrank.orchestrator.cli.options import ConfigGroup, Debug
 from warmrank.orchestrator.leaving import leave_at_once_if_needed
 
 # The panels of --help; a command that belongs to none of them is hard to find.

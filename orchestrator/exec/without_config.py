@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from warmrank.worker.keys.environment import environment
+
 from warmrank.cache_store.keys import key_of
-from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.serving import KNOWN_VARIABLES, ExecConfig, SyncedCache
+from warmrank.orchestrator.config.models import KNOWN_VARIABLES, Config, ExecConfig, SyncedCache
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.store.sync import found_out
-from warmrank.worker.environment import environment
 
 STORE = "WARMRANK_STORE"
 

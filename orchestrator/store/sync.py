@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from warmrank.worker.keys.environment import environment
+
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.worker.environment import environment
 
 Scope = Literal["node", "rank"]
 

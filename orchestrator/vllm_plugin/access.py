@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from warmrank.orchestrator.bounded import all_within
-from warmrank.orchestrator.config.store import StoreConfig, TrustConfig, tier_at
-from warmrank.orchestrator.config.trust import locate_trust
+from warmrank.orchestrator.config.store import StoreConfig, TrustConfig, locate_trust, tier_at
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.store.stores import (
     decided,
@@ -46,7 +45,7 @@ class Access:
 
     def admit(self, entry: Path) -> None:
         """Refuse an entry on this disk for whose copies it holds; raises `RefusedCache`."""
-        from warmrank.cache_store.node.admission import check_marks
+        from warmrank.cache_store.cache_dir.marks import check_marks
 
         trust = load(self.config, to_sign=False)
         check_marks(entry, trust.policy, trust.revoked)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from warmrank.worker.environment import environment
+from warmrank.worker.keys.environment import environment
 
 HASH = "vllm hash"
 _LONGEST = 1000

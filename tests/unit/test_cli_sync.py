@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from warmrank.cache_store.cache_dir.marks import mark_signers
+from warmrank.worker.keys.environment import environment
 
 from tests.support.stored import open_store
-from warmrank.cache_store.node.signers import mark_signers
-from warmrank.cache_store.signing.keyring import generate, revoke
-from warmrank.cache_store.signing.revocations import Revocation
+from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.store.sync import Seat, targets
-from warmrank.worker.environment import environment
 
 NODE = Seat(scope="node", rank=None, world_size=None)
 
