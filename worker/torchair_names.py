@@ -284,6 +284,5 @@ def _stand_in_for_torch_npu() -> None:
     stand_in.npu = npu  # type: ignore[attr-defined]
     stand_in.__getattr__ = missing  # type: ignore[method-assign]
     sys.modules["torch_npu"] = stand_in
-    for owner in (torch.Tensor, torch.nn.Module):
-        owner.npu = stays  # type: ignore[attr-defined, method-assign, unused-ignore]
+    torch.Tensor.npu = torch.nn.Module.npu = stays  # type: ignore[attr-defined]
     torch.npu = npu  # type: ignore[attr-defined]

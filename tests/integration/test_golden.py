@@ -132,7 +132,7 @@ def test_commands_end_with_these_statuses(report: dict[str, Any], config: Path) 
     path, other = str(config), "cache_dir=elsewhere"
     found = {
         "ls": status("ls", path),
-        "verify": status("verify", path),
+        "verify": status("store", "verify", path),
         "explain": status("explain", path, "--set", other),
         "explain, nothing stored": status(
             "explain", path, "--set", "name=x", "--set", "workload.arguments.rows=9"
@@ -143,5 +143,5 @@ def test_commands_end_with_these_statuses(report: dict[str, Any], config: Path) 
     }
     blob, *_ = stored(config.parent / "store", "cas")
     overwrite(blob, blob.read_bytes()[:-1])
-    found["verify, damaged"] = status("verify", path)
+    found["verify, damaged"] = status("store", "verify", path)
     check("exit_codes", found)

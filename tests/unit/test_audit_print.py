@@ -11,8 +11,9 @@ import torch
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
+from warmrank.worker.runtime.artifact import is_withheld
 from warmrank.worker.runtime.files import release, withhold
-from warmrank.worker.runtime.find import StoredArtifact, is_withheld
+from warmrank.worker.runtime.find import StoredArtifact
 from warmrank.worker.runtime.function import CachedFunction
 
 

@@ -24,9 +24,10 @@ def seen(**data: Any) -> Machine:
 
 def test_look_finds_directories_on_local_disks_and_the_script(tmp_path: Path):
     (tmp_path / "here.py").touch()
-    tiers = [{"path": str(tmp_path)}, {"path": str(tmp_path / "absent")}, {"path": "s3://b/c"}]
-    machine = seen(store={"tiers": tiers}, workload={"script": str(tmp_path / "here.py")})
-    assert (machine.local_stores, machine.script) == ((str(tmp_path),), True)
+    for other in (str(tmp_path / "absent"), "s3://b/c"):
+        tiers = [{"path": str(tmp_path)}, {"path": other}]
+        machine = seen(store={"tiers": tiers}, workload={"script": str(tmp_path / "here.py")})
+        assert (machine.local_stores, machine.script) == ((str(tmp_path),), True)
     assert seen(workload={"script": str(tmp_path / "absent.py")}).script is False
 
 

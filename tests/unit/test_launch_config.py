@@ -163,7 +163,7 @@ def test_patterns_are_told_in_plain_words_only(file: Path, override: str, words:
 
 @pytest.mark.parametrize(
     ("override", "expected"),
-    [("workload=3", "mapping with entrypoint"), ("store={tiers: 3}", "list of mappings such as")],
+    [("workload=3", "mapping with entrypoint"), ("store={tiers: 3}", "a list: one or two mappings such as")],
 )
 def test_mappings_and_lists_are_told_in_the_words_of_yaml_and_once(
     file: Path, override: str, expected: str

@@ -108,10 +108,10 @@ def outcomes(checkout: Path, suite: str, options: argparse.Namespace) -> dict[st
     sys.path[:0] = [str(file.parent), str(checkout / "tests" / "st")]
     _answer_helpers()
     with contextlib.ExitStack() as stack:
-        if not options.vendor:
-            stack.enter_context(_warmrank(options.device))
         if options.device == "npu":
             _prefer_reduce_overhead()
+        if not options.vendor:
+            stack.enter_context(_warmrank(options.device))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         if options.device == "npu":
             _keep_the_emulated_npu()
@@ -159,8 +159,8 @@ def _answer_helpers() -> None:
     extension.register_hook = lambda: None  # type: ignore[attr-defined]
     extension.npu_device = lambda: torch.device("cpu")  # type: ignore[attr-defined]
     sys.modules["_privateuse1_backend"] = extension
-    torch.utils.rename_privateuse1_backend = lambda name: None
-    torch._register_device_module = lambda name, module: None  # type: ignore[assignment]
+    for owner, name in ((torch.utils, "rename_privateuse1_backend"), (torch, "_register_device_module")):
+        setattr(owner, name, lambda *_: None)
 
 
 def _keep_the_emulated_npu() -> None:

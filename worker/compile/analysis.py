@@ -42,7 +42,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     empty: nowhere.
 
     Raises:
-        RandomOp: an operator _draws random numbers.
+        RandomOp: an operator draws random numbers.
     """
     aliases: dict[Node, frozenset[int]] = {}
     owners: dict[int, set[int]] = {}
@@ -143,14 +143,14 @@ def _anchored(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]
 
 
 def _draws(node: Node) -> bool:
-    """Whether an operator _draws random numbers; not if told not to: probability zero, or not training."""
+    """Whether an operator draws random numbers; not if told not to: probability zero, or not training."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     return not draws_nothing(node.target, node.args, node.kwargs)
 
 
 def _refuse_random(node: Node, allowed_on: str) -> None:
-    """Refuse an operator that _draws random numbers, naming it and its line.
+    """Refuse an operator that draws random numbers, naming it and its line.
 
     Args:
         node: the operator's call.
@@ -165,12 +165,12 @@ def _refuse_random(node: Node, allowed_on: str) -> None:
     where = (node.stack_trace or "").strip() or "unknown line"
     if allowed_on:
         msg = (
-            f"operator {node.target} _draws random numbers on another device than {allowed_on}, which a "
+            f"operator {node.target} draws random numbers on another device than {allowed_on}, which a "
             f"captured graph would repeat:\n{where}\nDraw them on {allowed_on}."
         )
     else:
         msg = (
-            f"operator {node.target} _draws random numbers, which a cached graph does not support:\n{where}\n"
+            f"operator {node.target} draws random numbers, which a cached graph does not support:\n{where}\n"
             'Move it out of the cached function, pass rng="allow", or (dropout) call eval() on the module.'
         )
     raise RandomOp(msg, operator=str(node.target), where=where)

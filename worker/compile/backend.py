@@ -77,8 +77,8 @@ def compile_graph(
     built = engine.compile(lowered, facts, keep_compiled=False)
     with data_dump.into(compiler_config, "graph"):
         graph = engine.load(built.sections, {}, names)
-    options = CaptureOptions.of(compiler_config)
-    runner = runner_for(engine, graph, facts, backend_for(kind), options)
+    capture = CaptureOptions.of(compiler_config)
+    runner = runner_for(engine, graph, facts, backend_for(kind), capture)
     if geared:
         policy = compiler_config.inference_config.dynamic_gears_merge_policy
         gears = record(lowered, facts, _traced_gears(lowered, example_inputs), policy)

@@ -42,10 +42,11 @@ class Choice(Option[Word]):
         return any(same(value, choice) for choice in self.choices)
 
 
-class Named(str):
+class Named(str):  # noqa: SLOT000 - it knows its option
     """A word as TorchAir's options are read and set too: ``config.mode.value``."""
 
-    __slots__ = ("_name", "_section")
+    _section: Section
+    _name: str
 
     def __new__(cls, word: str, section: Section, name: str) -> Self:
         """A word that knows the option that it is of."""

@@ -19,7 +19,7 @@ from warmrank.worker.keys.environment import environment
 from warmrank.worker.node_collecting import entries
 from warmrank.worker.rank.script import journal_of
 from warmrank.worker.results import Published
-from warmrank.worker.runtime.find import is_withheld
+from warmrank.worker.runtime.artifact import is_withheld
 
 if TYPE_CHECKING:
     from warmrank.cache_store.cache_dir.node_files import NodeFile

@@ -30,8 +30,9 @@ from warmrank.worker.results import (
     TraceResult,
     unit_name,
 )
+from warmrank.worker.runtime.artifact import is_withheld
 from warmrank.worker.runtime.files import release
-from warmrank.worker.runtime.find import Found, is_withheld, other_request
+from warmrank.worker.runtime.find import Found, other_request
 from warmrank.worker.runtime.function import OFFERED
 from warmrank.worker.runtime.runtime_state import declared_for
 

@@ -377,3 +377,13 @@ def _from_body(body: bytes) -> Artifact:
         ),
         sections=sections,
     )
+
+
+def withheld_mark(function_dir: Path, sha256: str) -> Path:
+    """What keeps an artifact for its own partition alone, where it is there (see `worker.runtime.files`)."""
+    return function_dir / f".withheld_{sha256}"
+
+
+def is_withheld(function_dir: Path, sha256: str) -> bool:
+    """Whether an artifact is for its own partition alone."""
+    return withheld_mark(function_dir, sha256).exists()

@@ -13,6 +13,7 @@ A process that finds an artifact of its own without such files imports nothing o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +30,8 @@ from warmrank.cache_store.cache_dir.local import (
 )
 from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.worker.runtime.find import StoredArtifact, announce, with_files, withheld_mark
+from warmrank.worker.runtime.artifact import withheld_mark
+from warmrank.worker.runtime.find import StoredArtifact, announce, with_files
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
@@ -73,9 +75,11 @@ def save(
 
 
 def remove(function_dir: Path) -> None:
-    """Remove all artifacts in a function's directory, and the files beside them."""
+    """Remove all artifacts of a function, the files beside them, and its directory if empty then."""
     for path in (*variants(function_dir), *companions(function_dir)):
         path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        function_dir.rmdir()
 
 
 def adopted(function_dir: Path, stored: StoredArtifact, *, withheld: bool = False) -> StoredArtifact:

@@ -22,7 +22,7 @@ from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.gears.carried import any_set
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
-from warmrank.worker.runtime.artifact import Artifact, damaged_files, parse, verified
+from warmrank.worker.runtime.artifact import Artifact, damaged_files, is_withheld, parse, verified
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismatches
 from warmrank.worker.runtime.runtime_state import declared_for, differences
 from warmrank.worker.values import Value
@@ -347,13 +347,3 @@ def _made(path: Path) -> str:
     except FileNotFoundError:
         return ""
     return moment.strftime("%Y-%m-%d %H:%M:%S.%f")
-
-
-def withheld_mark(function_dir: Path, sha256: str) -> Path:
-    """What keeps an artifact for its own partition alone, where it is there (see `worker.runtime.files`)."""
-    return function_dir / f".withheld_{sha256}"
-
-
-def is_withheld(function_dir: Path, sha256: str) -> bool:
-    """Whether an artifact is for its own partition alone."""
-    return withheld_mark(function_dir, sha256).exists()
