@@ -4,6 +4,7 @@ import gc
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,21 @@ class Model(nn.Module):
 
 
 @pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What the logger `torchair` says, whoever else set its handlers and whether it propagates."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("torchair")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # TorchAir's is ERROR
+    yield lines
+    logger.setLevel(level)
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
 def config() -> CompilerConfig:
     made = CompilerConfig()
     made.mode = "npugraph_ex"
@@ -51,7 +67,12 @@ def files(directory: Path) -> list[Path]:
     ("name", "options", "error", "words"),
     [
         ("drops", {}, RandomOp, "random"),
-        ("views", {}, NotPortable, r"output 0 of Model.views is a view of an input.*clone\(\).*engine graph"),
+        (
+            "views",
+            {"engine": "torchair"},
+            NotPortable,
+            r"output 0 of Model.views is a view of an input.*clone\(\).*engine graph",
+        ),
         ("picks", {}, NotPortable, "depends on data, so TorchAir cannot capture it; use engine graph"),
     ],
 )
@@ -62,6 +83,25 @@ def test_function_that_torchair_cannot_keep_is_refused(
     with pytest.raises(error, match=words):
         function(torch.ones(4))
     assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["view of an input", "marked argument"])
+def test_engine_graph_compiles_what_torchair_cannot_keep(
+    marked: bool, config: Any, tmp_path: Path, said: list[str]
+) -> None:
+    config.npugraphex_config.frozen_parameter = marked
+    method = "adds" if marked else "views"
+    for verb in ("compiled", "loaded"):
+        function = cache_compile(getattr(Model(), method), config=config, cache_dir=tmp_path)
+        for _ in range(3):
+            x, expected = torch.ones(4), torch.ones(4)
+            if marked:
+                torch._dynamo.mark_static_address(x)
+            assert torch.equal(function(x), getattr(Model(), method)(expected))
+            assert torch.equal(x, expected)
+        assert function.last_result.outcome == verb
+        assert function.variants[0].stored.artifact.engine == "graph"
+    assert len([line for line in said if "is compiled by engine graph" in line]) == 1
 
 
 def test_input_that_shares_memory_with_one_that_is_written_to_is_refused(config: Any, tmp_path: Path) -> None:
@@ -76,7 +116,7 @@ def test_arguments_that_are_marked_static_are_refused_with_frozen_parameters(
     config: Any, tmp_path: Path
 ) -> None:
     config.npugraphex_config.frozen_parameter = True
-    function = cache_compile(Model().adds, config=config, cache_dir=tmp_path)
+    function = cache_compile(Model().adds, config=config, cache_dir=tmp_path, engine="torchair")
     x = torch.ones(4)
     torch._dynamo.mark_static_address(x)
     with pytest.raises(NotPortable, match=r"argument x of Model\.adds is marked by mark_static_address"):
@@ -97,7 +137,7 @@ def test_private_directory_ends_with_the_function(config: Any, tmp_path: Path) -
     function = cache_compile(Model().adds, config=config, cache_dir=tmp_path)
     function(torch.ones(4))
     runner: Any = function.variants[0].runner
-    made = runner._handed.directory
+    made = runner._capturing.directory
     (directory,) = (path for path in made.parents if path.name.startswith("warmrank-torchair-"))
     assert directory.is_dir()
     del function, runner

@@ -61,7 +61,7 @@ def samples(option: Option[Any], directory: Path) -> list[Any]:
     others: dict[type[Option[Any]], Callable[[], list[Any]]] = {
         IntRange: lambda: [7],
         IntList: lambda: [[1, 2], (3,)],
-        Text: lambda: [getattr(option, "example", "") or "word"],
+        Text: lambda: [option.words.partition("such as ")[2].strip("'") or "word"],
         Number: lambda: [4, "8"],
         PlainMapping: lambda: [{"a": 1}],
         PoolHandle: lambda: [(0, 7)],
