@@ -86,15 +86,13 @@ $(VLLM_STAMP): pyproject.toml
 	touch $@
 
 # 200 rounds are the full counts of docs/testing.md, and take hours. Power cuts need root. The second command is
-# the store's own suite on a file system whose flock lets everybody in, but for two tests of the lock itself.
+# the store's own suite on a file system whose flock lets everybody in.
 FAULT_ROUNDS ?= 200
 
 faults: $(STAMP) ## every fault in full
 	$(BIN)/python -m pytest tests/faults --fault-rounds $(FAULT_ROUNDS) --timeout 0
 	$(BIN)/python -m pytest -p tests.support.no_flock tests/contract/test_backend.py tests/unit/test_fetch.py \
-		tests/unit/test_publish.py tests/unit/test_launches.py tests/unit/test_local.py tests/unit/test_store.py \
-		--deselect tests/unit/test_fetch.py::test_lock_that_is_held_is_not_waited_for_for_ever \
-		--deselect tests/unit/test_fetch.py::test_threads_that_fetch_at_once_copy_once
+		tests/unit/test_publish.py tests/unit/test_launches.py tests/unit/test_local.py tests/unit/test_store.py
 
 CHAOS_LAUNCHES ?= 200
 CHAOS_SEED ?= 0
