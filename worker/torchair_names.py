@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import logging
 import runpy
 import sys
@@ -208,7 +209,11 @@ def redirected() -> Iterator[None]:
         return _TorchNpu("torch_npu") if name.startswith("torch_npu.") else facade(path.partition(".")[0])
 
     def import_module(name: str, package: str | None = None) -> ModuleType:
-        path = None if _is_vendors(sys._getframe(1).f_globals) else _asked(name)  # noqa: SLF001
+        path = (
+            None
+            if _is_vendors(getattr(getattr(inspect.currentframe(), "f_back", None), "f_globals", None))
+            else _asked(name)
+        )
         return function(name, package) if path is None else _module(path)
 
     builtins.__import__, importlib.import_module = imported, import_module

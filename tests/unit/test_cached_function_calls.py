@@ -95,15 +95,13 @@ def dict_of_sizes(checks: Any) -> Any:
     )
 
 
-def test_second_trace_abandons_the_cache_where_that_was_asked(
-    cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_second_trace_abandons_the_cache_where_that_was_asked(cache: Path) -> None:
     function = cached(Plain().affine, cache, dynamic=False, on_recompile="abandon")
-    with caplog.at_level(logging.WARNING, logger="torchair"):
+    with pytest.warns(UserWarning, match="Skip cache as Plain.affine recompiled.*x: sizes") as said:
         for rows in (2, 3, 2, 5):
             x = torch.ones(rows, 4)
             assert torch.equal(function(x), model_of(function).affine(x))
-    assert caplog.text.count("Skip cache as Plain.affine recompiled (its cache is removed): x: sizes") == 1
+    assert len(said) == 1
     assert files(cache) == []
 
 

@@ -422,6 +422,7 @@ def test_manifest_describes_the_files_of_the_partition(cache: Path, warmed: Warm
         assert (cache / entry.path).stat().st_size == entry.size_bytes
 
 
+@pytest.mark.filterwarnings("ignore:Skip cache as:UserWarning")
 def test_manifest_leaves_out_a_function_that_abandoned_its_cache(cache: Path, store: Store) -> None:
     rank = compiled(cache, store, arguments={"dynamic": False, "on_recompile": "abandon"})
     assert {entry.function for entry in rank.manifest().artifacts} == {"Plain.scaled"}
