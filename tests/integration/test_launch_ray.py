@@ -68,16 +68,10 @@ def cold_and_warm(cluster: str, tiny: Config) -> Pair:
     return launch(tiny), launch(tiny, no_compile=True)
 
 
-def test_two_ranks_compile_each_function_once(cold_and_warm: Pair) -> None:
-    assert counts(cold_and_warm[0]) == (2, 0, 2)
-
-
-def test_two_ranks_load_warm_without_compiling(cold_and_warm: Pair) -> None:
-    assert counts(cold_and_warm[1]) == (0, 4, 0)
-
-
-def test_sum_over_the_ranks_is_right_cold_and_warm(cold_and_warm: Pair) -> None:
-    for report in cold_and_warm:
+def test_two_ranks_compile_each_function_once_and_load_it_warm(cold_and_warm: Pair) -> None:
+    cold, warm = cold_and_warm
+    assert (counts(cold), counts(warm)) == ((2, 0, 2), (0, 4, 0))
+    for report in cold_and_warm:  # the sum over the ranks is right
         assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
 
 
@@ -95,13 +89,14 @@ def test_log_of_each_rank_holds_its_own_lines(cold_and_warm: Pair) -> None:
         assert Path(rank.log).stat().st_mode & 0o777 == 0o600
 
 
-def test_rank_that_dies_is_named_and_all_processes_end(cluster: str, tmp_path: Path) -> None:
+def test_rank_that_dies_is_named_and_nothing_is_left_of_the_launch(cluster: str, tmp_path: Path) -> None:
     error, launcher = failure(config_of(tmp_path, workload=faulty("die"), retries={"rank": 0}))
     assert error.stage == "build"
     assert [(found.rank, found.kind) for found in error.failures] == [(1, "died")]
     assert re.search("its process (ended|is gone)", str(error))  # the latter where Ray is slow to say how
     assert f"logs: {tmp_path / 'cache' / '.logs' / 'tiny'}/" in str(error)
     assert launcher.left_over() == []
+    assert not list((tmp_path / "store").glob("launch/*/*"))
 
 
 class OneByOne(WatchedLauncher):
@@ -125,30 +120,11 @@ def test_rank_that_hangs_is_named_with_the_time_out(cluster: str, tmp_path: Path
     assert launcher.left_over() == []
 
 
-@pytest.fixture(scope="module")
-def raised(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[LaunchFailed, list[int], Path]:
-    """A launch in which a rank raised: the error, the processes left over, the launch's directory."""
-    root = tmp_path_factory.mktemp("raised")
-    error, launcher = failure(config_of(root, workload=faulty("raise")))
-    return error, launcher.left_over(), root
-
-
-def test_what_a_rank_raises_is_named_with_its_line(raised: tuple[LaunchFailed, list[int], Path]) -> None:
-    assert "rank 1: FileNotFoundError: no weights here (tiny_workload.py:" in str(raised[0])
-
-
-def test_failed_launch_leaves_no_process(raised: tuple[LaunchFailed, list[int], Path]) -> None:
-    assert raised[1] == []
-
-
-def test_failed_launch_commits_nothing(raised: tuple[LaunchFailed, list[int], Path]) -> None:
-    assert not list((raised[2] / "store").glob("launch/*/*"))
-
-
 @pytest.mark.slow
-def test_failed_launch_frees_its_resources(
-    raised: tuple[LaunchFailed, list[int], Path], tmp_path: Path
-) -> None:
+def test_launch_that_raised_names_the_line_and_frees_its_resources(cluster: str, tmp_path: Path) -> None:
+    error, launcher = failure(config_of(tmp_path, workload=faulty("raise")))
+    assert "rank 1: FileNotFoundError: no weights here (tiny_workload.py:" in str(error)
+    assert launcher.left_over() == []
     launcher = WatchedLauncher(config_of(tmp_path, ray={"num_cpus_per_rank": 2}))
     try:
         assert len(launcher.start(2, timeout_s=120).seats) == 2

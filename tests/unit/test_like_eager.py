@@ -20,7 +20,7 @@ from warmrank.worker.runtime.function import CachedFunction
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 both_modes = pytest.mark.parametrize(
-    "mode", ["reduce-overhead", pytest.param("max-autotune", marks=compiles_ahead)]
+    "mode", ["reduce-overhead", pytest.param("max-autotune", marks=[compiles_ahead, pytest.mark.slow])]
 )
 
 
