@@ -127,25 +127,6 @@ def test_state_that_changes_no_result_does_not_count(
         assert snapshot("cpu") == before
 
 
-def test_autocast_of_the_accelerator_counts_on_it_only() -> None:
-    traced_cpu, traced_cuda = encode(snapshot("cpu")), encode(snapshot("cuda"))
-    before = torch.get_autocast_dtype("cuda")
-    torch.set_autocast_dtype("cuda", torch.bfloat16)
-    try:
-        assert differences(traced_cpu, snapshot("cpu")) == ()
-        assert differences(traced_cuda, snapshot("cuda")) == (
-            "autocast accelerator dtype: torch.float16 -> torch.bfloat16",
-        )
-    finally:
-        torch.set_autocast_dtype("cuda", before)
-
-
-def test_state_that_an_older_artifact_lacks_is_a_difference() -> None:
-    traced = encode(snapshot("cpu"))
-    del traced["mkldnn"]
-    assert differences(traced, snapshot("cpu")) == ("mkldnn: None -> True",)
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -186,12 +167,6 @@ def test_switches_of_cuda_libraries_count_on_every_device(
         assert [item.partition(":")[0] for item in differences(traced, snapshot(kind))] == [name]
     finally:
         setattr(place, switch, before)
-
-
-def test_attention_by_cudnn_counts_on_cuda() -> None:
-    traced = encode(snapshot("cuda"))
-    with called(torch.backends.cuda.enable_cudnn_sdp, False, True):
-        assert differences(traced, snapshot("cuda")) == ("cudnn attention: True -> False",)
 
 
 @pytest.mark.parametrize(
@@ -254,18 +229,6 @@ def test_switch_of_torch_npu_counts_on_npu_only(
     native.options[option] = value
     assert differences(traced["npu"], snapshot("npu")) == (expected,)
     assert differences(traced["cpu"], snapshot("cpu")) == ()
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("ALLOW_MATMUL_HF32", "disable"), ("ALLOW_CONV_HF32", "enable"), ("ALLOW_INTERNAL_FORMAT", "disable")],
-)
-def test_default_of_torch_npu_that_is_set_in_words_is_no_difference(
-    native: NativeNpu, option: str, value: str
-) -> None:
-    traced = encode(snapshot("npu"))
-    native.options[option] = value
-    assert differences(traced, snapshot("npu")) == ()
 
 
 def test_deterministic_level_of_npu_counts_with_torch_s_own_switch(native: NativeNpu) -> None:

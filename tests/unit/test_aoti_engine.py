@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import zipfile
 from collections.abc import Callable
@@ -17,18 +16,13 @@ from torch import nn
 
 from tests.support.devices import fake_world
 from tests.support.tracing import traced
-from warmrank import CompilerConfig
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.engines import engine_named
 from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, Parts, pack, package_name, unpack
 from warmrank.worker.engines.aoti_compile import Division, compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
 from warmrank.worker.keys.environment import of_features
-from warmrank.worker.keys.request import request
-from warmrank.worker.runtime.options import CacheOptions
 from warmrank.worker.torch_private.inductor import bind_inputs
-from warmrank.worker.torch_private.symbols import describe, rebuild
 
 V3 = frozenset(
     ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",
@@ -116,11 +110,6 @@ def test_view_of_a_written_input_is_made_by_the_tail() -> None:
     assert num_results(found.library) == 1
 
 
-def test_dropout_that_does_not_draw_returns_its_argument() -> None:
-    found = division(MODULE.dropped, X)
-    assert found.library is None
-
-
 @pytest.mark.parametrize(("method", "named"), [("reshaped", "aten.transpose_"), ("counted", "aten.nonzero")])
 def test_what_no_library_can_do_is_refused_by_name(method: str, named: str) -> None:
     lowered = traced(getattr(MODULE, method), X.clone()).lowered
@@ -160,26 +149,6 @@ def test_number_that_is_no_size_is_carried_by_one() -> None:
     assert inputs.fakes[-1].stride() == (0,)
 
 
-def test_negative_number_becomes_a_condition() -> None:
-    library = division(MODULE.times, X, -7).library
-    assert library is not None
-    assert bind_inputs(library).numbers == ()
-    assert "-7" in library.code
-
-
-def test_described_inputs_are_rebuilt() -> None:
-    graph = traced(MODULE.times, X.t(), 7).lowered.graph
-    described = json.loads(json.dumps(describe(graph)))
-    values = rebuild(described)
-    originals = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-    tensor = next(value for value in values if isinstance(value, torch.Tensor))
-    original = next(value for value in originals if isinstance(value, torch.Tensor))
-    assert (tensor.dtype, tensor.device, tensor.dim()) == (original.dtype, original.device, original.dim())
-    assert [int(size) for size in tensor.shape] == [8, 4]
-    assert [int(stride) for stride in tensor.stride()] == [1, 8]
-    assert isinstance(tensor.shape[0], torch.SymInt)
-
-
 # The call.
 
 
@@ -199,16 +168,6 @@ def test_results_in_one_buffer_are_taken_apart() -> None:
         results = graph(torch.ones(4), torch.ones(4))
         assert len({value.data_ptr() for value in results}) == 3
         assert [value.tolist() for value in results] == [[0.0] * 4, [0.0] * 4, [1.0] * 4]
-
-
-def test_empty_results_leave_the_question_open() -> None:
-    shared = torch.zeros(4)
-    made = [[torch.zeros(0), torch.zeros(0)], [shared, shared], [shared, shared]]
-    graph = CompiledGraph(parts(lambda _: made.pop(0)))
-    assert [value.numel() for value in graph(X, X)] == [0, 0]
-    for _ in range(2):
-        first, second = graph(X, X)
-        assert first.data_ptr() != second.data_ptr()
 
 
 def test_shared_inputs_of_a_writing_graph_are_replayed(caplog: pytest.LogCaptureFixture) -> None:
@@ -245,27 +204,6 @@ def test_overlap_is_looked_at_again_when_what_is_written_has_another_layout(
     assert check((memory[:4], memory[4:])) is False
     assert check((another(memory), memory[4:])) is True
     assert check((memory[:4], memory[4:])) is False
-
-
-def test_overlap_with_any_of_several_written_inputs_counts() -> None:
-    memory = torch.zeros(12)
-    check = OverlapCheck((0, 1), (), (2,))
-    for start, shared in ((0, True), (2, True), (4, False), (8, True), (10, False)):
-        assert check((memory[:4], memory[8:10], memory[start : start + 2])) is shared
-
-
-def test_parts_of_the_inputs_and_constants_are_handed_on_in_the_library_s_order() -> None:
-    constant, other = torch.zeros(2), torch.zeros(3)
-    seen: list[int] = []
-
-    def run(taken: list[torch.Tensor]) -> list[torch.Tensor]:
-        seen.extend(map(id, taken))
-        return [torch.zeros(1)]
-
-    graph = CompiledGraph(parts(run, tensors=(1,), constants=(constant,)))
-    graph(X, other)
-    graph(X, other)
-    assert seen == [id(other), id(constant)] * 2
 
 
 # Package, place and key.
@@ -341,26 +279,3 @@ def test_instruction_set_names_what_kernels_may_use(
 ) -> None:
     found = of_features(machine, features)
     assert (found.march, found.text) == (march, text)
-
-
-def test_instruction_set_of_other_machines_tells_all_features_apart() -> None:
-    one, other = (
-        of_features("aarch64", frozenset({"sve"})),
-        of_features("aarch64", frozenset({"sve", "bf16"})),
-    )
-    assert one.march is None
-    assert one.text != other.text
-
-
-def test_key_names_what_decides_on_kernels_for_this_engine_only() -> None:
-    config = CompilerConfig()
-    asked = [
-        request(MODULE, CacheOptions(config=config, ge_cache=kept), engine_named(name))
-        for name in ("aoti", "graph")
-        for kept in (False, True)
-    ]
-    assert asked[0].key != asked[1].key
-    assert asked[2].key == asked[3].key
-    assert {"instruction set", "threads", "ge_cache"} <= asked[0].components.keys() - asked[
-        2
-    ].components.keys()

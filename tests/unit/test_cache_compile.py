@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,7 @@ import warmrank
 from tests.support.small_models import Plain
 from warmrank.inference import cache_compile, get_backend
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch, WorkerError
-from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
 
 
 class Decorated(nn.Module):
@@ -73,39 +70,10 @@ def test_function_that_is_no_method_of_a_module_is_refused(function: Any) -> Non
         cache_compile(function)
 
 
-@pytest.mark.parametrize(
-    ("function", "named"),
-    [(plain, r"plain \(function\)"), (NoModule().method, r"NoModule.method \(method of NoModule\)")],
-    ids=["function", "method"],
-)
-def test_function_that_is_refused_is_named(function: Any, named: str) -> None:
-    with pytest.raises(BadFunction, match=named):
-        cache_compile(function)
-
-
 @pytest.mark.parametrize("name", ["quiet", "partial"])
 def test_decorated_method_is_refused_with_the_remedy(name: str) -> None:
     with pytest.raises(BadFunction, match=r"Move the body into an undecorated method|pass self.method"):
         cache_compile(getattr(Decorated(), name))
-
-
-def test_decorated_method_is_refused_by_name() -> None:
-    with pytest.raises(BadFunction, match=r"Decorated.quiet is decorated, and a cached function must not be"):
-        cache_compile(Decorated().quiet)
-
-
-def test_method_of_a_module_gives_a_cached_function(model: Plain) -> None:
-    cached = cache_compile(model.affine)
-    assert isinstance(cached, CachedFunction)
-    assert (cached.name, cached.module) == ("Plain.affine", model)
-
-
-def test_nothing_is_written_before_the_first_call(
-    model: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    cache_compile(model.affine)
-    assert list(tmp_path.iterdir()) == []
 
 
 # Configuration and backend.
@@ -119,13 +87,6 @@ def test_configuration_that_differs_from_the_backends_is_refused_option_by_optio
     ) as raised:
         cache_compile(model.affine, config=with_limit(5), backend=backend)
     assert raised.value.differing == ["debug.aclgraph.static_capture_size_limit: 5 / 3"]
-
-
-def test_configuration_that_equals_the_backends_is_accepted(model: Plain) -> None:
-    cached = cache_compile(
-        model.affine, config=with_limit(3), backend=get_backend(compiler_config=with_limit(3))
-    )
-    assert "static_capture_size_limit=3" in cached.request().components["config"]
 
 
 def test_configuration_of_the_backend_is_used(model: Plain) -> None:
@@ -163,27 +124,6 @@ def test_engine_of_another_mode_is_refused_at_once(model: Plain) -> None:
     config.mode = "npugraph_ex"
     with pytest.raises(BadConfig, match="engine graph compiles in mode reduce-overhead"):
         cache_compile(model.affine, config=config, engine="graph")
-
-
-def test_mode_of_npus_says_where_the_module_lies(model: Plain) -> None:
-    config = CompilerConfig()
-    config.mode = "npugraph_ex"
-    with pytest.raises(BadConfig, match="this module lies on cpu"):
-        cache_compile(model.affine, config=config)(torch.ones(1, 4))
-
-
-def test_ge_cache_has_no_effect_and_says_so(model: Plain, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="torchair"):
-        cache_compile(model.affine, ge_cache=True)
-    assert (
-        "ge_cache=True has no effect in mode reduce-overhead; it belongs to mode max-autotune" in caplog.text
-    )
-
-
-def test_ge_cache_that_is_off_says_nothing(model: Plain, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="torchair"):
-        cache_compile(model.affine, ge_cache=False)
-    assert caplog.records == []
 
 
 # Other parameters.
@@ -240,17 +180,6 @@ def test_value_of_the_wrong_type_is_refused_by_name(model: Plain, name: str, val
     assert raised.value.parameter == name
 
 
-def test_errors_of_bad_input_are_worker_errors(model: Plain) -> None:
-    with pytest.raises(WorkerError):
-        cache_compile(model.affine, guards="never")
-
-
-def test_backend_of_a_wrong_configuration_is_refused() -> None:
-    config: Any = {"mode": "reduce-overhead"}
-    with pytest.raises(BadConfig, match=r"compiler_config is {.*} \(dict\); expected CompilerConfig"):
-        get_backend(compiler_config=config)
-
-
 # The package's own surface.
 
 
@@ -271,16 +200,7 @@ def test_worker_has_torchairs_names(name: str) -> None:
     assert name in dir(warmrank)
 
 
-def test_worker_gives_the_same_backend_under_both_names() -> None:
-    assert warmrank.get_npu_backend is warmrank.get_backend
-
-
 @pytest.mark.parametrize("name", ["cache_compile", "readable_cache", "set_dim_gears"])
 def test_worker_inference_has_torchairs_names(name: str) -> None:
     function: Callable[..., Any] = getattr(warmrank.inference, name)
     assert callable(function)
-
-
-def test_worker_without_the_name_says_so() -> None:
-    with pytest.raises(AttributeError, match="module 'warmrank' has no attribute 'get_gpu_backend'"):
-        warmrank.get_gpu_backend  # noqa: B018 - the access is what is tested

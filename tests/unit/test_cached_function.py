@@ -15,20 +15,17 @@ from torch import nn
 
 from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
-from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
+from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.inference import cache_compile
 from warmrank.worker import journal
 from warmrank.worker.compile import compiler
 from warmrank.worker.errors import (
     BackwardNotSupported,
     CompileForbidden,
-    DeviceUnavailable,
     GraphBreak,
     RandomOp,
 )
-from warmrank.worker.log import logger
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
+from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -49,20 +46,6 @@ def test_first_call_compiles_and_equals_eager(cache: Path) -> None:
     assert outcome(function) == "compiled"
 
 
-def test_first_call_says_that_the_cache_was_empty(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    function(ROWS)
-    assert reason(function) == "the cache holds nothing for Plain.affine"
-
-
-def test_first_call_measures_its_stages(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    function(ROWS)
-    assert function.last_result is not None
-    seconds = function.last_result.seconds
-    assert min(seconds.trace_s, seconds.compile_s, seconds.load_s) > 0
-
-
 def test_artifact_lies_at_torchairs_path(cache: Path, affine_artifact: Path) -> None:
     assert re.fullmatch(
         r"Plain_dynamic_aclgraphcache_[0-9a-f]{32}/affine/compiled_module",
@@ -70,17 +53,9 @@ def test_artifact_lies_at_torchairs_path(cache: Path, affine_artifact: Path) -> 
     )
 
 
-def test_artifact_of_a_static_trace_lies_under_static(cache: Path) -> None:
-    assert "/Plain_static_aclgraphcache_" in str(warm(Plain().affine, cache, dynamic=False))
-
-
 def test_artifact_is_private(cache: Path, affine_artifact: Path) -> None:
     assert stat.S_IMODE(affine_artifact.stat().st_mode) == 0o600
     assert stat.S_IMODE(affine_artifact.parent.stat().st_mode) == 0o700
-
-
-def test_artifact_is_all_that_is_written(cache: Path, affine_artifact: Path) -> None:
-    assert files(cache) == [affine_artifact.relative_to(cache).as_posix()]
 
 
 @pytest.mark.usefixtures("affine_artifact")
@@ -92,24 +67,10 @@ def test_second_model_loads_without_tracing(cache: Path, monkeypatch: pytest.Mon
     assert outcome(function) == "loaded"
 
 
-def test_later_calls_use_what_was_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    function = cached(Plain().affine, cache)
-    function(ROWS)
-    monkeypatch.setattr(function, "ensure", None)
-    assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
-
-
 def test_weights_that_changed_in_place_are_used(cache: Path) -> None:
     function = cached(Plain().affine, cache)
     function(ROWS)
     nn.init.ones_(model_of(function).get_parameter("linear.weight"))
-    assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
-
-
-def test_weights_that_were_replaced_are_used(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    function(ROWS)
-    model_of(function).linear.weight = nn.Parameter(torch.ones(4, 4))
     assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
 
 
@@ -120,30 +81,6 @@ def test_function_that_writes_in_place_does_so_once_for_each_call(cache: Path) -
         function(ROWS)
         reference.accumulate(ROWS)
     assert torch.equal(model.cache, reference.cache)
-
-
-def test_module_without_tensors_is_on_the_cpu(cache: Path) -> None:
-    class Bare(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + 1
-
-    function = cached(Bare().forward, cache)
-    assert function.device_kind == "cpu"
-    assert torch.equal(function(ROWS), ROWS + 1)
-
-
-def test_module_on_a_device_that_is_not_built_yet_is_refused(cache: Path) -> None:
-    function = cached(Plain().to("meta").affine, cache)
-    with pytest.raises(DeviceUnavailable, match="device kind 'meta'"):
-        function(ROWS.to("meta"))
-
-
-def test_name_of_a_local_class_is_readable(cache: Path) -> None:
-    class Local(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + 1
-
-    assert cached(Local().forward, cache).name == "test_name_of_a_local_class_is_readable.Local.forward"
 
 
 # What TorchAir logs.
@@ -161,75 +98,7 @@ def test_saving_and_loading_are_logged_as_torchair_does(
     assert [Path(match[2]).is_file() for match in found if match] == [True, True]
 
 
-def test_miss_is_logged_once_with_its_reason(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="torchair"):
-        function = cached(Plain().affine, cache)
-        function(ROWS)
-        function(ROWS)
-    assert caplog.text.count("Miss: Plain.affine is compiled: the cache holds nothing") == 1
-
-
-def test_nothing_is_logged_at_torchairs_own_level(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert logger.level == logging.WARNING
-    cached(Plain().affine, cache)(ROWS)
-    assert capsys.readouterr().out == ""
-
-
 # Where the cache lies.
-
-
-def test_cache_dir_may_be_relative_to_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    function = cache_compile(Plain().affine, cache_dir="here/below")
-    assert function.root() == tmp_path / "here" / "below"
-    warm(Plain().affine, Path("here/below"))
-    assert len(files(tmp_path / "here" / "below")) == 1
-
-
-def test_cache_dir_is_torchairs_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cache_compile(Plain().affine).root() == tmp_path / ".torchair_cache"
-
-
-def test_cache_dir_is_taken_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHAIR_CACHE_HOME", str(tmp_path / "home"))
-    assert cache_compile(Plain().affine).root() == tmp_path / "home"
-
-
-def test_cache_dir_that_was_given_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHAIR_CACHE_HOME", str(tmp_path / "home"))
-    assert cache_compile(Plain().affine, cache_dir=tmp_path / "given").root() == tmp_path / "given"
-
-
-def test_cache_dir_of_a_launch_is_used_where_none_was_given(tmp_path: Path) -> None:
-    launch = LaunchDefaults(cache_dir=str(tmp_path / "launch"))
-    with launch_scope.of(launch):
-        function = cache_compile(Plain().affine)
-    assert function.root() == tmp_path / "launch"
-
-
-def test_cache_dir_that_cannot_be_written_is_a_clear_error(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache.mkdir()
-    monkeypatch.setattr("warmrank.cache_store.cache_dir.private_files.os.access", lambda path, mode: False)
-    with pytest.raises(
-        UnusableCache, match=rf"directory {cache}: expected writable, .*; chmod u\+rwx {cache}"
-    ):
-        cached(Plain().affine, cache)(ROWS)
-    assert files(cache) == []
-
-
-def test_cache_dir_of_another_user_is_a_clear_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.mkdir()
-    monkeypatch.setattr("warmrank.cache_store.cache_dir.private_files.os.geteuid", lambda: 12345)
-    with pytest.raises(
-        UnusableCache, match=rf"{cache}: expected owner uid 12345, found uid \d+; name a cache_dir"
-    ):
-        cached(Plain().affine, cache)(ROWS)
-    assert files(cache) == []
 
 
 def test_cache_dir_that_is_a_file_is_a_clear_error(cache: Path) -> None:
@@ -309,28 +178,11 @@ def test_artifact_that_a_power_cut_tore_is_compiled_once_more(
     assert affine_artifact.read_bytes() == whole
 
 
-def test_corrupt_artifact_is_warned_about_by_its_path(
-    cache: Path, caplog: pytest.LogCaptureFixture, affine_artifact: Path
-) -> None:
-    affine_artifact.write_bytes(b"")
-    with caplog.at_level(logging.WARNING, logger="torchair"):
-        cached(Plain().affine, cache)(ROWS)
-    assert str(affine_artifact) in caplog.text
-
-
 def test_artifact_that_others_can_read_is_not_used(cache: Path, affine_artifact: Path) -> None:
     affine_artifact.chmod(0o644)
     found = cached(Plain().affine, cache).find((ROWS,), {})
     assert found.stored is None
     assert f"chmod 600 {affine_artifact}" in found.reason
-
-
-@pytest.mark.usefixtures("affine_artifact")
-def test_artifact_of_another_user_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warmrank.cache_store.cache_dir.private_files.os.geteuid", lambda: 12345)
-    found = cached(Plain().affine, cache).find((ROWS,), {})
-    assert found.stored is None
-    assert "expected owner uid 12345" in found.reason
 
 
 # What cannot be cached, with nothing half-written.
@@ -347,20 +199,6 @@ def test_compiling_that_is_forbidden_is_an_error_with_the_reason(
         cached(Plain().affine, cache)(ROWS)
     assert raised.value.reason == "the cache holds nothing for Plain.affine"
     assert not cache.exists()
-
-
-def test_compiling_that_a_launch_forbids_is_an_error(cache: Path) -> None:
-    function = cached_in_launch(Plain().affine, cache, LaunchDefaults(no_compile=True))
-    with pytest.raises(CompileForbidden):
-        function(ROWS)
-
-
-@pytest.mark.usefixtures("affine_artifact")
-def test_loading_is_not_forbidden_with_compiling(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
-    function = cached(Plain().affine, cache)
-    function(ROWS)
-    assert outcome(function) == "loaded"
 
 
 def test_random_operator_is_an_error_with_operator_and_line(cache: Path) -> None:

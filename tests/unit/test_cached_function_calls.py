@@ -47,14 +47,6 @@ def test_what_was_traced_before_changes_nothing_in_an_artifact(tmp_path: Path) -
     assert written[0] == written[1]
 
 
-def test_size_that_happens_to_equal_another_is_not_bound_to_it(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    for rows in (4, 5):
-        function(torch.ones(rows, rows, 4))
-    function(torch.ones(5, 6, 4))
-    assert len(function.variants) == 1
-
-
 @pytest.mark.parametrize("view_first", [True, False], ids=["view first", "view second"])
 def test_view_and_whole_tensor_are_both_followed(cache: Path, view_first: bool) -> None:
     function = cached(Plain().affine, cache)
@@ -79,20 +71,6 @@ def test_every_variant_is_found_again(cache: Path) -> None:
     for rows in (3, 2):
         function(torch.ones(rows, 4))
         assert outcome(function) == "loaded"
-
-
-def test_variant_that_was_used_last_is_asked_first(cache: Path) -> None:
-    function = cached(Plain().affine, cache, dynamic=False)
-    for rows in (2, 3, 2):
-        function(torch.ones(rows, 4))
-    sizes = [dict_of_sizes(variant.stored.artifact.guards.checks) for variant in function.variants]
-    assert sizes == [[2, 4], [3, 4]]
-
-
-def dict_of_sizes(checks: Any) -> Any:
-    return next(
-        expected["sizes"] for _, kind, expected in checks if kind == "tensor" and expected["sizes"][1:]
-    )
 
 
 def test_second_trace_abandons_the_cache_where_that_was_asked(cache: Path) -> None:
@@ -144,13 +122,6 @@ def test_function_that_runs_eagerly_after_too_many_traces_still_uses_what_is_loa
     assert [(one.warm_up_runs, one.replays) for one in found] == [(1, 1), (1, 1)]
 
 
-def test_one_trace_keeps_the_cache_where_abandoning_was_asked(cache: Path) -> None:
-    function = cached(Plain().affine, cache, dynamic=False, on_recompile="abandon")
-    function(ROWS)
-    function(ROWS)
-    assert len(files(cache)) == 1
-
-
 def test_threads_that_call_at_once_compile_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     function = cached(Plain().affine, cache)
     compiles: list[Any] = []
@@ -175,13 +146,6 @@ def test_threads_that_call_at_once_compile_once(cache: Path, monkeypatch: pytest
 
 
 # Several functions of one module.
-
-
-def test_two_functions_of_one_module_lie_beside_each_other(cache: Path) -> None:
-    model = Plain()
-    paths = [warm(model.affine, cache), warm(model.scaled, cache)]
-    assert [path.parent.name for path in paths] == ["affine", "scaled"]
-    assert paths[0].parent.parent == paths[1].parent.parent
 
 
 def test_two_functions_of_one_module_do_not_disturb_each_other(cache: Path) -> None:
@@ -210,12 +174,6 @@ def test_two_functions_bound_under_one_name_are_not_mistaken_for_each_other(cach
     for step in (1, 2):
         method = bound_to_module(step)
         assert torch.equal(cached(method, cache)(ROWS), method(ROWS))
-
-
-def test_name_holds_no_default_value(cache: Path) -> None:
-    function = cached(Plain().scaled, cache)
-    function(ROWS)
-    assert function.variants[0].stored.artifact.name == "Plain.scaled(x, scale, negate)"
 
 
 # Which calls fit.
@@ -248,21 +206,6 @@ def test_state_of_the_process_is_followed(cache: Path) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = model_of(function).affine(ROWS)
         assert torch.equal(function(ROWS), expected)
-
-
-def test_inference_mode_and_no_grad_share_a_variant(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    with torch.inference_mode():
-        function(ROWS)
-    assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
-    assert len(function.variants) == 1
-
-
-def test_guards_are_checked_once_where_that_was_asked(cache: Path) -> None:
-    function = cached(Plain().affine, cache, guards="once")
-    function(ROWS)
-    model_of(function).factor = 5
-    assert torch.equal(function(ROWS), model_of(function).linear(ROWS) * 2)
 
 
 def test_guards_are_checked_on_every_call_by_default(cache: Path) -> None:
@@ -337,14 +280,6 @@ def test_artifact_of_another_world_size_is_adopted(cache: Path) -> None:
     function = partition(cache, 3, world_size=4)
     function(ROWS)
     assert outcome(function) == "adopted"
-
-
-def test_own_artifact_is_preferred(cache: Path) -> None:
-    for rank in (0, 1):
-        partition(cache, rank)(ROWS)
-    function = partition(cache, 1)
-    function(ROWS)
-    assert outcome(function) == "loaded"
 
 
 # Collectives.

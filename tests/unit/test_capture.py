@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -45,13 +44,6 @@ def ones(*shape: int) -> torch.Tensor:
 # Capture and replay.
 
 
-def test_later_calls_of_a_shape_only_replay() -> None:
-    run = warm(runner(doubled, "user"), ones(3))
-    results = [run(ones(3) * value)[0].clone() for value in (1, 2, 3)]
-    assert [result[0].item() for result in results] == [2, 4, 6]
-    assert (run.statistics.captures, run.statistics.replays) == (1, 3)
-
-
 def test_cloned_output_is_not_overwritten() -> None:
     run = warm(runner(doubled, "user", clone_output=True), ones(3))
     first = run(ones(3))[0]
@@ -69,28 +61,6 @@ def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:
     shared, computed = run(cache)
     assert shared.data_ptr() == cache.data_ptr()
     assert computed.data_ptr() != run(cache)[1].data_ptr()
-
-
-@pytest.mark.parametrize(("key", "other"), [(2, 3), (2, 4)])
-def test_number_is_part_of_the_key(key: int, other: int) -> None:
-    run = runner(lambda n, x: (x * n,), "number", "user")
-    for number in (key, other):
-        warm(run, number, ones(1))
-    assert run(key, ones(1))[0].item() == key
-    assert run(other, ones(1))[0].item() == other
-    assert run.statistics.captures == 2
-
-
-# User inputs.
-
-
-def test_user_input_without_cloning_is_read_where_it_lies() -> None:
-    run = warm(runner(doubled, "user", clone_input=False), ones(3))
-    x = ones(3)
-    run(x)
-    x.fill_(5.0)
-    assert torch.equal(run(x)[0], ones(3) * 10)
-    assert run.statistics.captures == 1
 
 
 # Parameters, buffers and mutated inputs.
@@ -112,16 +82,6 @@ def test_state_at_another_address_is_recaptured(kind: str) -> None:
     weights = [ones(3), ones(3) * 2]
     assert [run(weight, ones(3))[0][0].item() for weight in weights] == [1, 2]
     assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
-
-
-def test_every_call_writes_to_a_mutated_input_once() -> None:
-    cache = torch.zeros(2)
-    run = runner(counted, "mutated", "user")
-    for number in range(1, 5):  # runs, captures, replays twice
-        (result,) = run(cache, ones(1))
-        assert torch.equal(cache, ones(2) * number)
-        assert torch.equal(result, cache)
-    assert (run.statistics.warm_up_runs, run.statistics.captures, run.statistics.replays) == (1, 1, 3)
 
 
 def test_capture_leaves_mutated_inputs_as_they_were() -> None:
@@ -163,27 +123,6 @@ def test_user_input_that_moves_within_a_mutated_input_reads_the_new_place() -> N
     assert run(cache, cache[1:])[0].item() == 1020
 
 
-# Limits and switches.
-
-
-def test_limit_warns_once_and_names_the_option(caplog: pytest.LogCaptureFixture) -> None:
-    run = warm(runner(doubled, "user", limit=1), ones(1))
-    with caplog.at_level(logging.WARNING, logger="torchair"):
-        for size in (1, 2, 3):
-            run(ones(size))
-    (record,) = caplog.records
-    assert "1 graphs are captured, which is debug.aclgraph.static_capture_size_limit" in record.getMessage()
-
-
-def test_eager_runs_the_graph_and_captures_nothing() -> None:
-    cache = torch.zeros(2)
-    run = runner(counted, "mutated", "user", eager=True)
-    run(cache, ones(1))
-    run(cache, ones(1))
-    assert torch.equal(cache, ones(2) * 2)
-    assert (run.statistics.captures, run.statistics.eager_calls) == (0, 2)
-
-
 # What the process is in when a graph runs.
 
 
@@ -206,11 +145,3 @@ def test_graph_runs_without_autocast() -> None:
         for _ in range(2):
             run(ones(3))
     assert seen == [False, False]  # it ran, and was captured
-
-
-def test_cache_that_was_made_in_inference_mode_is_written_there() -> None:
-    run = runner(counted, "mutated", "user")
-    with torch.inference_mode():
-        cache = torch.zeros(2)
-        for number in range(1, 4):
-            assert torch.equal(run(cache, ones(1))[0], ones(2) * number)

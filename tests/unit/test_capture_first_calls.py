@@ -12,9 +12,9 @@ import torch
 
 import warmrank
 from tests.support.devices import warm
-from tests.support.small_models import Cached, Plain
+from tests.support.small_models import Cached
 from tests.support.tracing import cached
-from warmrank.worker.capture.runner import CaptureOptions, FirstCalls, GraphRunner
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.runtime.artifact import GraphFacts
 
@@ -70,35 +70,6 @@ def test_first_call_runs_second_captures_third_replays() -> None:
     assert run.statistics.eager_calls == 0
 
 
-def test_every_shape_has_a_first_call_of_its_own() -> None:
-    run = runner(doubled, "user")
-    for size in (1, 2, 1, 2, 3):
-        run(torch.ones(size))
-    assert done(run) == (3, 2, 2)
-
-
-def test_first_call_after_a_capture_in_advance_replays() -> None:
-    run = runner(doubled, "user")
-    run.prepare(torch.ones(3))
-    run(torch.ones(3))
-    assert done(run) == (0, 1, 1)
-
-
-def test_shape_that_ran_once_is_captured_in_advance_all_the_same() -> None:
-    run = warm(runner(doubled, "user"), torch.ones(3))
-    run.prepare(torch.ones(3))
-    assert done(run) == (1, 1, 0)
-
-
-def test_second_call_at_another_address_is_no_recapture() -> None:
-    run = runner(counted, "mutated", "user")
-    caches = [torch.zeros(2), torch.zeros(2)]
-    for cache in caches:
-        run(cache, torch.ones(1))
-    assert [cache[0].item() for cache in caches] == [1.0, 1.0]
-    assert (done(run), run.statistics.recaptures) == ((1, 1, 1), 0)
-
-
 def test_recapture_at_a_new_address_happens_at_once() -> None:
     run = warm(runner(counted, "mutated", "user"), torch.zeros(2), torch.ones(1))
     caches = [torch.zeros(2) for _ in range(3)]
@@ -113,23 +84,6 @@ def test_shape_that_ran_once_runs_without_capture_when_others_took_all_that_the_
         assert torch.equal(run(torch.ones(size))[0], torch.ones(size) * 2)
     assert done(run) == (2, 1, 1)
     assert run.statistics.eager_causes == (("static_capture_size_limit is reached", 2),)
-
-
-def test_first_call_that_fails_is_none() -> None:
-    fails = [True]
-
-    def graph(x: torch.Tensor) -> tuple[Any, ...]:
-        if fails:
-            fails.clear()
-            msg = "out of memory"
-            raise RuntimeError(msg)
-        return (x * 2,)
-
-    run = runner(graph, "user")
-    with pytest.raises(RuntimeError, match="out of memory"):
-        run(torch.ones(3))
-    run(torch.ones(3))
-    assert done(run) == (1, 0, 0)
 
 
 def test_recapture_that_failed_is_tried_again_at_the_next_call() -> None:
@@ -179,42 +133,6 @@ def test_shape_that_comes_once_takes_nothing_of_a_pool(options: dict[str, Any]) 
     assert run.statistics.captures == 1
 
 
-def test_shapes_that_came_once_are_remembered_up_to_a_bound() -> None:
-    run = runner(doubled, "user", limit=1)
-    for size in range(18):  # as many as are remembered for one capture, and two more
-        run(torch.ones(size))
-    assert done(run) == (18, 0, 0)
-    run(torch.ones(0))  # forgotten: a first call again
-    assert done(run) == (19, 0, 0)
-    run(torch.ones(17))
-    assert done(run) == (19, 1, 1)
-
-
-def test_memory_of_first_calls_is_bounded() -> None:
-    ran = FirstCalls(2)
-    for number in range(1000):
-        ran.add((number,))
-    assert len(ran) == 32
-    assert (999,) in ran
-    assert (0,) not in ran
-
-
-def test_captured_shape_is_no_longer_among_those_that_ran_once() -> None:
-    run = runner(doubled, "user")
-    for size in (1, 2, 2):
-        run(torch.ones(size))
-    assert len(run._ran) == 1
-
-
-def test_shapes_of_one_hash_are_told_apart_where_it_matters() -> None:
-    assert hash((-1,)) == hash((-2,))
-    run = runner(lambda number, x: (x * number,), "number", "user")
-    run(-1, torch.ones(2))
-    for number in (-2, -1, -2, -1):  # -2 is captured at its first call, -1 at its third, which is right too
-        assert torch.equal(run(number, torch.ones(2))[0], torch.ones(2) * number)
-    assert done(run) == (2, 2, 3)
-
-
 # Threads.
 
 
@@ -231,31 +149,7 @@ def test_threads_that_meet_new_shapes_run_each_once_and_capture_it_once() -> Non
     assert done(run) == (20, 20, 380)
 
 
-def test_first_calls_of_threads_keep_their_outputs() -> None:
-    run = runner(doubled, "user")
-
-    def call(value: int) -> tuple[int, torch.Tensor]:
-        with torch.no_grad():
-            return value, run(torch.full((1 + value,), float(value)))[0]
-
-    with ThreadPoolExecutor(4) as threads:
-        kept = list(threads.map(call, range(40)))
-    for size in range(1, 41):
-        run(torch.full((size,), NAN))
-    for value, output in kept:
-        assert torch.equal(output, torch.full((1 + value,), 2.0 * value))
-    assert done(run) == (40, 40, 40)
-
-
 # Cached functions.
-
-
-def test_function_that_is_called_once_captures_nothing(tmp_path: Path) -> None:
-    model = Plain().requires_grad_(requires_grad=False)
-    function = cached(model.affine, tmp_path)
-    assert torch.equal(function(torch.ones(2, 4)), model.affine(torch.ones(2, 4)))
-    assert done(function) == (1, 0, 0)
-    assert function.statistics.pool_bytes == 0
 
 
 def test_models_cache_is_written_once_by_every_call(tmp_path: Path) -> None:

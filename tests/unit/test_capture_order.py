@@ -20,12 +20,6 @@ def planned(function: str, size: int, artifact: str) -> CaptureProposal:
     return proposal(function, size, f"{artifact} {size}", planned=True)
 
 
-def test_largest_comes_first_whether_planned_or_called() -> None:
-    proposals = {0: (proposal("f", 2), proposal("g", 9), planned("f", 5, "a"))}
-    steps = order(proposals, {(0, "f"): "a", (0, "g"): "b"})
-    assert [step[0].num_elements for step in steps] == [9, 5, 2]
-
-
 def test_every_rank_takes_its_largest_call_in_the_first_step() -> None:
     proposals = {0: (proposal("f", 1), proposal("g", 7)), 1: (proposal("f", 8), proposal("g", 2))}
     steps = order(proposals, {})
@@ -42,17 +36,6 @@ def test_ranks_with_one_artifact_capture_a_planned_shape_together() -> None:
 
 def test_planned_shape_that_a_rank_with_the_artifact_cannot_capture_is_left_out() -> None:
     assert order({0: (planned("f", 5, "a"),), 1: ()}, {(0, "f"): "a", (1, "f"): "a"}) == ()
-
-
-def test_rank_with_another_artifact_takes_no_part() -> None:
-    one = planned("f", 5, "a")
-    assert order({0: (one,), 1: ()}, {(0, "f"): "a", (1, "f"): "b"}) == ({0: one},)
-
-
-def test_equal_shapes_of_two_artifacts_are_one_step() -> None:
-    first, second = planned("f", 5, "a"), planned("f", 5, "b")
-    steps = order({0: (first,), 1: (second,)}, {(0, "f"): "a", (1, "f"): "b"})
-    assert steps == ({0: first, 1: second},)
 
 
 def test_order_is_the_same_whatever_the_order_of_proposals() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -81,16 +80,6 @@ def test_shapes_of_one_function_share_a_pool() -> None:
     assert held.saved_bytes >= SMALL * 4
 
 
-def test_pool_holds_hardly_more_than_its_largest_graph() -> None:
-    sizes = range(LARGE, 0, -LARGE // 16)
-    alone, run = runner_of(LARGE), runner_of(*sizes)
-    alone(numbers(LARGE))
-    for size in sizes:
-        run(numbers(size))
-    assert run.statistics.captures == 16
-    assert run.statistics.pool_bytes <= 1.1 * alone.statistics.pool_bytes
-
-
 def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
     run = runner_of(LARGE, SMALL, reuse_in_function=False)
     kept = run(numbers(LARGE))[0]
@@ -108,44 +97,6 @@ def test_functions_with_one_handle_share_a_pool() -> None:
     assert torch.equal(kept, numbers(LARGE) * 10 + 1)
     assert first.statistics.pools == second.statistics.pools
     assert first.statistics.pools[0].num_graphs == 2
-
-
-def test_functions_with_handles_of_their_own_share_nothing() -> None:
-    runs = [runner_of(LARGE, pool=warmrank.graph_pool_handle("cpu")) for _ in range(2)]
-    kept = runs[0](numbers(LARGE))[0]
-    runs[1](numbers(LARGE) * NAN)
-    assert torch.equal(kept, numbers(LARGE) * 2 + 1)
-
-
-def test_mode_one_takes_the_place_of_mode_two() -> None:
-    run = runner_of(LARGE, SMALL, pool=warmrank.graph_pool_handle("cpu"), reuse_in_function=False)
-    for size in (LARGE, SMALL):
-        run(numbers(size))
-    assert [held.num_graphs for held in run.statistics.pools] == [2]
-
-
-def test_a_function_that_is_gone_counts_no_more() -> None:
-    handle = warmrank.graph_pool_handle("cpu")
-    first, second = runner_of(SMALL, pool=handle), runner_of(SMALL, pool=handle)
-    for run in (first, second):
-        run(numbers(SMALL))
-    del first, run
-    gc.collect()
-    assert second.statistics.pools[0].num_graphs == 1
-
-
-def test_recapture_of_a_shape_takes_no_further_memory() -> None:
-    def weighted(weight: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
-        return (weight * x,)
-
-    run = runner(weighted, "state", "user", reuse_in_function=False)
-    warm(run, numbers(LARGE), numbers(LARGE))
-    weights = [numbers(LARGE), numbers(LARGE)]
-    run(weights[0], numbers(LARGE))
-    before = run.statistics.pool_bytes
-    run(weights[1], numbers(LARGE))
-    assert run.statistics.recaptures == 1
-    assert run.statistics.pool_bytes == before
 
 
 # Inputs that lie in the pool.
@@ -173,14 +124,6 @@ def test_output_of_another_shape_fed_in_is_read_correctly(
         assert torch.equal(run(large[:4])[0], (numbers(4) * 2 + 1) * 2 + 1)
 
 
-def test_output_of_another_function_of_the_pool_fed_in_is_read_correctly() -> None:
-    handle = warmrank.graph_pool_handle("cpu")
-    first, second = runner_of(LARGE, pool=handle), runner_of(LARGE, pool=handle)
-    for factor in (1, 2, 3):
-        x = numbers(LARGE) * factor
-        assert torch.equal(second(first(x)[0])[0], (x * 2 + 1) * 2 + 1)
-
-
 def test_input_in_the_pool_that_is_not_copied_is_not_overwritten_by_its_own_graph() -> None:
     def twice(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
         cache.add_(1.0)
@@ -195,12 +138,6 @@ def test_input_in_the_pool_that_is_not_copied_is_not_overwritten_by_its_own_grap
         result = second(cache, numbers(8))[0]
         assert torch.equal(cache, numbers(8) * 2 + 1 + number)
         assert torch.equal(result, numbers(8) * 3 + cache)
-
-
-def test_capture_of_a_further_shape_reads_its_input_before_it_overwrites_it(pool: dict[str, Any]) -> None:
-    run = runner_of(LARGE, SMALL, **pool)
-    (large,) = run(numbers(LARGE))
-    assert torch.equal(run(large[:SMALL])[0], (numbers(SMALL) * 2 + 1) * 2 + 1)
 
 
 def test_replay_reads_nothing_that_it_did_not_write(pool: dict[str, Any]) -> None:
@@ -226,13 +163,6 @@ def test_two_inputs_from_the_pool_do_not_overwrite_each_other(pool: dict[str, An
         assert torch.equal(x, expected[1])
 
 
-def test_cloned_outputs_survive_every_other_replay() -> None:
-    run = runner_of(8, 4, 6, clone_output=True, pool=warmrank.graph_pool_handle("cpu"))
-    kept = [run(numbers(size))[0] for size in (8, 4, 6, 8)]
-    poison(run)
-    assert [torch.equal(value, numbers(len(value)) * 2 + 1) for value in kept] == [True] * 4
-
-
 def test_threads_of_two_functions_with_one_pool_do_not_mix() -> None:
     handle = warmrank.graph_pool_handle("cpu")
     runs = [runner(step, "user", pool=handle, clone_output=True) for _ in range(2)]
@@ -247,16 +177,6 @@ def test_threads_of_two_functions_with_one_pool_do_not_mix() -> None:
 
 
 # Handles.
-
-
-def test_handle_is_a_tuple_that_no_other_pool_has() -> None:
-    handles = [warmrank.graph_pool_handle("cpu") for _ in range(3)]
-    assert {type(handle) for handle in handles} == {tuple}
-    assert len(set(handles)) == 3
-
-
-def test_handle_without_a_kind_is_one_of_the_present_device() -> None:
-    assert isinstance(warmrank.graph_pool_handle(), tuple)
 
 
 def test_handle_of_an_unknown_kind_is_refused() -> None:

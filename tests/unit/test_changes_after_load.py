@@ -73,18 +73,6 @@ def test_call_after_a_change_equals_eagers(change: str, mode: str, cache: Path) 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("guards", ["once", "skip"])
-def test_tensors_count_in_every_mode_of_guards(guards: str, cache: Path) -> None:
-    model = Model()
-    function = cached(model.forward, cache, guards=guards)
-    for _ in range(3):
-        function(X)
-    model.weight.t_()
-    torch.testing.assert_close(function(X), model(X))
-    assert len(function.variants) == 2
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("mode", MODES)
 def test_tensor_whose_storage_is_too_small_is_refused_by_name(mode: str, cache: Path) -> None:
     model = Model()

@@ -7,7 +7,6 @@ import logging
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ from warmrank.worker.configs.options import (
     PoolHandle,
     Text,
 )
-from warmrank.worker.configs.section import MODES, options
+from warmrank.worker.configs.section import options
 from warmrank.worker.errors import BadConfig, UnknownOption
 
 
@@ -106,24 +105,6 @@ def through_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - bytes made here
 
 
-def test_canonical_form_follows_the_content_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "switches.cfg"
-    file.write_text("a: on")
-    config = CompilerConfig()
-    config.fusion_config.fusion_switch_file = str(file)
-    before = config.canonical()
-    file.write_text("a: off")
-    assert config.canonical() != before
-
-
-def test_errors_survive_pickling() -> None:
-    with pytest.raises(UnknownOption) as caught:
-        CompilerConfig().mod = 1
-    revived = through_pickle(caught.value)
-    assert str(revived) == str(caught.value)
-    assert revived.nearest == "mode"
-
-
 def test_import_of_the_configuration_does_not_import_torch() -> None:
     code = (
         "import sys; from warmrank.worker.configs import options, section; "
@@ -177,58 +158,10 @@ def test_a_value_of_another_kind_never_changes_a_configuration(data: st.DataObje
     assert option.words
 
 
-def test_options_are_not_deleted() -> None:
-    config = CompilerConfig()
-    with pytest.raises(
-        BadConfig, match=r"config.mode cannot be deleted, only set; its default is 'reduce-overhead'"
-    ):
-        del config.mode
-    with pytest.raises(BadConfig, match=r"config.debug cannot be deleted"):
-        del config.debug
-    with pytest.raises(UnknownOption, match=r"did you mean config.mode"):
-        del config.mod
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, through_pickle])
-def test_copy_is_equal_and_independent(copied: Any) -> None:
-    config = CompilerConfig()
-    config.debug.aclgraph.clone_input = False
-    config.post_grad_custom_pre_pass = double
-    twin = copied(config)
-    assert twin == config
-    twin.debug.aclgraph.static_capture_size_limit = 3
-    assert config.debug.aclgraph.static_capture_size_limit == 64
-
-
 @pytest.fixture(autouse=True)
 def _nothing_said_yet() -> None:
     compiler_config._say_once.cache_clear()
     compiler_config._say_eager_once.cache_clear()
-
-
-def test_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    for kind in ("cpu", "cuda", "npu"):
-        for mode in MODES:
-            for engine in ("", "graph", "aoti", "torchair"):
-                with_value("mode", mode, mode).check(kind, engine=engine)
-    assert caplog.messages == []
-
-
-@pytest.mark.parametrize(
-    ("dotted", "value", "eager"),
-    [
-        ("debug.run_eagerly", True, True),
-        ("npugraphex_config.force_eager", True, True),
-        ("debug.data_dump.type", "npy", True),
-        ("debug.fx_summary.type", "csv", True),
-        ("debug.fx_summary.skip_compile", False, False),
-        ("debug.graph_dump.type", "py", False),
-    ],
-)
-def test_what_makes_a_graph_run_eagerly(dotted: Any, value: Any, eager: Any) -> None:
-    config = with_value(dotted, value, "max-autotune")
-    assert config.runs_eagerly() is eager
-    assert config.engine_mode() == ("reduce-overhead" if eager else "max-autotune")
 
 
 def test_a_cached_function_says_it_at_its_first_call(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -318,8 +251,3 @@ def test_option_without_effect_says_so_once(
         with_value(dotted, value, mode).check(kind, engine=engine)
     text = f"config.{dotted} has no effect on device {kind} in mode {mode}: {why}"
     assert caplog.messages == ([text] if why else [])
-
-
-def test_dump_warns_that_the_graph_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
-    with_value("debug.data_dump.type", "npy", "reduce-overhead").check("npu", engine="graph")
-    assert "make the graph run eagerly" in caplog.text

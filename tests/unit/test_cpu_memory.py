@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from hypothesis import given
@@ -13,11 +12,8 @@ from warmrank.worker.devices.memory import (
     ALIGNMENT,
     ArenaPool,
     Lifetime,
-    Pools,
     Segment,
-    aligned,
     buffers,
-    new_handle,
     planned,
     tensor_in,
 )
@@ -41,14 +37,6 @@ def test_buffers_never_lie_where_an_input_lies() -> None:
     assert second.segment is not first.segment
 
 
-def test_threads_that_ask_with_one_handle_get_one_pool() -> None:
-    pools = Pools()
-    handle = new_handle()
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: pools.pool(handle), range(200)))
-    assert len({id(pool) for pool in found}) == 1
-
-
 def block(size_bytes: int, first: int, last: int) -> Lifetime:
     return Lifetime(size_bytes=size_bytes, first=first, last=last)
 
@@ -59,17 +47,6 @@ LIFETIMES = st.builds(
     st.integers(0, 30),
     st.integers(0, 30),
 )
-
-
-def most_at_once(blocks: list[Lifetime]) -> int:
-    """Bytes that are needed in the step that needs most."""
-    return max(
-        (
-            sum(aligned(item.size_bytes) for item in blocks if item.first <= step <= item.last)
-            for step in range(61)
-        ),
-        default=0,
-    )
 
 
 @given(st.lists(LIFETIMES, max_size=40))
@@ -84,14 +61,3 @@ def test_blocks_that_are_needed_in_one_step_do_not_overlap(blocks: list[Lifetime
             at_once = at_once and one.size_bytes > 0 and other.size_bytes > 0  # nothing overlaps with nothing
             apart = begin + one.size_bytes <= start or start + other.size_bytes <= begin
             assert not at_once or apart
-
-
-@given(st.lists(LIFETIMES, max_size=40))
-def test_plan_lies_between_what_is_needed_at_once_and_what_is_needed_in_all(blocks: list[Lifetime]) -> None:
-    size = planned(blocks).size_bytes
-    assert most_at_once(blocks) <= size <= sum(aligned(item.size_bytes) for item in blocks)
-
-
-def test_chain_of_equal_blocks_needs_two() -> None:
-    blocks = [block(1000, step, step + 1) for step in range(50)]
-    assert planned(blocks).size_bytes == 2 * aligned(1000)

@@ -66,13 +66,6 @@ def fake_torch(directory: Path, text: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(directory)}
 
 
-@pytest.mark.slow
-def test_torch_of_this_machine_imports_and_all_facts_hold():
-    found = software.probe_torch("cpu", os.environ)
-    assert found.facts
-    assert set(levels(software.check_probe(found)).values()) == {"ok"}
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -86,20 +79,6 @@ def test_torch_that_does_not_import_is_an_error_with_its_words(tmp_path: Path, t
     (found,) = software.check_probe(probe)
     assert (found.check, found.level, said in found.what) == ("versions.import", "error", True)
     assert machine.usable("cuda", probe).level == "note"
-
-
-@pytest.mark.parametrize(("device", "said"), [("cpu", "0"), ("npu", "1")])
-def test_autoload_is_switched_off_as_it_is_for_ranks(tmp_path: Path, device: str, said: str):
-    text = "import os\nraise ImportError(os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'])"
-    environ = {**fake_torch(tmp_path, text), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
-    assert software.probe_torch(device, environ).error == f"ImportError: {said}"
-
-
-def test_fact_about_torch_that_does_not_hold_is_an_error_that_names_the_module():
-    probe = Probe(torch="2.16.0", facts=(("views", "it has a base", ""), ("guards", "it has a name", "none")))
-    (found,) = troubles(software.check_probe(probe)).values()
-    assert (found.check, "guards: it has a name: none" in found.what) == ("versions.facts", True)
-    assert "views" not in found.what
 
 
 def test_missing_and_unfit_software_of_ascend_is_named():
@@ -155,11 +134,6 @@ def test_list_of_gpus_is_compared_with_those_that_are_there(tmp_path: Path, valu
     assert ("devices.visible" not in troubles(found)) == is_fine
 
 
-def test_device_that_torch_cannot_use_is_an_error_with_torch_s_words():
-    found = machine.usable("cuda", Probe(torch="2.13.0", num_devices=1, device_error="no kernel image"))
-    assert (found.level, "no kernel image" in found.what) == ("error", True)
-
-
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -185,12 +159,6 @@ def test_name_that_other_nodes_cannot_reach_is_a_warning(addresses: tuple[str, .
 )
 def test_interface_must_be_there_and_may_be_named_by_its_first_letters(value: str, level: str):
     assert machine.interface("HCCL_SOCKET_IFNAME", value, ["lo", "eth0"]).level == level
-
-
-def test_named_interface_makes_the_host_s_name_unimportant():
-    environ = {"GLOO_SOCKET_IFNAME": "lo", "HCCL_SOCKET_IFNAME": "absent0"}
-    found = levels(machine.check_network("cpu", environ, spans_nodes=True, ray_address=""))
-    assert found == {"network.gloo_interface": "ok"}
 
 
 def test_cluster_must_listen_and_ports_of_hccl_be_free():
@@ -227,36 +195,12 @@ def test_store_is_written_and_left_as_it_was(tmp_path: Path):
     assert store_levels({**tier, "mode": "ro"}) == [("store.reachable", "ok")]
 
 
-def test_store_that_a_launch_would_make_is_fine_and_not_made(tmp_path: Path):
-    assert store_levels({"path": str(tmp_path / "store")}) == [("store.reachable", "ok")]
-    assert list(tmp_path.iterdir()) == []
-    assert store_levels({"path": str(tmp_path / "store"), "mode": "required"})[0][1] == "error"
-
-
-def test_nearer_place_that_cannot_be_used_is_a_warning_unless_it_is_required(tmp_path: Path):
-    far = made_store(tmp_path / "far")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").touch()
-    other = {"path": str(tmp_path / "other")}
-    assert store_levels(other, far)[0] == ("store.reachable", "warning")
-    assert store_levels({**other, "mode": "required"}, far)[0] == ("store.reachable", "error")
-    assert store_levels(far, other)[-1] == ("store.reachable", "error")
-
-
 def test_keys_that_cannot_be_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     tiers = (TierConfig(path=str(tmp_path / "store")),)
     missing = StoreConfig(tiers=tiers, trust={"policy": "require", "signing_key": str(tmp_path / "no.pem")})
     *_, keys = storage.check_store(missing)
     assert (keys.check, keys.level) == ("store.keys", "error")
-
-
-def test_private_cache_directory_is_fine_and_left_as_it_was(tmp_path: Path):
-    (tmp_path / "cache").mkdir(mode=0o700)
-    assert not troubles(storage.check_disk(tmp_path / "cache"))
-    assert list((tmp_path / "cache").iterdir()) == []
-    assert not troubles(storage.check_disk(tmp_path / "a" / "b"))
-    assert not (tmp_path / "a").exists()
 
 
 def full(_descriptor: int) -> None:

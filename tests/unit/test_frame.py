@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import marshal
 import os
 import subprocess
 import sys
@@ -134,25 +133,10 @@ def test_error_that_passes_through_a_frame_can_be_printed() -> None:
     assert text.endswith("RuntimeError: the kernel failed\n")
 
 
-def test_frame_makes_the_users_named_tuple() -> None:
-    result = bound_frame(Shapes().makes_pair, ROWS)(ROWS)
-    assert type(result) is Pair
-    assert torch.equal(result.second, ROWS + 2)
-
-
 def test_frame_returns_an_argument_itself() -> None:
     x = ROWS.clone()
     returned, _ = bound_frame(Shapes().unchanged, x, ROWS)(x, ROWS)
     assert returned is x
-
-
-def test_frame_returns_dtype_and_device() -> None:
-    assert bound_frame(Shapes().dtype, ROWS)(ROWS)[1:] == (torch.float32, torch.device("cpu"))
-
-
-def test_frame_has_the_methods_own_defaults_and_keywords() -> None:
-    call = bound_frame(Shapes().keyword_only, ROWS)
-    assert torch.equal(call(ROWS), ROWS * 3 + 0.5)
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {"x": 2}), ((ROWS, 3, 0.5), {})])
@@ -161,16 +145,6 @@ def test_frame_refuses_arguments_that_the_method_does_not_take(
 ) -> None:
     with pytest.raises(TypeError, match=r"keyword_only\(\)"):
         bound_frame(Shapes().keyword_only, ROWS)(*args, **kwargs)
-
-
-def test_frame_of_a_method_with_a_free_variable_reads_it() -> None:
-    factor = torch.full((4,), 3.0)
-
-    class Closed(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * factor
-
-    assert torch.equal(bound_frame(Closed().forward, ROWS)(ROWS), ROWS * 3)
 
 
 def test_frame_reads_a_global_as_it_is_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,12 +168,6 @@ def test_frame_sets_an_attribute_of_the_module() -> None:
     assert model.calls == 1
 
 
-@pytest.mark.parametrize(("name", "writes"), [("counts", True), ("dtype", False)])
-def test_frame_says_whether_it_writes_to_objects(name: str, writes: bool) -> None:
-    frame, _ = frame_of(getattr(Shapes(), name), ROWS)
-    assert frame.names["writes"] is writes
-
-
 def test_method_that_sets_a_global_is_refused_by_name() -> None:
     with pytest.raises(NotPortable, match=r"Shapes.sets_global sets the global COUNT") as raised:
         frame_of(Shapes().sets_global, ROWS)
@@ -214,20 +182,6 @@ def test_frame_holds_no_path_of_this_machine() -> None:
     kept = frame.code + json.dumps(frame.names).encode()
     assert b"small_models.py" not in kept
     assert str(ROOT).encode() not in kept
-
-
-def test_frame_is_equal_bytes_for_equal_traces() -> None:
-    first, _ = frame_of(Cached().store, ROWS)
-    for method in (Shapes().makes_pair, Shapes().dtype):
-        traced(method, ROWS)  # moves every counter of Dynamo on
-    assert frame_of(Cached().store, ROWS)[0] == first
-
-
-def test_frame_calls_the_graph_by_one_name() -> None:
-    frame, trace = frame_of(Plain().affine, ROWS)
-    names = marshal.loads(frame.code).co_names  # noqa: S302 - made here
-    assert frame.names["graph"] in names
-    assert trace.graph_name not in names
 
 
 def test_frame_and_graph_are_equal_bytes_in_another_process_with_other_hashes() -> None:

@@ -18,19 +18,6 @@ from warmrank.worker.gears.carried import geared_arguments
 from warmrank.worker.gears.model import MAX_COMBINATIONS, Axis, GearedInput, GearFacts, covering, merged
 
 
-def test_no_gears_are_no_gears() -> None:
-    tensor = torch.ones(2, 2)
-    set_dim_gears(tensor, {})
-    assert not hasattr(tensor, "dim_gears")
-
-
-def test_marks_for_torch_compile_go_with_the_gears() -> None:
-    tensor: Any = torch.ones(2, 2)
-    set_dim_gears(tensor, {0: [2, 4], 1: [1, 2]})
-    assert tensor._dynamo_dynamic_indices == {0}
-    assert tensor._dynamo_weak_dynamic_indices == {1}  # a size of 1 is always a constant there
-
-
 @dataclass
 class _Batch:
     x: torch.Tensor
@@ -40,19 +27,7 @@ class _Batch:
 def _takes_more(self: Any, batch: Any, *more: Any, y: Any = None) -> None: ...
 
 
-def _takes_nothing(self: Any) -> None: ...
-
-
 _takes: Any = _takes_more
-_takes_none: Any = _takes_nothing
-
-
-def test_geared_arguments_beyond_the_parameters_are_named_too() -> None:
-    tensors = [torch.ones(2) for _ in range(3)]
-    for tensor in tensors:
-        set_dim_gears(tensor, {0: [2, 4]})
-    assert [where for where, _ in geared_arguments(_takes, tensors, {})] == ["batch", "more[0]", "more[1]"]
-    assert [where for where, _ in geared_arguments(_takes_none, tensors[:1], {})] == ["argument[0]"]
 
 
 def test_geared_arguments_are_found_wherever_they_stand() -> None:
@@ -67,14 +42,6 @@ def test_geared_arguments_are_found_wherever_they_stand() -> None:
         "batch.rest[1][0]",
         "y",
     ]
-
-
-def test_arguments_that_hold_themselves_are_searched_once() -> None:
-    tensor = torch.ones(2)
-    loop: list[Any] = []
-    set_dim_gears(tensor, {0: [2, 4]})
-    loop += [loop, tensor]
-    assert [where for where, _ in geared_arguments(_takes, (loop,), {})] == ["batch[1]"]
 
 
 @pytest.mark.parametrize(
@@ -131,11 +98,6 @@ def test_product_takes_all_with_all_each_once(gears: list[list[int]]) -> None:
     assert set(found) == set(itertools.product(*gears))
 
 
-def test_zip_of_lists_of_different_lengths_is_refused_by_name() -> None:
-    with pytest.raises(GearError, match=r"x has 2, y has 3.*product"):
-        merged([[2, 4], [1, 2, 3]], "zip", ["x", "y"])
-
-
 @pytest.mark.parametrize("last", [10, 11])
 def test_a_hundred_combinations_are_allowed_and_no_more(last: int) -> None:
     gears = [range(1, 11), range(1, last + 1)]
@@ -181,9 +143,3 @@ def _facts(combinations: list[tuple[int, int]], conditions: tuple[str, ...]) -> 
 def test_gear_facts_come_back_from_json(combinations: list[tuple[int, int]]) -> None:
     facts = _facts(combinations, ("s0 == s1",))
     assert GearFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-
-
-def test_sizes_that_the_code_would_treat_otherwise_have_no_gear() -> None:
-    facts = _facts([(4, 4), (2, 2)], ("s0 > 2",))
-    assert facts.gear_of((3, 3)) == (4, 4)
-    assert facts.gear_of((2, 1)) is None

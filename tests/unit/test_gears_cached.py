@@ -122,14 +122,6 @@ def test_a_shape_between_gears_is_an_error_that_says_all(tmp_path: Path) -> None
 
 
 @torch.no_grad()
-def test_a_size_that_is_no_gear_is_refused_before_anything_is_compiled(tmp_path: Path) -> None:
-    function = cached(Model().mlp, tmp_path)
-    with pytest.raises(GearError, match=r"^x: dimension 0 is 3, which is none of its gears \(2, 4\)"):
-        function(geared(rows(3), 2, 4))
-    assert function.last_result is None
-
-
-@torch.no_grad()
 def test_combinations_that_the_code_cannot_run_with_are_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,18 +143,6 @@ def test_product_runs_with_all_combinations(tmp_path: Path) -> None:
         x, y = rows(left), rows(right)
         assert same(function(x, y), model.joined(x, y))
     assert len(function.variants) == 1
-
-
-def test_zip_of_lists_of_different_lengths_is_refused(tmp_path: Path) -> None:
-    with torch.no_grad(), pytest.raises(GearError, match="x dimension 0 has 2, y dimension 0 has 3"):
-        cached(Model().joined, tmp_path)(geared(rows(2), 2, 4), geared(rows(2), 2, 3, 4))
-
-
-@pytest.mark.parametrize(("name", "first"), [("fixed", 4), ("squeezed", 1)])
-@torch.no_grad()
-def test_code_that_works_for_one_size_only_is_refused(tmp_path: Path, name: str, first: int) -> None:
-    with pytest.raises(GearError, match="gear"):
-        cached(getattr(Model(), name), tmp_path)(geared(rows(first), 1, 4))
 
 
 @torch.no_grad()
@@ -211,34 +191,6 @@ def test_an_artifact_with_gears_is_not_loaded_for_tensors_without(tmp_path: Path
     assert outcome(again) == "loaded"
     again(rows(2))
     assert len(again.variants) == 1
-
-
-@torch.no_grad()
-def test_guards_always_keep_what_was_learned(tmp_path: Path) -> None:
-    model = Model()
-    function = cached(model.mlp, tmp_path, guards="always")
-    function(geared(rows(2), 2, 4))
-    assert same(function(x := rows(4)), model.mlp(x))
-    assert len(function.variants) == 1
-
-
-@torch.no_grad()
-def test_without_guards_a_miss_is_still_an_error(tmp_path: Path) -> None:
-    function = cached(Model().mlp, tmp_path, guards="skip")
-    function(geared(rows(2), 2, 4))
-    with pytest.raises(GearError, match="x dimension 0 is 3"):
-        function(rows(3))
-
-
-@torch.no_grad()
-def test_numbers_stay_free_beside_gears(tmp_path: Path) -> None:
-    model = Model()
-    function = cached(model.scaled, tmp_path)
-    function(geared(rows(2), 2, 4), 5)
-    for count, by in ((4, 7), (2, 9)):
-        x = rows(count)
-        assert same(function(x, by), model.scaled(x, by))
-    assert len(function.variants) == 1
 
 
 @torch.no_grad()

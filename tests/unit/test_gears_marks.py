@@ -45,15 +45,6 @@ def test_mark_static_makes_the_traced_sizes_constants(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_mark_static_of_one_dimension_leaves_the_others(tmp_path: Path) -> None:
-    function = cached(Model().forward, tmp_path)
-    x = torch.rand(2, 4)
-    torch._dynamo.mark_static(x, 1)
-    function(x)
-    assert sizes(function) == [None, 4]
-
-
-@torch.no_grad()
 def test_mark_dynamic_in_a_static_trace_serves_other_sizes(tmp_path: Path) -> None:
     function = cached(Model().forward, tmp_path, dynamic=False)
     x = torch.rand(2, 4)
@@ -63,18 +54,6 @@ def test_mark_dynamic_in_a_static_trace_serves_other_sizes(tmp_path: Path) -> No
     y = torch.rand(5, 4)
     assert torch.equal(function(y), torch.relu(y) + 1)
     assert len(function.variants) == 1
-
-
-@torch.no_grad()
-def test_mark_dynamic_keeps_its_bounds(tmp_path: Path) -> None:
-    function = cached(Model().forward, tmp_path)
-    x = torch.rand(4, 4)
-    torch._dynamo.mark_dynamic(x, 0, min=3, max=6)
-    function(x)
-    for rows, variants in ((6, 1), (7, 2)):
-        y = torch.rand(rows, 4)
-        assert torch.equal(function(y), torch.relu(y) + 1)
-        assert len(function.variants) == variants
 
 
 @torch.no_grad()

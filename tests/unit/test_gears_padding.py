@@ -81,13 +81,6 @@ def test_coupled_rows_are_refused_whatever_the_first_call_brings(
         padded(getattr(Coupled(), name), tmp_path)(geared(x, 2, 4))
 
 
-@pytest.mark.parametrize("values", [[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]])
-@torch.no_grad()
-def test_numbers_that_are_indexes_do_not_fail_the_trial(tmp_path: Path, values: list[float]) -> None:
-    x = torch.tensor(values)
-    assert same(padded(Coupled().looked_up, tmp_path)(geared(x, 2, 4)), Coupled().looked_up(x))
-
-
 @torch.no_grad()
 def test_a_function_that_writes_to_an_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GearError, match=r"writes to self.*rows"):
@@ -134,25 +127,6 @@ def test_cut_outputs_are_overwritten_unless_they_are_cloned(tmp_path: Path) -> N
 
 
 @torch.no_grad()
-def test_an_artifact_serves_both_rules(tmp_path: Path) -> None:
-    model = Model()
-    cached(model.mlp, tmp_path)(geared(rows(2), 2, 4))
-    function = padded(model.mlp, tmp_path)
-    x = geared(rows(3), 2, 4)
-    assert same(function(x), model.mlp(x))
-    assert function.last_result.outcome == "loaded"
-
-
-@torch.inference_mode()
-def test_padding_in_inference_mode_serves_calls_out_of_it(tmp_path: Path) -> None:
-    model = Model()
-    function = padded(model.add, tmp_path)
-    function(geared(rows(3), 2, 4), geared(rows(3), 2, 4))
-    x, y = rows(3), rows(3)
-    assert same(function(x, y), x + y)
-
-
-@torch.no_grad()
 def test_random_numbers_are_not_padded(tmp_path: Path) -> None:
     class Noisy(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -177,15 +151,3 @@ def test_numbers_and_strides_of_a_padded_call_are_the_callers(tmp_path: Path) ->
     x, y = torch.randn(8, 2).t(), torch.randn(8, 2)
     assert same(function(x, y), model(x, y))
     assert len(function.variants) == 1
-
-
-@torch.no_grad()
-def test_another_number_is_no_other_padding(tmp_path: Path) -> None:
-    model = Model()
-    function = padded(model.scaled, tmp_path)
-    function(geared(rows(3), 2, 4), 5)
-    plans = function.variants[0]._geared._plans
-    for by in (6, 7):
-        x = rows(3)
-        assert same(function(x, by), model.scaled(x, by))
-    assert len(plans) == 1

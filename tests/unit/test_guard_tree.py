@@ -15,7 +15,7 @@ from tests.support.tracing import compiled, misfits, traced, traces_more
 from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
 from tests.support.zoo.case import CASES
 from tests.support.zoo_child import _contexts
-from warmrank.worker.errors import GraphBreak, NotPortable
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.translate import AMBIENT_KINDS, RULES, TRANSLATED_KINDS, accounts
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
 from warmrank.worker.torch_private.patching import wrapped
@@ -71,24 +71,6 @@ def test_leaf_that_nothing_stands_for_is_refused_with_its_name_and_object() -> N
     tree = GuardTree(leaves=(leaf,), dicts=(), looked_up=())
     with pytest.raises(NotPortable, match=r"L\['self'\].x by NEW_MATCH"):
         accounts(tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())
-
-
-class Scaled(nn.Linear):
-    scale = 2
-
-
-class TwoScaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = Scaled(4, 4), Scaled(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * type(self.first).scale * type(self.second).scale
-
-
-def test_type_that_two_objects_share_is_accounted_for_at_both() -> None:
-    tree = traced(TwoScaled().forward, ROWS).tree
-    accounts(tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())
 
 
 class Holder(nn.Module):
@@ -168,25 +150,11 @@ def test_order_of_keyword_arguments_is_noticed() -> None:
     assert misfits(artifact, holder.keywords, ROWS, b=2.0, a=1.0)
 
 
-def test_keys_that_were_moved_are_noticed() -> None:
-    holder = Holder()
-    artifact = compiled(holder.items, ROWS)
-    holder.ordered.move_to_end("a")
-    assert misfits(artifact, holder.items, ROWS)
-
-
 def test_dict_whose_keys_were_moved_before_is_refused() -> None:
     holder = Holder()
     holder.ordered.move_to_end("a")
     with pytest.raises(NotPortable, match="OrderedDict"):
         compiled(holder.items, ROWS)
-
-
-def test_writing_to_a_deque_with_a_limit_is_refused() -> None:
-    holder = Holder()
-    holder.last = deque([1, 2], maxlen=2)
-    with pytest.raises(GraphBreak, match="maxlen"):
-        compiled(holder.appends, ROWS)
 
 
 def test_limit_of_a_deque_is_noticed() -> None:

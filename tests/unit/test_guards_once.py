@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +54,6 @@ def test_train_and_eval_are_noticed_and_each_has_its_variant(tmp_path: Path) -> 
     assert len(function.variants) == 2
 
 
-@torch.no_grad()
-def test_a_flag_that_no_condition_is_about_is_looked_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Outer()
-    function = cached(model.flagged, tmp_path, guards="once")
-    function(ROWS)
-    model.training = False  # of the root alone; the artifact still fits
-    calls = itertools.count()
-    ensure = function.ensure
-    monkeypatch.setattr(function, "ensure", lambda *a, **k: (next(calls), ensure(*a, **k))[1])
-    for _ in range(3):
-        assert torch.equal(function(ROWS), model.flagged(ROWS))
-    assert (len(function.variants), next(calls)) == (1, 1)
-
-
 @pytest.mark.parametrize(("name", "value"), [("FACTOR", 4), ("FACTOR", 2.5), ("OFFSET", torch.ones(2, 3))])
 @torch.no_grad()
 def test_a_rebound_global_is_noticed(
@@ -95,36 +78,6 @@ def test_a_class_that_was_patched_and_put_back_is_itself_again(tmp_path: Path, g
     again = cached(model.acted, tmp_path / "plain", guards="always")
     again(ROWS)
     assert again.last_result.outcome == "loaded"
-
-
-@torch.no_grad()
-def test_a_miss_names_the_nearest_variants_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    function = cached(Outer().scaled, tmp_path)
-    for factor in range(10, 16):
-        monkeypatch.setitem(globals(), "FACTOR", factor)
-        function(ROWS)
-    reason = function.last_result.reason
-    assert reason.count(" | ") == 3
-    assert reason.endswith("| and 2 more")
-
-
-@torch.no_grad()
-def test_a_wrong_call_names_the_function(tmp_path: Path) -> None:
-    function = cached(Outer().scaled, tmp_path)
-    for _ in range(2):
-        with pytest.raises(TypeError, match=r"Outer\.scaled\("):
-            function(ROWS, 1)
-        function(ROWS)
-
-
-@torch.no_grad()
-def test_texts_of_function_and_variant_say_what_they_are(tmp_path: Path) -> None:
-    function = cached(Outer().scaled, tmp_path)
-    assert repr(function) == "<CachedFunction Outer.scaled, mode reduce-overhead, nothing loaded yet>"
-    function(ROWS)
-    digest = function.last_result.digest[:12]
-    assert repr(function).endswith(f"variants loaded: {digest}>")
-    assert repr(function.variants[0]) == f"<Variant {digest} of Outer.scaled(x), engine graph>"
 
 
 class Lazy(torch.nn.Module):
@@ -177,19 +130,6 @@ def test_inputs_with_lazy_bits_are_right_in_captured_graphs(tmp_path: Path, bit:
 def test_inputs_with_lazy_bits_are_refused_by_compiled_kernels(tmp_path: Path, bit: str) -> None:
     function = cached(Lazy().shifted, tmp_path, config=_config("max-autotune"))
     with pytest.raises(NotPortable, match=rf"^x has its {bit} bit set.*x\.resolve_"):
-        function(LAZY[bit])
-
-
-@compiles_ahead
-@pytest.mark.slow
-@pytest.mark.parametrize("bit", ["negative", "conjugate"])
-@torch.no_grad()
-def test_inputs_with_resolved_bits_run_compiled_kernels(tmp_path: Path, bit: str) -> None:
-    model = Lazy()
-    function = cached(model.shifted, tmp_path, config=_config("max-autotune"))
-    x = LAZY[bit].resolve_neg().resolve_conj()
-    assert torch.equal(function(x), model.shifted(x))
-    with pytest.raises(NotPortable, match=rf"^x has its {bit} bit set"):
         function(LAZY[bit])
 
 

@@ -19,7 +19,6 @@ from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines.aoti import AotiEngine, _compile_again
 from warmrank.worker.errors import NotYet
 from warmrank.worker.torch_private import inductor
-from warmrank.worker.torch_private.symbols import rebuild
 from warmrank.worker.torch_private.tracing import trace
 
 X = torch.arange(12.0).reshape(3, 4)
@@ -103,23 +102,6 @@ def test_compiling_again_comes_to_the_same_conditions(
 
 
 @compiles_ahead
-def test_compiling_again_treats_sizes_of_1_as_the_trace_did(
-    sources: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    from torch.fx.experimental import _config
-
-    settings: Any = _config
-    with settings.patch(backed_size_oblivious=True):
-        sections = built("written")
-    with caplog.at_level(logging.WARNING, logger="torchair"):
-        assert _compile_again(sections, call_of(sections)) is not None
-    without = call_of(sections)
-    del without["described"]["oblivious"]
-    assert _compile_again(sections, without) is None
-    assert len(sources) == 3
-
-
-@compiles_ahead
 @pytest.mark.parametrize(
     "change",
     [lambda call: call["added"].pop(), lambda call: call["tensors"].reverse()],
@@ -135,39 +117,6 @@ def test_compiling_again_to_something_else_falls_back_with_a_warning(
         assert _compile_again(sections, call) is None
     assert "the kernels came out otherwise than the artifact says, so the graph is replayed" in caplog.text
     assert sources
-
-
-def test_rebuilt_symbols_have_the_names_that_were_described() -> None:
-    names = {"s27": [4, 2, 99], "s3": [7, 0, 99], "s127": [5, 2, 99]}
-    inputs = [{"number": name} for name in names]
-    values = rebuild({"symbols": names, "conditions": ["s27 < s127"], "inputs": inputs})
-    assert [str(value.node.expr) for value in values] == list(names)
-
-
-@compiles_ahead
-def test_number_of_threads_stands_in_the_code(
-    sources: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    settings = inductor._settings
-    monkeypatch.setattr(inductor, "_settings", lambda *args: settings(*args) | {"cpp.threads": 77})
-    graph = torch.fx.symbolic_trace(lambda x: (torch.sin(x),))
-    inductor.compile_library(
-        graph,
-        [torch.zeros(1 << 16)],
-        directory=tmp_path,
-        cache=tmp_path / "cache",
-        march=None,
-        compiler="g++",
-    )
-    assert "num_threads(77)" in sources[0]
-
-
-@compiles_ahead
-def test_conditions_of_the_compile_are_those_of_the_trace(sources: list[str]) -> None:
-    call = call_of(built("numbered"))
-    (number,) = (call["described"]["inputs"][position]["number"] for position in call["numbers"])
-    assert f"{number} >= 2" in call["added"]  # the carrier's size, which Dynamo knows nothing of
-    assert f"{number} >= 2" not in call["described"]["conditions"]
 
 
 def test_setting_that_is_unknown_is_an_error_unless_it_changes_no_results() -> None:

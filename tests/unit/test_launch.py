@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fake_rank import FUNCTIONS, FakeWorld, digest_of
+from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import Recorder
 from warmrank.cache_store.errors import Conflict, NewerFormat
 from warmrank.orchestrator.causes import WorkerFailure
@@ -111,17 +110,6 @@ def test_no_compile_lists_every_miss_with_its_reason_and_ranks(launches: Launche
     assert "Model.decode on ranks 0-1: nothing lies there" in str(caught.value)
 
 
-def test_no_compile_in_the_config_counts_too(launches: Launches) -> None:
-    config = config_of(launches.tmp_path, no_compile=True)
-    with pytest.raises(CompileForbidden):
-        launch(config, launcher=InProcessLauncher(launches.world.make_worker))
-
-
-def test_no_compile_lets_a_warm_launch_pass(launches: Launches) -> None:
-    launches()
-    assert launches(no_compile=True).totals.num_loaded == 4
-
-
 def test_no_compile_compiles_nothing_after_a_refusal_either(launches: Launches) -> None:
     launches()
     launches.world.kind_of = lambda rank: rank
@@ -176,24 +164,12 @@ def test_all_ranks_take_each_capture_step_before_the_next(launches: Launches) ->
     ]
 
 
-def test_launch_that_captures_nothing_has_no_such_stage(launches: Launches) -> None:
-    launches.world.num_captures = lambda rank: 0
-    report = launches()
-    assert "capture" not in [stage.stage for stage in report.stages]
-    assert launches.world.called("capture") == []
-
-
 def test_npus_with_too_few_streams_are_named_before_the_first_capture(launches: Launches) -> None:
     launches.world.stream_problem = lambda rank: "too many streams" if rank else ""
     report = launches(3, device="npu")
     assert "ranks 1-2: too many streams" in report.problems
     methods = [method for method, *_ in launches.world.calls]
     assert methods.index("stream_problem") < methods.index("capture")
-
-
-def test_other_devices_are_not_asked_for_streams(launches: Launches) -> None:
-    launches.world.stream_problem = lambda rank: "too many streams"
-    assert "too many streams" not in " ".join(launches().problems)
 
 
 def test_ranks_with_different_numbers_of_captures_fail_by_name(launches: Launches) -> None:
@@ -233,18 +209,6 @@ def test_equal_causes_are_grouped(launches: Launches) -> None:
     assert "ranks 0-2, 5" in text
 
 
-def test_failure_survives_pickling(launches: Launches) -> None:
-    launches.world.raises = {("build", 0): ValueError("bad")}
-    error = launches.failure()
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert (copy.failures, str(copy)) == (error.failures, str(error))
-
-
-def test_function_that_fails_where_all_must_succeed_is_named(launches: Launches) -> None:
-    launches.world.bad_results = {("first_call", 0)}
-    assert "rank 0: FunctionFailed in Model.prefill: it broke" in str(launches.failure())
-
-
 def test_function_that_compiles_nowhere_fails_the_launch(launches: Launches) -> None:
     launches.world.broken = {FUNCTIONS[0]: "GraphBreak: it broke"}
     error = launches.failure()
@@ -255,17 +219,6 @@ def test_function_that_compiles_nowhere_fails_the_launch(launches: Launches) -> 
 def test_output_that_differs_from_the_reference_fails_the_launch(launches: Launches) -> None:
     launches.world.max_error = 0.5
     assert "logits with eager: largest difference 0.5, allowed 0.1" in str(launches.failure())
-
-
-def test_ranks_are_taken_down_after_success(launches: Launches) -> None:
-    launches()
-    assert launches.world.stopped == [0, 1]
-
-
-def test_ranks_are_taken_down_after_failure(launches: Launches) -> None:
-    launches.world.raises = {("build", 0): ValueError("bad")}
-    launches.failure()
-    assert launches.world.stopped == [0, 1]
 
 
 def test_ranks_are_taken_down_after_an_interrupt(launches: Launches) -> None:
@@ -285,38 +238,6 @@ def test_unusable_cache_directory_is_a_failure_of_start(launches: Launches) -> N
     assert "UnusableCache" in str(error)
 
 
-def test_seconds_grow_over_the_stages_and_the_outcome_stays(launches: Launches) -> None:
-    found = launches().ranks[0].functions[0]
-    assert found.outcome == "compiled"
-    seconds = found.seconds
-    assert (seconds.trace_s, seconds.compile_s, seconds.capture_s, seconds.first_call_s) == (
-        1.0,
-        2.0,
-        0.5,
-        0.25,
-    )
-
-
-def test_report_has_functions_in_call_order(launches: Launches) -> None:
-    assert [found.function for found in launches().ranks[1].functions] == list(FUNCTIONS)
-
-
-def test_report_counts_each_artifact_once(launches: Launches) -> None:
-    totals = launches(4).totals
-    assert (totals.num_artifacts, totals.artifact_bytes) == (2, 200)
-
-
-def test_report_holds_request_keys_and_digests(launches: Launches) -> None:
-    found = launches().ranks[1].functions[0]
-    assert found.request_key == digest_of(FUNCTIONS[0], "same")
-    assert found.digest == digest_of(FUNCTIONS[0], 0)
-
-
-def test_report_has_the_stages_in_order(launches: Launches) -> None:
-    stages = [stage.stage for stage in launches().stages]
-    assert stages == ["start", "build", "probe", "compile", "load", "capture", "first_call", "verify"]
-
-
 def test_ranks_in_different_environments_become_a_problem(launches: Launches) -> None:
     launches.world.environments = {1: {"python": "cpython 3.12"}, 0: {"python": "cpython 3.11"}}
     report = launches()
@@ -325,14 +246,6 @@ def test_ranks_in_different_environments_become_a_problem(launches: Launches) ->
     assert "cpython 3.11" in problem
     (other,) = report.other_environments
     assert (other.ranks, other.environment) == ((1,), {"python": "cpython 3.12"})
-
-
-def test_listener_hears_of_every_stage_rank_and_function(launches: Launches) -> None:
-    launches()
-    heard = launches.recorder
-    assert [name for name, _ in heard.started] == [name for name, _ in heard.finished]
-    assert {rank for stage, rank in heard.ranks if stage == "build"} == {0, 1}
-    assert ("compile", 0, FUNCTIONS[0]) in heard.functions
 
 
 class LateLauncher:
@@ -360,14 +273,6 @@ class LateLauncher:
 
     def stop(self) -> None:
         self.inner.stop()
-
-
-def test_rank_that_does_not_answer_fails_with_the_setting_to_raise(launches: Launches) -> None:
-    launcher = LateLauncher(InProcessLauncher(launches.world.make_worker), "capture", late=1)
-    with pytest.raises(LaunchFailed) as caught:
-        launch(config_of(launches.tmp_path, timeouts={"capture_s": 7}), launcher=launcher)
-    assert "rank 1: timeout: no answer within 7 s" in str(caught.value)
-    assert "raise timeouts.capture_s" in str(caught.value)
 
 
 def test_ranks_still_out_after_a_failure_are_named_but_not_blamed(launches: Launches) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.orchestrator.config import models as config_models
-from warmrank.orchestrator.config import models as serving_config
-from warmrank.orchestrator.config import problems as config_problems
-from warmrank.orchestrator.config import store as store_config
-from warmrank.orchestrator.config.models import Config, Parallel
+from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import groups, load, parse
-from warmrank.orchestrator.config.store import Strict
 from warmrank.orchestrator.errors import ConfigError
 
 MINIMAL = """
@@ -43,14 +37,6 @@ def refusal(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_name_defaults_to_the_file_stem(file: Path) -> None:
-    assert load(file).name == "tiny"
-
-
-def test_missing_axes_default_to_one(file: Path) -> None:
-    assert load(file).parallel == Parallel(tp=2, pp=1, dp=1)
-
-
 def test_relative_paths_resolve_against_the_current_directory(file: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "configs" / "tiny.yaml"
     elsewhere.parent.mkdir()
@@ -62,27 +48,10 @@ def test_relative_paths_resolve_against_the_current_directory(file: Path, tmp_pa
     assert config.store.trust.signing_key == tmp_path / "key.pem"
 
 
-def test_home_in_paths_is_expanded(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/nowhere")
-    assert load(file, ("cache_dir=~/cache",)).cache_dir == Path("/nowhere/cache")
-
-
-def test_an_absolute_script_below_the_current_directory_becomes_relative(file: Path, tmp_path: Path) -> None:
-    config = load(file, (f"workload={{script: {tmp_path}/jobs/run.py}}",))
-    assert config.model_dump()["workload"]["script"] == "jobs/run.py"
-
-
 def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
     config = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
     assert config.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
     assert config.timeouts.compile_s == 1.5
-
-
-def test_bare_off_is_the_policy_off(file: Path) -> None:
-    file.write_text(MINIMAL + "store: {path: s, trust: {policy: off}}\n")
-    config = load(file)
-    assert config.store is not None
-    assert config.store.trust.policy == "off"
 
 
 @pytest.mark.parametrize("key", ["node_silent_s", "lease_s"])
@@ -100,18 +69,10 @@ def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
     assert "did you mean timeouts.compile_s?" in text
 
 
-def test_key_of_another_level_is_pointed_to(file: Path) -> None:
-    assert "did you mean parallel.tp?" in refusal(file, "tp=2")
-
-
 def test_every_problem_is_listed(file: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(file, ("rankz=1", "guards=never", "ray.omp_num_threads=none"))
     assert [problem.key for problem in caught.value.problems] == ["guards", "ray.omp_num_threads", "rankz"]
-
-
-def test_problem_of_an_override_names_the_override(file: Path) -> None:
-    assert "--set ranks='2': ranks: found '2' (str); expected a valid integer" in refusal(file, "ranks='2'")
 
 
 @pytest.mark.parametrize(
@@ -161,21 +122,6 @@ def test_patterns_are_told_in_plain_words_only(file: Path, override: str, words:
     assert "match pattern" not in text
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [("workload=3", "mapping with entrypoint"), ("store={tiers: 3}", "a list: one or two mappings such as")],
-)
-def test_mappings_and_lists_are_told_in_the_words_of_yaml_and_once(
-    file: Path, override: str, expected: str
-) -> None:
-    assert f"; expected {expected}" in refusal(file, override)
-
-
-def test_axes_are_told_with_the_override_that_set_one(file: Path) -> None:
-    assert refusal(file, "ranks=3").startswith("--set ranks=3: ranks, parallel: ")
-    assert refusal(file, "ranks=3", "parallel.tp=4").startswith("--set parallel.tp=4: ranks, parallel: ")
-
-
 def test_axes_that_do_not_fill_the_ranks_are_refused_with_the_numbers(file: Path) -> None:
     assert "parallel tp 3 x pp 1 x dp 1 = 3, but ranks = 2" in refusal(file, "parallel.tp=3")
 
@@ -194,35 +140,6 @@ def test_axes_that_do_not_fill_the_ranks_are_refused_with_the_numbers(file: Path
 def test_file_that_is_no_mapping_of_plain_data_is_refused(file: Path, text: str, expected: str) -> None:
     file.write_text(text)
     assert expected in refusal(file)
-
-
-def test_missing_file_is_refused(tmp_path: Path) -> None:
-    assert "no readable file" in refusal(tmp_path / "absent.yaml")
-
-
-def test_merge_keys_of_yaml_work(file: Path) -> None:
-    file.write_text(MINIMAL.replace("{layers: 4}", "{<<: {layers: 5}, width: 1}"))
-    assert load(file).model_dump()["workload"]["arguments"] == {"layers": 5, "width": 1}
-
-
-def test_error_survives_pickling(file: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(file, ("rankz=1",))
-    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
-    assert (copy.problems, str(copy)) == (caught.value.problems, str(caught.value))
-
-
-def test_every_model_has_its_place_in_error_messages() -> None:
-    found = {**vars(config_models), **vars(serving_config), **vars(store_config)}
-    values = [value for value in found.values() if isinstance(value, type)]
-    models = {value for value in values if issubclass(value, Strict) and value is not Strict}
-    assert set(config_problems.MODELS.values()) == models
-
-
-def test_every_key_says_what_is_expected() -> None:
-    for model in config_problems.MODELS.values():
-        for name, field in model.model_fields.items():
-            assert field.description, f"{model.__name__}.{name}"
 
 
 axis = st.integers(min_value=1, max_value=4)

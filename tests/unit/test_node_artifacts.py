@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
     OFF,
-    backend_of,
     blob_path,
     make_partition,
     open_store,
@@ -23,9 +21,7 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import kept_files, kept_path
-from warmrank.cache_store.cache_dir.single_flight import BEAT_NAME, LOCKS
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.manifests import take_pinned
 from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.layout import blob_name
@@ -84,13 +80,6 @@ def test_node_gets_the_artifacts_of_the_node_that_hosted_its_ranks(store, source
         assert (report.node.num_fetched, report.node.num_placed, report.node.skipped) == (1, 1, ())
 
 
-def test_smaller_nodes_find_the_first_rank_of_the_larger_one(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    assert placed(node) == {}
-    run(store, node, ranks=(2, 3))
-    assert placed(node) == {ADD: b"add"}
-
-
 def test_larger_node_gets_those_of_every_smaller_one_that_it_replaces(store, source, node):
     publish_nodes(store, source, {0: {ADD: b"add"}, 2: {MUL: b"mul"}}, world_size=4)
     run(store, node, ranks=(0, 1, 2, 3))
@@ -106,31 +95,12 @@ def test_another_world_gets_those_of_each_distinct_set_of_artifacts(store, sourc
     assert placed(node) == {ADD: b"of stage 0", MUL: b"of stage 1"}
 
 
-def test_nodes_that_ran_the_same_are_not_all_laid_out_in_another_world(store, source, node):
-    packages = {rank: {f"mine/made_on_{rank}.bin": f"{rank}".encode()} for rank in (0, 2)}
-    publish_nodes(store, source, packages, world_size=4)
-    run(store, node, world_size=8, ranks=(0, 1))
-    assert placed(node) == {"mine/made_on_0.bin": b"0"}
-
-
 def test_stage_that_no_first_rank_hosts_counts_with_its_node(store, source, node):
     # Nodes of two ranks: rank 3 runs another stage than rank 2, which keeps the node's artifacts.
     functions = {rank: {"M.f": b"last" if rank == 3 else b"usual"} for rank in range(4)}
     publish_nodes(store, source, {0: {ADD: b"0"}, 2: {MUL: b"2"}}, world_size=4, functions=functions)
     run(store, node, world_size=8, ranks=(0, 1))
     assert placed(node) == {ADD: b"0", MUL: b"2"}
-
-
-def test_equal_bytes_of_several_nodes_are_kept_once(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"same"}, 2: {MUL: b"same"}}, world_size=4)
-    report = run(store, node, ranks=(0, 1, 2, 3)).node
-    assert (report.num_fetched, report.num_placed, len(kept_files(node / "cache"))) == (1, 2, 1)
-
-
-def test_two_nodes_made_other_bytes_of_one_path(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"first"}, 2: {ADD: b"second"}}, world_size=4)
-    report = run(store, node, ranks=(0, 1, 2, 3)).node
-    assert (placed(node), report.num_fetched) == ({ADD: b"first"}, 1)
 
 
 def test_of_each_path_the_newest_launch_counts(store, source, node):
@@ -188,18 +158,6 @@ def test_one_budget_holds_for_all_launches_and_nodes(store, source, node, monkey
     assert "more than 3 files" in report.skipped[0]
 
 
-def test_launch_of_another_environment_gives_none(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4, environment={**ENVIRONMENT, "cann": "9"})
-    assert run(store, node, ranks=(0,)).node.files == ()
-    assert placed(node) == {}
-
-
-def test_distinct_partitions_do_not_differ_by_node_artifacts(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"0"}, 2: {ADD: b"2"}}, world_size=4)
-    report = run(store, node, world_size=8, ranks=(0,))
-    assert [part.partition for part in report.partitions] == ["world4global_rank0"]
-
-
 # What goes wrong keeps nothing else back.
 
 
@@ -218,36 +176,6 @@ def test_damaged_blob_of_a_node_artifact_is_never_placed(store, root, source, no
     report = run(store, node, ranks=(0, 1))
     assert (len(report.partitions), placed(node), kept_files(node / "cache")) == (2, {}, ())
     assert "corrupt" in report.node.skipped[0]
-
-
-def test_store_that_fails_while_sources_are_looked_for_is_a_fault(store, source, node, monkeypatch):
-    from warmrank.cache_store.errors import StoreUnavailable
-    from warmrank.cache_store.fetch import node_artifacts
-
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-
-    def away(*_: Any) -> None:
-        raise StoreUnavailable(what="manifest", where="store", reason="gone")
-
-    monkeypatch.setattr(node_artifacts, "node_sources", away)
-    report = run(store, node, ranks=(0, 1))
-    assert (len(report.partitions), report.node.files) == (2, ())
-    assert report.faults[0].startswith("node artifacts: store unavailable")
-
-
-def test_each_blob_is_read_once_for_a_node(store, source, node, monkeypatch):
-    publish_nodes(store, source, {0: {ADD: b"same", MUL: b"same"}}, world_size=4)
-    opened: list[str] = []
-    backend = backend_of(store)
-    real = backend.open
-
-    def note(name: str) -> BinaryIO:
-        opened.append(name)
-        return real(name)
-
-    monkeypatch.setattr(backend, "open", note)
-    run(store, node, ranks=(0, 1, 2, 3))
-    assert opened.count(blob_name(digest_bytes(b"same").sha256)) == 1
 
 
 # Trust.
@@ -272,27 +200,6 @@ def test_cache_directory_is_marked_for_unsigned_names_of_bytes_that_it_kept_befo
     found = store.fetch_node_files(record.partitions, destinations(node), node / "cache")
     assert (found.num_copied, len(found.files)) == (0, 1)
     assert (node / "cache" / UNVERIFIED).exists()
-
-
-class OtherNode:
-    """A `BlobReader` that has one blob."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def open(self, name: str) -> io.BytesIO:
-        assert name == blob_name(digest_bytes(self.data).sha256)
-        return io.BytesIO(self.data)
-
-
-def test_node_artifacts_come_from_another_node_too(store, root, source, node):
-    record = publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    overwrite(blob_path(root, b"add"), b"sub")  # so that the store has none
-    found = store.fetch_node_files(
-        record.partitions, destinations(node), node / "cache", options=FetchOptions(shared=OtherNode(b"add"))
-    )
-    assert (found.num_copied, found.skipped) == (1, ())
-    assert kept_path(node / "cache", digest_bytes(b"add").sha256).read_bytes() == b"add"
 
 
 # The rest of a manifest's life.
@@ -381,9 +288,3 @@ def test_nearer_place_gets_the_blobs_of_node_artifacts(tmp_path, source, node):
     both = open_tiers([TierSpec(location=str(near)), TierSpec(location=str(far))], trust=OFF)
     run(both, node, ranks=(0, 1))
     assert blob_path(near, b"add").exists()
-
-
-def test_waiters_hear_of_a_holder_that_copies_node_artifacts(store, source, node):
-    record = publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    store.fetch_node_files(record.partitions, destinations(node), node / "cache")
-    assert (node / "cache" / LOCKS / BEAT_NAME).exists()

@@ -9,16 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.node_artifacts import kept, write
-from tests.support.stored import make_partition
 from warmrank.cache_store.cache_dir.node_files import NodeFile, find_kept, keep, kept_files, kept_path
 from warmrank.cache_store.cache_dir.placing import Destination, Vouched, place_files, refusal
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.paths import MAX_PARTS
-from warmrank.cache_store.records.manifest import MAX_ENTRIES
 from warmrank.worker import node_collecting
 from warmrank.worker.node_caches import GRAPHS, NodeCache, pack
-from warmrank.worker.node_collecting import Collected, Room, collect, listing, room_in
-from warmrank.worker.rank.manifests import with_node_files
+from warmrank.worker.node_collecting import Collected, Room, collect, listing
 
 ARTIFACT = "0f" * 16
 ROOM = Room(artifacts=frozenset({ARTIFACT}))
@@ -58,12 +53,6 @@ def test_only_what_is_new_or_changed_is_collected(cache: Path, tool: Path):
     assert all(find_kept(cache, file.digest) for file in found.files)
 
 
-def test_everything_is_collected_where_the_config_asks_for_all(cache: Path, tool: Path):
-    write(tool / "old.o", b"old")
-    caches = cache_of(tool, collect="all")
-    assert relatives(collect(caches, cache, ROOM, before=listing(caches))) == ["old.o"]
-
-
 def test_files_that_no_pattern_takes_are_nobodys_business(cache: Path, tool: Path):
     write(tool / "kernel_cache/a.o", b"a")
     write(tool / "notes.txt", b"private")
@@ -91,14 +80,6 @@ def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache:
     ] == [True, True]
 
 
-def test_directory_that_others_can_write_is_left_out_whole(cache: Path, tool: Path):
-    write(tool / "open/a.o", b"x")
-    write(tool / "b.o", b"x")
-    (tool / "open").chmod(0o777)
-    found = collected(tool, cache)
-    assert (relatives(found), len(found.left_out)) == (["b.o"], 1)
-
-
 def test_file_that_is_being_written_is_left_out(cache: Path, tool: Path, monkeypatch: pytest.MonkeyPatch):
     path = write(tool / "a.o", b"half")
     write(tool / "b.o", b"whole")
@@ -112,24 +93,6 @@ def test_file_that_is_being_written_is_left_out(cache: Path, tool: Path, monkeyp
     found = collected(tool, cache)
     assert relatives(found) == ["b.o"]
     assert "nobody writes while it is read" in found.left_out[0]
-
-
-def test_directories_too_deep_for_a_manifest_are_not_looked_into(
-    cache: Path, tool: Path, monkeypatch: pytest.MonkeyPatch
-):
-    deepest = tool.joinpath(*["deep"] * 100)
-    deepest.mkdir(parents=True)
-    write(tool / "a.o", b"a")
-    scanned: list[Any] = []
-    real = os.scandir
-
-    def note(path: Any) -> Any:
-        scanned.append(path)
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", note)
-    assert relatives(collected(tool, cache)) == ["a.o"]
-    assert len(scanned) == MAX_PARTS
 
 
 def test_names_that_no_manifest_takes_are_left_out_uncopied(cache: Path, tool: Path):
@@ -158,21 +121,6 @@ def test_what_there_is_no_room_for_is_left_out_uncopied(limit: dict[str, Any], c
     assert found.num_new == len(found.files)
 
 
-def test_room_is_what_the_ranks_artifacts_leave(cache: Path):
-    manifest = make_partition(cache)
-    (entry, *_) = manifest.artifacts
-    many = tuple(
-        entry.model_copy(update={"path": f"M/f{index}/compiled_module"}) for index in range(MAX_ENTRIES - 1)
-    )
-    full = manifest.model_copy(update={"artifacts": many})
-    room = room_in(full)
-    assert (room.num_files, set(room.artifacts)) == (1, {entry.sha256[:32]})
-    files = [NodeFile(cache="ge", relative=str(index), digest=digest_bytes(b"")) for index in range(2)]
-    assert with_node_files(type(full)(**dict(full)), files[: room.num_files])
-    with pytest.raises(ValueError, match="at most"):
-        with_node_files(type(full)(**dict(full)), files)
-
-
 # What came from the store.
 
 
@@ -186,13 +134,6 @@ def test_what_came_from_the_store_stays_in_the_manifest(cache: Path, tool: Path,
     found = collect(cache_of(tool), cache, ROOM, carried=[carried])
     assert relatives(found) == ["new.o", "fetched.o"]
     assert found.num_new == 1
-
-
-def test_fetched_file_that_changed_since_counts_with_its_new_bytes(cache: Path, tool: Path, tmp_path: Path):
-    carried = fetched(cache, tmp_path, "a.o", b"fetched")
-    write(tool / "a.o", b"again")
-    found = collect(cache_of(tool), cache, ROOM, carried=[carried])
-    assert [file.digest for file in found.files] == [digest_bytes(b"again")]
 
 
 def test_kept_copy_that_vanished_drops_its_entry_only(cache: Path, tool: Path, tmp_path: Path):
@@ -213,16 +154,6 @@ def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool
     found = collect(cache_of(tool), cache, ROOM, refusal=lambda directory: refusal(directory, "require", ()))
     assert found.files == ()
     assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]
-
-
-def test_mark_is_looked_for_after_copying(cache: Path, tool: Path):
-    write(tool / "own.o", b"own")
-
-    def refused(directory: Path) -> str:
-        assert kept_files(cache)
-        return "marked"
-
-    assert collect(cache_of(tool), cache, ROOM, refusal=refused).left_out == ("node cache operators: marked",)
 
 
 # An engine's files.
@@ -275,12 +206,3 @@ def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_di
     found = collect(engines(tool), cache, room, carried=files)
     assert names(found) == [name, "fetched.tar"]
     assert found.num_new == 1
-
-
-def test_growth_of_a_manifest_is_one_archive_for_an_artifact(cache: Path, tool: Path, tmp_path: Path):
-    carried: tuple[NodeFile, ...] = ()
-    for number in range(3):
-        name = handed_over(tmp_path, tool, b"%d" % number)
-        found = collect(engines(tool), cache, ROOM, carried=carried)
-        carried = found.files
-    assert names(found) == [name]

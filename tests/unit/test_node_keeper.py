@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from tests.support.fake_rank import FakeWorld
 from tests.support.launching import loaded_config
 from tests.support.node_artifacts import kept, write
 from tests.support.stored import make_partition, make_record, open_store
-from warmrank.cache_store.cache_dir.marks import mark_unverified
 from warmrank.cache_store.cache_dir.node_files import NodeFile, kept_path
 from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
@@ -22,11 +20,10 @@ from warmrank.cache_store.seed import NodeSeedReport
 from warmrank.orchestrator.config.reading import Config, load, node_caches_of, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, keeper_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
 from warmrank.orchestrator.gang.rank_host import RankHost, RankInit
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.look.verify import verify_cache
-from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.orchestrator.seed.here import seed_here
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.rank.manifests import with_node_files
@@ -74,25 +71,6 @@ def test_npu_has_the_engines_own_node_caches_without_a_config(tmp_path: Path) ->
     assert names(config(tmp_path, device="npu", node_caches={"ge": None})) == ["static_kernels"]
 
 
-def test_operators_of_cann_are_there_for_a_config_that_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("ACL_OP_COMPILER_CACHE_DIR", raising=False)
-    monkeypatch.delenv("ASCEND_CACHE_PATH", raising=False)
-    (found,) = node_caches_of(config(tmp_path, node_caches={"operators": {}}))
-    assert found.directory == str(tmp_path / "home/atc_data")
-    assert found.patterns == ("kernel_cache*/*", "fuzzy_kernel_cache*/*")
-    (moved,) = node_caches_of(
-        config(tmp_path, node_caches={"operators": {"path": "/ops", "patterns": ["*"]}})
-    )
-    assert (moved.directory, moved.patterns) == ("/ops", ("*",))
-
-
-def test_cpu_has_no_keeper_without_a_config(tmp_path: Path) -> None:
-    assert keeper_of(config(tmp_path, node_caches={})) is None
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -119,13 +97,6 @@ def test_place_that_no_node_can_use_is_an_error_of_the_config(path: str, tmp_pat
     file.write_text(yaml.safe_dump(data.model_dump(mode="json")))
     with pytest.raises(ConfigError, match=r"node_caches\.tools\.path"):
         load(file)
-
-
-def test_place_that_this_node_cannot_use_is_left_out_with_the_reason(tmp_path: Path) -> None:
-    found = keeper(tmp_path, node_caches={"tools": {"path": "~nobody_here/x"}})
-    assert found.destinations == {}
-    (reason,) = found.report().skipped
-    assert "node cache tools: is not absolute" in reason
 
 
 # The keeper.
@@ -162,36 +133,6 @@ def test_what_was_placed_from_the_store_is_not_new(tmp_path: Path) -> None:
     found.take_over(NodeSeedReport(files=(file,), num_fetched=1, num_placed=1))
     assert found.collect(manifest(tmp_path)) == (file,)
     assert (found.report().num_new, found.report().num_fetched) == (0, 1)
-
-
-def test_node_cache_that_the_trust_policy_refuses_is_left_out_with_the_reason(tmp_path: Path) -> None:
-    found = keeper(tmp_path, store={"path": str(tmp_path / "store")})
-    found.begin()
-    write(tmp_path / "tools/new.o", b"new")
-    mark_unverified(tmp_path / "tools", "off")
-    assert found.collect(manifest(tmp_path)) == ()
-    (reason,) = found.report().skipped
-    assert reason.startswith("node cache tools: ")
-
-
-def test_what_a_tool_writes_while_the_store_is_read_is_new(tmp_path: Path) -> None:
-    found = keeper(tmp_path)
-    found.begin()
-    write(tmp_path / "tools/meanwhile.o", b"new")
-    found.take_over(NodeSeedReport(files=(kept(tmp_path / "cache", tmp_path / "other", "tools/a.o", b"a"),)))
-    assert [file.relative for file in found.collect(manifest(tmp_path))] == ["meanwhile.o", "a.o"]
-
-
-def test_another_launch_takes_nothing_away_that_this_one_collected(tmp_path: Path) -> None:
-    old = kept(tmp_path / "cache", tmp_path / "other", "tools/a.o", b"a")
-    path = kept_path(tmp_path / "cache", old.digest.sha256)
-    os.utime(path, (0, 0))
-    write(tmp_path / "tools/a.o", b"a")
-    found = keeper(tmp_path)
-    assert found.collect(manifest(tmp_path)) == (old,)
-    other = {"others": {"path": str(tmp_path / "others")}}
-    keeper(tmp_path, node_caches=other).collect(manifest(tmp_path))
-    assert path.exists()
 
 
 # The rank's process.
@@ -264,22 +205,6 @@ def test_preseed_puts_node_artifacts_in_place(tmp_path: Path) -> None:
     assert found.node_artifacts.skipped == ()
 
 
-def test_listing_and_view_tell_node_artifacts_from_those_of_functions(tmp_path: Path) -> None:
-    from rich.console import Console
-
-    from warmrank.orchestrator.look.store_contents import list_store, open_to_look, show_partition
-    from warmrank.orchestrator.ui.table import render_partition
-
-    given = launched(tmp_path)
-    store = open_to_look(given, None)
-    (line,) = list_store(store, given).launches
-    assert line.functions == ("Llama.decode", "Llama.prefill")
-    assert (line.num_artifacts, line.num_files, line.num_node_files) == (2, 4, 2)
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(render_partition(show_partition(store, "world2global_rank0", given)))
-    assert "(node) tools" in console.export_text()
-
-
 def test_verify_reads_node_artifacts_of_a_cache_directory(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     file = kept(cache, tmp_path / "made", "tools/a.o", b"a")
@@ -287,14 +212,3 @@ def test_verify_reads_node_artifacts_of_a_cache_directory(tmp_path: Path) -> Non
     (path,) = cache.glob(f"node/??/{file.digest.sha256}")
     path.write_bytes(b"b")
     assert "its bytes have" in verify_cache(cache).faults[0]
-
-
-def test_report_says_what_became_of_node_artifacts() -> None:
-    found = NodeArtifacts(
-        num_files=3, size_bytes=2048, num_new=1, num_fetched=2, bytes_fetched=1024, num_placed=2,
-        skipped=("x: the node has another file",),
-    )  # fmt: skip
-    text = "\n".join(found.words())
-    for part in ("3 files of 2.0 KiB, 1 new", "2 fetched (1.0 KiB), 2 put in place", "skipped: x"):
-        assert part in text
-    assert NodeArtifacts().words() == ()

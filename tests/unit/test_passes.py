@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from warmrank.cache_store.cache_dir.local import variants
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BadPass
@@ -86,25 +85,6 @@ def test_pass_runs_when_compiled_and_never_when_loaded(
     assert caplog.messages.count("the pass ran") == 1
 
 
-def looking(graph_module: Any, example_inputs: Any, config: Any) -> None:
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-    assert len(example_inputs) == len(placeholders)
-    assert all(type(value) is not torch.Tensor for value in example_inputs)
-    assert config.post_grad_custom_pre_pass is looking
-
-
-def test_pass_gets_fake_inputs_and_the_configuration(tmp_path: Path) -> None:
-    assert run(cached(tmp_path, with_pass(looking)), torch.ones(2, 4)).shape == (2, 4)
-
-
-def test_pre_pass_comes_before_post_pass(tmp_path: Path) -> None:
-    config = with_pass(times(3.0), "post")
-    config.post_grad_custom_pre_pass = times(5.0)
-    function = cached(tmp_path, config)
-    x = torch.ones(2, 4)
-    torch.testing.assert_close(run(function, x), run(function.module.linear, x) * 3.0)
-
-
 def to_view(graph_module: Any, example_inputs: Any, config: Any) -> None:
     """Returns the input itself instead of a new tensor."""
     graph = graph_module.graph
@@ -144,14 +124,6 @@ def test_pass_that_breaks_the_graph_is_named(tmp_path: Path, function: Any) -> N
         run(cached(tmp_path, with_pass(function)), torch.ones(2, 4))
     assert caught.value.option == "post_grad_custom_pre_pass"
     assert not list(tmp_path.rglob("compiled_module"))
-
-
-def test_another_closure_is_another_request(tmp_path: Path) -> None:
-    x = torch.ones(2, 4)
-    for factor in (3.0, 5.0):
-        function = cached(tmp_path, with_pass(times(factor)))
-        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
-        assert function.last_result.outcome == "compiled"
 
 
 def test_another_global_that_a_pass_reads_is_another_request(
@@ -203,14 +175,6 @@ class Times:
         self(graph_module, example_inputs, config)
 
 
-@pytest.mark.parametrize("of", [lambda item: item, lambda item: item.method], ids=["object", "method"])
-def test_another_attribute_of_a_callable_object_is_another_request(tmp_path: Path, of: Any) -> None:
-    x = torch.ones(2, 4)
-    for factor in (3.0, 5.0):
-        function = cached(tmp_path, with_pass(of(Times(factor))))
-        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
-
-
 def reaching(value: Any) -> Callable[[], Any]:
     return lambda: value
 
@@ -233,31 +197,6 @@ def reaching(value: Any) -> Callable[[], Any]:
 def test_digest_follows_what_a_function_reaches(one: Any, other: Any) -> None:
     assert reachable_digest(reaching(one)) != reachable_digest(reaching(other))
     assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
-
-
-def test_digest_ends_where_objects_hold_each_other() -> None:
-    one: list[Any] = []
-    one.append({"again": one})
-    assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
-
-
-def test_digest_does_not_follow_the_level_of_a_logger() -> None:
-    log = logging.getLogger("tests.passes")
-    before = reachable_digest(reaching(log))
-    log.setLevel(logging.CRITICAL)
-    assert reachable_digest(reaching(log)) == before
-    log.setLevel(logging.NOTSET)
-
-
-def test_equal_objects_have_equal_digests() -> None:
-    again = replace(Times(2.0), factor=1.0)
-    assert reachable_digest(reaching(Times(1.0))) == reachable_digest(reaching(again))
-
-
-def test_no_pass_leaves_the_graph_untouched(tmp_path: Path) -> None:
-    function = cached(tmp_path, CompilerConfig())
-    run(function, torch.ones(2, 4))
-    assert len(variants(function.place().function_dir)) == 1
 
 
 @torch.no_grad()

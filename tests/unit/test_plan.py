@@ -23,7 +23,6 @@ from warmrank.orchestrator.launch.plan import (
     begin,
     forbidden,
     plan_round,
-    rank_classes,
 )
 from warmrank.worker.results import FunctionProbe, ProbeState
 
@@ -68,31 +67,12 @@ def test_miss_adopts_what_another_rank_of_its_class_holds() -> None:
     assert plan_of(probe("miss"), probe("hit", "a"))[0, "f"] == Adopt(digest="a", from_rank=1)
 
 
-def test_miss_does_not_adopt_from_another_class() -> None:
-    plan = plan_of(probe("miss", key="k"), probe("hit", "a", key="other"))
-    assert plan == {(0, "f"): Compile(), (1, "f"): Load(digest="a")}
-
-
-def test_adoptable_artifact_is_offered_to_ranks_that_miss() -> None:
-    assert plan_of(probe("adoptable", "a"), probe("miss"))[1, "f"] == Adopt(digest="a", from_rank=None)
-
-
-def test_held_artifact_is_offered_before_an_adoptable_one() -> None:
-    plan = plan_of(probe("adoptable", "a"), probe("hit", "b"), probe("miss"))
-    assert plan[2, "f"] == Adopt(digest="b", from_rank=1)
-
-
 def test_where_all_miss_the_lowest_rank_compiles_and_the_others_wait_for_it() -> None:
     assert plan_of(probe("miss"), probe("miss"), probe("miss")) == {
         (0, "f"): Compile(),
         (1, "f"): AwaitLeader(leader=0),
         (2, "f"): AwaitLeader(leader=0),
     }
-
-
-def test_each_class_has_its_own_leader() -> None:
-    plan = plan_of(probe("miss", key="a"), probe("miss", key="b"), probe("miss", key="b"))
-    assert plan == {(0, "f"): Compile(), (1, "f"): Compile(), (2, "f"): AwaitLeader(leader=1)}
 
 
 def functions_missed(*names: str, num_ranks: int) -> PlanState:
@@ -115,24 +95,11 @@ def test_rank_that_refused_stays_and_tries_the_next_offer() -> None:
     assert plan_round(state, max_rounds=4) == {(2, "f"): Adopt(digest="b", from_rank=1)}
 
 
-def test_rank_that_cannot_use_its_own_artifact_tries_an_offer() -> None:
-    state = begin({0: (probe("hit", "a"),), 1: (probe("hit", "b"),)})
-    state = refused(state, plan_round(state, max_rounds=4), (0, "f"))
-    assert plan_round(state, max_rounds=4) == {(0, "f"): Adopt(digest="b", from_rank=1)}
-
-
 def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
     state = begin({rank: (probe("miss"),) for rank in range(4)})
     actions = plan_round(state, max_rounds=4)
     state = refused(state, actions, (2, "f"), (3, "f"), made="x")
     assert plan_round(state, max_rounds=4) == {(2, "f"): Compile(), (3, "f"): AwaitLeader(leader=2)}
-
-
-def test_after_the_last_round_each_rank_compiles_for_itself() -> None:
-    state = begin({rank: (probe("miss"),) for rank in range(3)})
-    state = refused(state, plan_round(state, max_rounds=1), (1, "f"), (2, "f"), made="x")
-    alone = Compile(alone=True)
-    assert plan_round(state, max_rounds=1) == {(1, "f"): alone, (2, "f"): alone}
 
 
 def test_forbidden_lists_functions_with_ranks_grouped_by_reason() -> None:
@@ -183,12 +150,6 @@ def test_calls_of_one_function_that_failed_on_different_ranks_are_tried_apart() 
     assert leaders(plan_round(state, max_rounds=4)) == {"f": 1, "f[1]": 0}
 
 
-def test_failed_compile_is_no_refusal() -> None:
-    state = begin({rank: (probe("miss"),) for rank in range(2)})
-    state = failed(state, plan_round(state, max_rounds=4))
-    assert {demand.reason for demand in state.demands} == {"not there"}
-
-
 def test_what_a_former_attempt_was_lost_in_is_compiled_elsewhere() -> None:
     probes = {rank: (probe("miss"), probe("miss", function="g")) for rank in range(4)}
     nodes = {0: 0, 1: 0, 2: 1, 3: 1}
@@ -212,14 +173,6 @@ def test_ranks_that_refuse_for_the_same_reason_share_a_leader() -> None:
     }
 
 
-def test_reasons_about_older_artifacts_keep_nobody_apart() -> None:
-    state = begin({0: (probe("adoptable", "a"),), 1: (probe("adoptable", "b"),)})
-    for _ in range(2):  # each refuses its own find, then the other's
-        actions = plan_round(state, max_rounds=4)
-        state = refused(state, actions, (0, "f"), (1, "f"))
-    assert leaders(plan_round(state, max_rounds=4)) == {"f": 0}
-
-
 def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
     nodes = {rank: rank // 2 for rank in range(6)}
     state = begin({rank: (probe("miss"),) for rank in range(6)})
@@ -235,16 +188,6 @@ def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
         (4, "f"): Compile(),
         (5, "f"): AwaitLeader(leader=4),
     }
-
-
-def test_plan_is_shown_by_class_and_by_how_its_ranks_get_it() -> None:
-    state = begin({0: (probe("hit", "a"),), 1: (probe("miss"),), 2: (probe("miss", key="l"),)})
-    seen = rank_classes(state, plan_round(state, max_rounds=4))
-    assert [(found.request_key, found.ranks, found.action, found.leader) for found in seen] == [
-        ("k", (0,), "load", None),
-        ("k", (1,), "adopt", None),
-        ("l", (2,), "compile", 2),
-    ]
 
 
 class Counted(dict[int, int]):

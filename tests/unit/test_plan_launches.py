@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,27 +52,6 @@ def test_every_rank_ends_with_what_fits_or_is_named(world: PlannedWorld, max_rou
 
 @few
 @given(worlds(), bounds)
-def test_only_what_two_compiles_failed_for_is_given_up(world: PlannedWorld, max_rounds: int) -> None:
-    end = carried_out(world, max_rounds=max_rounds).end
-    for demand in end.lost:
-        keys = {demand.class_key, demand.own_key}
-        assert sum(failed.class_key in keys for failed in end.failed) == 2
-
-
-@few
-@given(worlds(), bounds)
-def test_who_waits_waits_for_a_leader_of_its_class(world: PlannedWorld, max_rounds: int) -> None:
-    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
-        keys = {demand.slot: demand.class_key for demand in state.demands}
-        for slot, action in actions.items():
-            if isinstance(action, AwaitLeader):
-                leader = (action.leader, slot[1])
-                assert keys[leader] == keys[slot]
-                assert isinstance(actions[leader], Compile)
-
-
-@few
-@given(worlds(), bounds)
 def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_rounds: int) -> None:
     for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
         for demand in state.demands:
@@ -106,16 +83,6 @@ def test_a_cold_launch_compiles_each_true_class_once(world: PlannedWorld) -> Non
     assert sum(course.compiled().values()) == len(true_classes)
 
 
-@few
-@given(worlds(cold=True))
-def test_failed_compiles_cost_at_most_their_retries(world: PlannedWorld) -> None:
-    course = carried_out(world, max_rounds=4)
-    true_classes = {(slot[1], world.keys[slot], kind) for slot, kind in world.kinds.items()}
-    failed = Counter(one.class_key for one in course.end.failed)
-    assert sum(course.compiled().values()) <= len(true_classes) + failed.total()
-    assert set(failed.values()) <= {1, 2}
-
-
 def parallel(*, tp: int, pp: int, dp: int, hidden: bool = False, placed: int = 8) -> PlannedWorld:
     """Ranks with `tp` innermost and `dp` outermost, whose pipeline stages differ."""
     ranks = range(tp * pp * dp)
@@ -135,11 +102,6 @@ def test_of_1024_ranks_four_compile(hidden: bool) -> None:
     assert len(course.rounds) == (2 if hidden else 1)
     leaders = {slot[0] // 8 for _, plan in course.rounds for slot in plan if isinstance(plan[slot], Compile)}
     assert len(leaders) == 4  # four nodes
-
-
-def test_many_classes_that_no_request_shows_are_found_in_two_rounds() -> None:
-    course = carried_out(parallel(tp=1, pp=32, dp=8, hidden=True), max_rounds=4)
-    assert (len(course.rounds), sum(course.compiled().values())) == (2, 32)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,10 @@ from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.marks import marks_of, permit_copies
-from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.errors import DeviceUnavailable, WorkloadError
-from warmrank.worker.keys.environment import environment
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
 
@@ -108,12 +103,6 @@ def outcomes(results: tuple[FunctionResult, ...]) -> list[str]:
 # Start and build.
 
 
-def test_start_says_where_the_rank_runs(cache: Path) -> None:
-    place = RankWorker(rank_spec(cache, rank=1, world_size=2), None).start()
-    assert (place.rank, place.host, place.pid) == (1, socket.gethostname(), os.getpid())
-    assert place.environment == environment()
-
-
 def test_start_says_what_a_device_kind_lacks_on_this_node(cache: Path) -> None:
     with pytest.raises(DeviceUnavailable, match="device kind npu needs torch_npu"):
         RankWorker(rank_spec(cache, device_kind="npu"), None).start()
@@ -162,14 +151,6 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
         RankWorker(spec, None).build()
 
 
-def test_build_that_fails_leaves_no_defaults_behind(cache: Path) -> None:
-    from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
-
-    with pytest.raises(WorkloadError):
-        RankWorker(rank_spec(cache, entrypoint="tests.support.workloads:wrong"), None).build()
-    assert (launch_scope.defaults, launch_scope.functions) == (LaunchDefaults(), None)
-
-
 # Probe.
 
 
@@ -181,22 +162,11 @@ def test_probe_of_an_empty_cache_is_all_misses_with_reasons(cache: Path) -> None
     assert probes[0].digest == ""
 
 
-def test_probe_says_what_is_asked_for(cache: Path) -> None:
-    probe, *others = built(cache).probe()
-    assert environment().items() <= probe.components.items()
-    assert {other.request_key for other in others} == {probe.request_key}
-
-
 def test_probe_says_what_a_compile_costs_where_there_is_one(cache: Path) -> None:
     modules = 2  # a linear layer, and the model around it
     assert {probe.cost for probe in built(cache).probe()} == {modules}
     compiled(cache)
     assert {probe.cost for probe in built(cache).probe()} == {1}
-
-
-def test_probe_compiles_and_writes_nothing(cache: Path) -> None:
-    built(cache).probe()
-    assert not cache.exists()
 
 
 def test_probe_of_the_own_partition_is_a_hit_with_the_digest(cache: Path) -> None:
@@ -214,20 +184,6 @@ def test_probe_of_another_ranks_partition_is_adoptable(cache: Path, warmed: Warm
 
 
 # Compile.
-
-
-def test_compile_saves_into_the_own_partition(cache: Path) -> None:
-    rank = built(cache, rank=1, world_size=2)
-    results = rank.compile(UNITS[:2])
-    assert outcomes(results) == ["compiled", "compiled"]
-    assert [Path(result.path).parent.parent.name for result in results] == ["world2global_rank1"] * 2
-
-
-def test_compile_takes_the_reason_of_the_probe(cache: Path) -> None:
-    rank = built(cache)
-    rank.probe()
-    (result,) = rank.compile(UNITS[:1])
-    assert result.reason == "the cache holds nothing for Plain.affine"
 
 
 def test_compile_of_a_call_that_an_earlier_one_covers_compiles_nothing(cache: Path) -> None:
@@ -250,17 +206,6 @@ def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> Non
     assert not bad.guard_failed
 
 
-def test_compile_goes_on_while_the_store_is_down(
-    cache: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def down(path: Path) -> Any:
-        raise StoreUnavailable(what="blob", where="store", reason="not mounted")
-
-    monkeypatch.setattr(store, "put_blob", down)
-    (result,) = built(cache, store).compile(UNITS[:1])
-    assert (result.ok, result.outcome) == (True, "compiled")
-
-
 def test_compile_waits_for_a_silent_store_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = WaywardBackend()
     place.hangs = True
@@ -277,19 +222,6 @@ def test_compile_waits_for_a_silent_store_once(cache: Path, caplog: pytest.LogCa
 
 
 # Load.
-
-
-def test_load_takes_what_the_probe_found(cache: Path, warmed: Warmed) -> None:
-    warmed(cache)
-    rank = built(cache)
-    rank.probe()
-    assert outcomes(rank.load(UNITS)) == ["loaded"] * 3
-
-
-def test_load_of_what_was_compiled_here_keeps_its_outcome(cache: Path) -> None:
-    rank = built(cache)
-    rank.compile(UNITS)
-    assert outcomes(rank.load(UNITS)) == ["compiled", "compiled", "loaded"]
 
 
 def test_load_of_what_is_not_there_is_a_result_with_the_reason(cache: Path) -> None:
@@ -315,11 +247,6 @@ def test_adopt_takes_the_artifact_of_another_rank_by_its_digest(cache: Path, off
     assert outcomes(results) == ["adopted", "adopted"]
     assert {result.reason for result in results} == {"same as world2global_rank0"}
     assert [result.digest for result in results] == list(offers.values())
-
-
-def test_adopt_copies_into_the_own_partition(cache: Path, offers: dict[str, str]) -> None:
-    result, _ = adopter(cache).adopt(offers)
-    assert Path(result.path).parent.parent.name == "world2global_rank1"
 
 
 def test_adopt_from_the_store_where_no_partition_has_it(
@@ -350,41 +277,7 @@ def test_adopt_whose_guards_fail_is_a_result_that_says_so(cache: Path, offers: d
     assert result.reason == "self.factor: 2 -> 5"
 
 
-def test_adopt_from_the_store_whose_guards_fail_leaves_the_own_partition_empty(
-    tmp_path: Path, store: Store, offers: dict[str, str], cache: Path
-) -> None:
-    store.put_blob(next(cache.rglob("affine/compiled_module")))
-    rank = adopter(tmp_path / "other", store, arguments={"factor": 5})
-    (result,) = rank.adopt({"Plain.affine": offers["Plain.affine"]})
-    assert result.guard_failed
-    assert list((tmp_path / "other").rglob("world2global_rank1")) == []
-
-
-def test_adopt_of_a_digest_that_is_nowhere_is_a_result(cache: Path) -> None:
-    (result,) = adopter(cache).adopt({"Plain.affine": "ab" * 32})
-    assert (result.ok, result.guard_failed) == (False, False)
-    assert result.reason == "artifact abababababab is neither in the cache nor in the store"
-
-
-def test_adopt_while_the_store_is_down_is_a_result_with_the_reason(
-    cache: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def down(digest: str, function_dir: Path, *, cache_root: Path) -> Path:
-        raise StoreUnavailable(what="blob", where="store", reason="not mounted")
-
-    monkeypatch.setattr(store, "fetch_blob", down)
-    (result,) = adopter(cache, store).adopt({"Plain.affine": "ab" * 32})
-    assert not result.ok
-    assert "not mounted" in result.reason
-
-
 # Capture, first call, verify.
-
-
-def test_capture_takes_the_largest_arguments_first(cache: Path, warmed: Warmed) -> None:
-    (step, *others) = order({0: warmed(cache).propose_captures(())}, {})
-    assert step[0].function == "Plain.affine[1]"
-    assert sorted(part[0].function for part in (step, *others)) == sorted(UNITS)
 
 
 def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
@@ -408,18 +301,7 @@ def test_first_call_of_what_was_not_loaded_does_not_compile(cache: Path) -> None
     assert not cache.exists()
 
 
-def test_verify_gives_what_the_workload_finds(cache: Path, warmed: Warmed) -> None:
-    found = warmed(cache).verify()
-    assert (found.ok, found.compared) == (True, "affine with eager")
-
-
 # Manifest and publish.
-
-
-def test_manifest_describes_the_files_of_the_partition(cache: Path, warmed: Warmed) -> None:
-    rank = warmed(cache)
-    for entry in rank.manifest().artifacts:
-        assert (cache / entry.path).stat().st_size == entry.size_bytes
 
 
 @pytest.mark.filterwarnings("ignore:Skip cache as:UserWarning")
@@ -475,15 +357,6 @@ def test_launch_of_a_warm_cache_traces_nothing(
 
 
 # Stop.
-
-
-def test_stop_leaves_torch_distributed_of_others_alone(cache: Path, warmed: Warmed) -> None:
-    from tests.support.devices import fake_world
-
-    rank = warmed(cache)
-    with fake_world(rank=0, world_size=2):
-        rank.stop()
-        assert torch.distributed.is_initialized()
 
 
 def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:

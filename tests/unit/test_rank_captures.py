@@ -14,7 +14,7 @@ from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.devices.failures import Captures, exhausted, needed, not_capturable, problem
+from warmrank.worker.devices.failures import Captures, needed, not_capturable, problem
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.rank import captures
 from warmrank.worker.rank.captures import graphs_of
@@ -101,11 +101,6 @@ def test_plan_that_does_not_fit_is_left_out_with_the_reason(
     assert reason in caplog.text
 
 
-def test_plan_beyond_the_limit_is_left_out() -> None:
-    units = [unit("M.f", 2, MadeVariant(runner(limit=2)))]
-    assert proposed(units, planned(8, 7, 6)) == [("M.f", 6, False), ("M.f", 12, True)]
-
-
 def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
     units = [unit("M.f", 2, MadeVariant(runner()))]
     for step in captures.propose(units, planned(8)):
@@ -113,15 +108,6 @@ def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
     run = units[0].variant.runner
     assert [shapes.inputs[1].sizes for shapes in run.shapes()] == [(2,), (8,)]
     assert torch.equal(units[0].call.args[0], CACHE)
-
-
-def test_planned_shape_that_the_graph_cannot_take_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    units = [unit("M.f", 2, MadeVariant(runner()))]
-    *_, step = captures.propose(units, planned(0))
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.captures"):
-        captures.capture(units, step)
-    assert "not captured in advance: M.f of the plan: " in caplog.text
-    assert units[0].variant.runner.shapes() == ()
 
 
 def test_manifest_lists_what_is_captured_under_the_call_that_needs_it() -> None:
@@ -132,18 +118,6 @@ def test_manifest_lists_what_is_captured_under_the_call_that_needs_it() -> None:
     found = captures.captured(units)
     (first, second), (third,) = found["M.f"], found["M.f[1]"]
     assert (first, second, third) == tuple(entry.signature for entry in planned(8, 2, 6))
-
-
-def test_function_that_is_never_captured_gets_nothing_of_the_plan() -> None:
-    units = [unit("M.f", 2, MadeVariant(runner(eager=True)))]
-    assert proposed(units, planned(8)) == [("M.f", 6, False)]
-
-
-def test_function_whose_kernels_run_as_they_are_takes_no_step() -> None:
-    facts = GraphFacts(input_classes=("mutated", "user"), num_outputs=1, aliased_outputs=())
-    direct = MadeVariant(EagerRunner(added, facts, CpuBackend()))
-    units = [unit("M.f", 2, direct), unit("M.g", 3, MadeVariant(runner()))]
-    assert proposed(units, planned(8)) == [("M.g", 7, False)]
 
 
 TP = frozenset({"tp"})
@@ -184,17 +158,6 @@ def test_count_agrees_with_the_rule_of_vllm_ascend(layers: int, num_groups: int)
     assert piecewise(sizes + 1) != ""
 
 
-def test_problem_names_the_largest_and_what_to_change() -> None:
-    graphs = (Captures(name="A.f", num_graphs=3), Captures(name="B.g", num_graphs=900, roles=TP))
-    text = problem(graphs, soc="Ascend910B2")
-    assert text.startswith(
-        "captures will take about 2743 streams (B.g: 900 graphs of 3 streams, A.f: 3 graphs"
-    )
-    assert "1800 of this NPU's 1984 are for graphs" in text
-    for remedy in ("fewer gears or shapes", "static_capture_size_limit", "HCCL_OP_EXPANSION_MODE=AIV"):
-        assert remedy in text
-
-
 # Messages of vllm-ascend#9691, #8393 and #9564.
 NO_STREAM = (
     "capture_begin:../torch_npu/csrc/core/npu/NPUGraph.cpp:230 NPU function error: "
@@ -221,13 +184,6 @@ def test_error_of_a_capture_without_streams_says_what_to_change(text: str) -> No
     assert "fewer gears or shapes" in str(found)
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"), [("error code is 1207008", "npu"), ("error code is 507035", "npu"), (NO_STREAM, "cuda")]
-)
-def test_other_errors_of_a_capture_stay_what_they_are(text: str, kind: str) -> None:
-    assert "fewer gears" not in str(not_capturable(RuntimeError(text), kind))
-
-
 # --- what a rank will capture ---
 
 
@@ -252,18 +208,3 @@ def test_calls_of_equal_shapes_share_a_graph_and_gears_do_not() -> None:
         Captures(name="f", num_graphs=3, roles=TP),
         Captures(name="g", num_graphs=1),
     )
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"), [("{'shared', 'moe'}", 2), ("['shared']", 1), ("set()", 0), ("{}", 0)]
-)
-def test_streams_that_a_model_switches_to_count_in_each_graph(labels: str, expected: int) -> None:
-    code = f"info = AclGraphCacheInfo(pool=None, user_stream_label={labels}, stream=None)\n"
-    (found,) = graphs_of([made_unit("f", "a", ("1", "2"), code=code)], [proposal("f")])
-    assert (found.num_graphs, found.num_side_streams) == (2, expected)
-
-
-def test_error_that_only_wraps_the_lack_of_streams_is_known() -> None:
-    outer = RuntimeError("the graph was not captured")
-    outer.__cause__ = RuntimeError(NO_STREAM)
-    assert exhausted(outer)

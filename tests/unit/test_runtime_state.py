@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import warmrank
 from tests.support.small_models import Plain
 from tests.support.tracing import ROWS, cached, outcome, reason
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden
@@ -58,21 +56,6 @@ def test_values_have_equal_texts_just_if_they_are_equal_in_type_and_value(one: A
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1, "1"),
-        (1.0, "1.0"),
-        (True, "True"),
-        ("1", "'1'"),
-        (0.1 + 0.2, "0.30000000000000004"),
-        (-0.0, "-0.0"),
-    ],
-)
-def test_values_keep_their_type_and_floats_are_exact(value: Any, text: str) -> None:
-    assert checked({"x": value}) == {"x": text}
-
-
-@pytest.mark.parametrize(
     ("value", "fault"),
     [
         (torch.tensor(3), r"x is a Tensor; expected int, float, str, bool or None: convert it"),
@@ -111,22 +94,6 @@ def test_too_many_values_are_refused_also_in_several_declarations(model: Plain) 
     assert len(declared_for(model)) == MAX_VALUES
 
 
-def test_declaration_for_what_is_no_module_says_what_is_expected(model: Plain, tmp_path: Path) -> None:
-    function: Any = cached(model.affine, tmp_path)
-    with pytest.raises(BadRuntimeState, match=r"declared for a CachedFunction; expected the torch.nn.Module"):
-        declare_runtime_state(function, {"x": 1})
-
-
-def test_refused_declaration_changes_nothing(model: Plain) -> None:
-    with pytest.raises(BadRuntimeState):
-        declare_runtime_state(model, {"x": 1, "y": object()})  # type: ignore[dict-item]
-    assert declared_for(model) == {}
-
-
-def test_worker_offers_the_declaration() -> None:
-    assert warmrank.declare_runtime_state is declare_runtime_state
-
-
 # Whom it concerns.
 
 
@@ -137,19 +104,6 @@ def test_declaration_holds_for_modules_within_and_around() -> None:
     declare_runtime_state(attention, {"blocks": 4})
     assert declared_for(inner) == declared_for(attention) == declared_for(model) == {"blocks": "4"}
     assert declared_for(neighbour) == {}
-
-
-def test_module_that_is_added_later_is_concerned_too() -> None:
-    model = nn.Sequential(nn.ReLU())
-    declare_runtime_state(model, {"blocks": 4})
-    model.append(nn.Linear(2, 2))
-    assert declared_for(model[1]) == {"blocks": "4"}
-
-
-def test_later_declaration_replaces_values_by_name(model: Plain) -> None:
-    declare_runtime_state(model, {"b": 1, "a": None})
-    declare_runtime_state(model, {"b": 2})
-    assert list(declared_for(model).items()) == [("a", "None"), ("b", "2")]
 
 
 def test_contradiction_names_both_values_and_what_to_do() -> None:
@@ -190,24 +144,6 @@ def test_guard_notices_each_declaration(model: Plain) -> None:
         declare_runtime_state(model, {"x": value})
         held.append(guard.holds())
     assert held == [False, True, False, True]
-
-
-def test_guard_looks_at_declarations_only_after_a_new_one(
-    model: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[nn.Module] = []
-
-    def looked(module: nn.Module) -> dict[str, str]:
-        looks.append(module)
-        return declared_for(module)
-
-    monkeypatch.setattr(runtime_state, "declared_for", looked)
-    guard = RuntimeStateGuard(model, {"x": "1"})
-    for values in ({"x": 1}, {"x": 1}, {"x": 2}):
-        declare_runtime_state(model, values)
-        guard.holds()
-        guard.holds()
-    assert len(looks) == 2
 
 
 def test_guard_notices_that_a_declaring_module_is_swapped_taken_away_or_put_back() -> None:
@@ -256,31 +192,7 @@ def test_shared_module_counts_as_long_as_one_way_leads_to_it() -> None:
     assert held == [True, True, False]
 
 
-def test_declarations_of_many_threads_are_all_kept(model: Plain) -> None:
-    def declare(number: int) -> None:
-        declare_runtime_state(model, {f"x{number}": number})
-
-    threads = [threading.Thread(target=declare, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert declared_for(model).keys() == {f"x{number}" for number in range(16)}
-
-
 # Cached functions.
-
-
-def test_state_that_is_measured_after_cache_compile_counts_at_the_first_call(
-    model: Plain, tmp_path: Path
-) -> None:
-    function = cached(model.affine, tmp_path)
-    declare_runtime_state(model, {"blocks": 512})
-    function(ROWS)
-    (variant,) = function.variants
-    assert variant.stored.artifact.guards.runtime_state == {"blocks": "512"}
-    assert function.last_result is not None
-    assert function.last_result.runtime_state == {"blocks": "512"}
 
 
 def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_no_look_up(
@@ -348,13 +260,6 @@ def test_load_with_other_state_is_a_miss_that_says_why(
         cached(second.affine, tmp_path)(ROWS)
 
 
-def test_state_is_no_part_of_the_request(model: Plain, tmp_path: Path) -> None:
-    function = cached(model.affine, tmp_path)
-    before = function.request()
-    declare_runtime_state(model, {"blocks": 512})
-    assert function.request() == before
-
-
 def test_guards_always_ask_for_the_state_and_guards_skip_do_not(model: Plain, tmp_path: Path) -> None:
     always, skip = (cached(model.affine, tmp_path, guards=guards) for guards in ("always", "skip"))
     for function in (always, skip):
@@ -363,13 +268,3 @@ def test_guards_always_ask_for_the_state_and_guards_skip_do_not(model: Plain, tm
     for function in (always, skip):
         function(ROWS)
     assert (len(always.variants), len(skip.variants)) == (2, 1)
-
-
-def test_readable_artifact_names_the_state(model: Plain, tmp_path: Path) -> None:
-    declare_runtime_state(model, {"kv_dtype": "fp16"})
-    function = cached(model.affine, tmp_path)
-    function(ROWS)
-    assert function.last_result is not None
-    shown = warmrank.readable_cache(function.last_result.path, print_output=False)
-    assert "runtime state that was declared" in shown
-    assert "kv_dtype is 'fp16'" in shown
