@@ -137,13 +137,6 @@ def test_function_that_cannot_be_captured_runs_without(
     assert "not captured" in caplog.text
 
 
-def test_input_on_the_host_is_not_frozen_into_the_graph(kind: str) -> None:
-    backend = backend_for(kind)
-    inputs = [torch.ones(4, device=kind), torch.tensor(2.0)]
-    with pytest.raises(NotCapturable, match="input 1 of the graph is on cpu"):
-        backend.capture(lambda x, y: (x * y,), inputs, copied=NONE, aliased=NONE, pool=backend.pool())
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_replays_draw_fresh_numbers_the_same_as_eager(kind: str, name: str, tmp_path: Path) -> None:
     method, x = getattr(Drawing().to(kind), name), torch.randn(4, 8, device=kind)

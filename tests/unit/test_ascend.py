@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.support import ascend_machine as machine
 from warmrank.worker.ascend import chips
 from warmrank.worker.ascend.chips import chips_in, installation, soc_in, soc_of
 from warmrank.worker.ascend.places import Places, places_of
-from warmrank.worker.ascend.versions import cann_of, driver_of, firmware_of, package_problems
+from warmrank.worker.ascend.versions import cann_of, package_problems
 
 
 @pytest.fixture
@@ -23,12 +22,6 @@ def places(tmp_path: Path) -> Iterator[Places]:
     chips._ask.cache_clear()
     yield machine.ascend_places(tmp_path)
     chips._ask.cache_clear()
-
-
-def test_machine_without_ascend_has_nothing_and_no_problem(places: Places) -> None:
-    found = installation(places)
-    assert (found.cann, found.driver, found.soc, found.devices, found.chips) == ("", "", "", (), ())
-    assert found.problems == ()
 
 
 def test_whole_installation_is_found(places: Places, tmp_path: Path) -> None:
@@ -48,19 +41,6 @@ def test_whole_installation_is_found(places: Places, tmp_path: Path) -> None:
 # --- CANN ---
 
 
-def test_cann_9_is_read_from_its_install_info(places: Places, tmp_path: Path) -> None:
-    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
-    found = cann_of(places)
-    assert (found.release, found.build) == ("9.0.0", machine.BUILD)
-    assert found.text() == f"9.0.0 {machine.BUILD}"
-
-
-def test_package_of_cann_that_was_upgraded_alone_counts(places: Places, tmp_path: Path) -> None:
-    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
-    machine.write(tmp_path / "cann" / "share" / "info" / "hccl" / "version.info", "Version=9.0.1\n")
-    assert cann_of(places).text() == f"9.0.0 {machine.BUILD} hccl 9.0.1"
-
-
 def test_cann_8_is_read_from_its_version_file(places: Places, tmp_path: Path) -> None:
     names = ("runtime", "compiler", "hccl", "opp", "toolkit")
     lines = [f"{name}_running_version=[7.6.0.1.220:8.0.0]" for name in names]
@@ -72,15 +52,6 @@ def test_cann_8_is_read_from_its_version_file(places: Places, tmp_path: Path) ->
     assert found.text() == "8.0.0 7.6.0.1.220"
 
 
-def test_nnal_beside_cann_counts(places: Places, tmp_path: Path) -> None:
-    machine.lay_out_cann(tmp_path / "cann", "9.0.0")
-    text = (
-        "    Ascend-cann-atb : 8.2.RC2\n    Ascend-cann-atb Version : 8.2.RC2.B030\n    Platform : aarch64\n"
-    )
-    machine.write(places.nnal[0], text)
-    assert cann_of(places).text().endswith("nnal 8.2.RC2.B030")
-
-
 @pytest.mark.parametrize("name", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"])
 def test_directory_that_set_env_names_is_the_only_one(tmp_path: Path, name: str) -> None:
     found = places_of({name: str(tmp_path)}, tmp_path)
@@ -90,18 +61,6 @@ def test_directory_that_set_env_names_is_the_only_one(tmp_path: Path, name: str)
 
 
 # --- driver and firmware ---
-
-
-def test_driver_in_another_directory_is_found_by_its_install_info(places: Places, tmp_path: Path) -> None:
-    other = tmp_path / "opt"
-    machine.write(
-        places.install_info,
-        f"UserName=HwHiAiUser\nDriver_Install_Type=full\nDriver_Install_Path_Param={other}\n"
-        f"Firmware_Install_Path_Param={other}\n",
-    )
-    machine.write(other / "driver" / "version.info", "Version=25.5.0\n")
-    machine.write(other / "firmware" / "version.info", "Version=7.8.0.6.201\n")
-    assert (driver_of(places), firmware_of(places)) == ("25.5.0", "7.8.0.6.201")
 
 
 def test_firmware_outside_of_the_driver_s_range_is_a_problem(places: Places, tmp_path: Path) -> None:
@@ -122,13 +81,6 @@ def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(places: Place
 
 
 # --- NPUs ---
-
-
-def test_table_of_a2_is_read() -> None:
-    rows = machine.ROW_A2.format(npu=3, name="910B4-1", health="OK")
-    (chip,) = chips_in(machine.TABLE_A2.format(rows=rows))
-    assert (chip.npu, chip.chip, chip.name, chip.health) == (3, 0, "910B4-1", "OK")
-    assert (chip.used_mb, chip.memory_mb) == (26838, 32768)
 
 
 def test_table_of_a3_has_two_chips_an_npu() -> None:
@@ -158,14 +110,6 @@ def test_tables_of_any_text_are_read_or_left(table: str) -> None:
     assert soc_in(table) == ""
 
 
-def test_no_process_is_started_without_npus(places: Places, tmp_path: Path) -> None:
-    machine.lay_out_npus(tmp_path, "910B2", 0)
-    machine.write(tmp_path / "npu-smi", f"#!{sys.executable}\nopen({str(tmp_path / 'ran')!r}, 'w')\n")
-    assert soc_of(places) == ""
-    assert installation(places).problems == ()
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize(
     ("device", "expected"), [("0xd802", "Ascend910B family"), ("0xd803", "Ascend910_93 family")]
 )
@@ -184,12 +128,6 @@ def test_without_the_tool_the_model_is_the_family_on_the_bus(
     assert "No such file" in caplog.text
 
 
-def test_tool_that_is_missing_is_a_problem_with_its_remedy(places: Places, tmp_path: Path) -> None:
-    machine.write(tmp_path / "dev" / "davinci0", "")
-    (problem,) = installation(places).problems
-    assert "does not run: No such file or directory. Mount it into the container" in problem
-
-
 def test_tool_that_finds_no_driver_is_a_problem_in_its_words(places: Places, tmp_path: Path) -> None:
     machine.write(tmp_path / "dev" / "davinci0", "")
     machine.lay_out_tool(tmp_path, "dcmi module initialize failed. ret is -8005", "")
@@ -204,9 +142,3 @@ def test_tool_that_hangs_is_given_up(places: Places, tmp_path: Path, monkeypatch
     monkeypatch.setattr(chips, "_TIMEOUT_S", 0.05)
     (problem,) = installation(places).problems
     assert "does not answer within 0.05 s" in problem
-
-
-def test_npu_that_is_not_healthy_is_a_problem(places: Places, tmp_path: Path) -> None:
-    machine.lay_out_npus(tmp_path, "910B2", 3, unhealthy=1)
-    (problem,) = installation(places).problems
-    assert problem.startswith("NPU 1 chip 0 (910B2, 0000:C1:00.0) has health Critical")

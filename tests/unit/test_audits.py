@@ -79,32 +79,11 @@ def test_auditor_differs_from_its_leader_on_every_axis_and_in_its_node(tmp_path:
     assert auditors(config, num_nodes=2).keys() == {7, 3}  # of the leaders 0 and 4
 
 
-def test_all_members_audit(tmp_path: Path) -> None:
-    found = auditors(config_of(tmp_path, audit="all", tp=4))
-    assert Counter(name for names in found.values() for name in names) == {PREFILL: 3, DECODE: 3}
-
-
-def test_off_audits_nothing(tmp_path: Path) -> None:
-    assert auditors(config_of(tmp_path, audit="off", tp=4)) == {}
-
-
-def test_class_of_one_rank_has_no_auditor(tmp_path: Path) -> None:
-    assert auditors(config_of(tmp_path, tp=4), str) == {}
-
-
 def test_equal_traces_are_adopted_in_the_same_round(world: FakeWorld, tmp_path: Path) -> None:
     report = launched(world, config_of(tmp_path, tp=4))
     assert audits(report) == [(PREFILL, 0, (3,), "equal")]
     assert report.totals.num_compiled == 1
     assert {found.round for found in report.course.classes} == {0}
-
-
-def test_warm_launch_audits_nothing(world: FakeWorld, tmp_path: Path) -> None:
-    config = config_of(tmp_path, tp=4)
-    launched(world, config)
-    world.calls.clear()
-    assert launched(world, config).course.audits == ()
-    assert world.called("audit") == []
 
 
 @pytest.mark.parametrize("audit", ["one", "all"])
@@ -137,23 +116,6 @@ def test_difference_that_guards_see_is_no_problem(world: FakeWorld, tmp_path: Pa
     assert outcomes == {"guarded": 1, "equal": 2}
     assert report.totals.num_compiled == 2
     assert {found.round for found in report.course.classes} == {0, 1}
-
-
-def test_difference_out_of_reach_is_no_finding(world: FakeWorld, tmp_path: Path) -> None:
-    world.trace_of = lambda rank, function: rank % 2
-    world.out_of_reach = lambda rank: rank == 1
-    report = launched(world, config_of(tmp_path, tp=2))
-    assert audits(report) == [(PREFILL, 0, (1,), "apart")]
-    assert report.problems == ()
-
-
-def test_auditor_that_does_not_trace_does_not_adopt(world: FakeWorld, tmp_path: Path) -> None:
-    world.untraceable[1, PREFILL] = RuntimeError("no memory")
-    report = launched(world, config_of(tmp_path, tp=2))
-    (audit,) = report.course.audits
-    assert audit.outcome == "differs"
-    assert "it does not trace there: RuntimeError: no memory" in audit.difference
-    assert report.totals.num_compiled == 2
 
 
 def test_ranks_that_all_trace_otherwise_compile_for_themselves(world: FakeWorld, tmp_path: Path) -> None:

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import loaded_config, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher
-from tests.support.stored import open_store, tree
-from warmrank.cache_store.seed import Wanted, seed
+from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import built_ranks, target_here
 from warmrank.orchestrator.build.report import BuildReport, from_json, to_json
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.reading import Config, load
+from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker.keys.environment import environment
@@ -66,28 +64,6 @@ def test_all_partitions_and_the_record_are_in_the_store(tmp_path):
     assert report.totals.num_partitions_new == 16
 
 
-def test_second_build_adds_nothing(tmp_path):
-    config, world = config_of(tmp_path), staged()
-    first, _ = built(config, world)
-    again, _ = built(config, world)
-    assert (again.totals.num_compiled, again.totals.num_partitions_new) == (0, 0)
-    assert again.record == first.record
-
-
-@pytest.mark.parametrize("ranks", [(0,), (7, 10), (15,)])
-def test_partitions_of_any_ranks_are_fetched_from_the_store(ranks, tmp_path):
-    config = config_of(tmp_path)
-    built(config, staged())
-    assert config.store is not None
-    store = open_store(Path(config.store.tiers[0].path))
-    wanted = Wanted(launch_key=launch_key(config), environment=environment(), world_size=16, ranks=ranks)
-    seeded = seed(store, wanted, tmp_path / "elsewhere")
-    assert [part.partition for part in seeded.partitions] == [f"world16global_rank{rank}" for rank in ranks]
-    assert seeded.faults == ()
-    texts = {data.decode() for data in tree(tmp_path / "elsewhere").values() if data.startswith(b"Model")}
-    assert texts == {f"{name} of {rank // 2 % 2}" for name in FUNCTIONS for rank in ranks}
-
-
 def test_without_a_store_the_cache_directory_gets_every_partition(tmp_path):
     config = config_of(tmp_path, store=None)
     report, _ = built(config, staged())
@@ -131,13 +107,6 @@ def test_functions_that_hold_on_one_rank_are_not_copied(tmp_path):
     assert "Model.decode on ranks that got copies" in [item.what for item in report.not_built]
 
 
-def test_report_says_what_a_launch_still_makes(tmp_path):
-    report, _ = built(config_of(tmp_path), left_out=("Model.kernels",))
-    listed = [item.what for item in report.not_built]
-    assert listed[0] == "Model.kernels"
-    assert {"captured graphs", "the capture plan", "node artifacts", "verification"} <= set(listed)
-
-
 def test_workload_of_which_nothing_can_be_built_commits_nothing(tmp_path):
     config = config_of(tmp_path)
     with pytest.raises(BadArgument, match=r"nothing can be built offline \(Model.kernels: needs a device\)"):
@@ -160,37 +129,6 @@ def test_failure_of_a_rank_leaves_the_store_as_it_was(tmp_path):
     assert open_store(Path(config.store.tiers[0].path)).launches() == ()
 
 
-def test_interrupt_stops_the_ranks_and_commits_nothing(tmp_path):
-    config = config_of(tmp_path)
-    launcher = FakeOfflineLauncher(
-        built_ranks(config, every_rank=False),
-        world=FakeWorld(raises={("compile", 0): KeyboardInterrupt()}),  # type: ignore[dict-item]
-    )
-    with pytest.raises(KeyboardInterrupt):
-        build(config, BuildOptions(target=target_here()), launcher=launcher)
-    assert launcher.is_stopped
-    assert config.store is not None
-    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
-
-
-def test_store_that_needs_a_signature_wants_a_key_before_anything_is_built(tmp_path):
-    config = config_of(tmp_path, store={"path": str(tmp_path / "store"), "trust": {"policy": "require"}})
-    with pytest.raises(BadArgument, match="signing_key"):
-        built(config)
-
-
-def test_world_size_changes_ranks_and_data_parallel_size(tmp_path):
-    path = write_config(tmp_path, ranks=8, parallel={"tp": 2, "pp": 2, "dp": 2})
-    config = load(path, world_size=1024)
-    assert (config.ranks, config.parallel.dp) == (1024, 256)
-    assert load(path, ("parallel.tp=8", "parallel.pp=4"), world_size=64).parallel.dp == 2
-
-
-def test_config_without_world_size_stays_as_it_is(tmp_path):
-    path = write_config(tmp_path)
-    assert load(path).ranks == yaml.safe_load(path.read_text())["ranks"]
-
-
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
     """The command, with ranks without torch."""
     monkeypatch.setattr(
@@ -207,19 +145,6 @@ def test_command_prints_classes_what_is_assumed_and_what_is_left(tmp_path, monke
     assert "not built: captured graphs" in result.stdout
     assert "assumed: ranks that differ in their data-parallel position only" in result.stdout
     assert "no --environment was given" in result.stdout
-
-
-def test_command_writes_the_report(tmp_path, monkeypatch):
-    file = tmp_path / "reports" / "build.json"
-    result = run(monkeypatch, write_config(tmp_path), "--world-size", 8, "--json", file)
-    assert result.exit_code == 0, result.output
-    assert from_json(file.read_text()).world_size == 8
-
-
-def test_command_with_json_on_stdout_prints_nothing_else_there(tmp_path, monkeypatch):
-    result = run(monkeypatch, write_config(tmp_path), "--every-rank", "--json", "-")
-    report = from_json(result.stdout)
-    assert (report.world_size, report.totals.num_built_ranks) == (2, 2)
 
 
 def test_command_for_other_machines_keys_by_their_environment(tmp_path, monkeypatch):

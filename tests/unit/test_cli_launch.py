@@ -15,7 +15,6 @@ from tests.support.fake_rank import FakeWorld
 from tests.support.stored import save_key_pair
 from warmrank.cache_store.errors import UnwritableDisk
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
-from warmrank.orchestrator import leaving
 from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
@@ -57,15 +56,6 @@ def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_faile
     assert "report not written: [Errno 28] No space left on device" in result.stderr
 
 
-def test_interrupted_launch_ends_without_what_libraries_do_at_the_end(
-    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leaving, "_at_once", [])
-    world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
-    assert launch(tmp_path).exit_code == ExitCode.INTERRUPTED
-    assert leaving._at_once
-
-
 def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_only(
     tmp_path: Path, world: FakeWorld
 ) -> None:
@@ -80,13 +70,6 @@ def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_
     assert launch(tmp_path, "--no-compile", store=store).exit_code != ExitCode.BAD_INPUT
 
 
-def test_launch_of_a_config_without_a_workload_is_refused(tmp_path: Path, world: FakeWorld) -> None:
-    (tmp_path / "a.yaml").write_text("ranks: 1\n")
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["launch", str(tmp_path / "a.yaml")])
-    assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
-    assert "a.yaml: workload" in result.stderr
-
-
 def test_full_disk_is_told_once_and_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
     world.raises["compile", 0] = UnwritableDisk(
         what="disk", where="/d", expected="space left", actual="none", remedy="free some"
@@ -97,31 +80,6 @@ def test_full_disk_is_told_once_and_not_tried_again(tmp_path: Path, world: FakeW
     assert told.count("disk /d") == 1
     assert len(world.called("compile")) == 1
     assert "logs" not in told
-
-
-def test_launch_beside_a_module_with_the_name_of_a_package_is_refused(
-    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "warmrank.py").touch()
-    result = launch(tmp_path)
-    assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
-    assert "warmrank.py in place of the package warmrank" in result.stderr
-    assert "remedy  rename it" in result.stderr
-
-
-def test_script_that_is_not_there_is_bad_input_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(_config: object) -> None:
-        raise AssertionError("a launcher was made")
-
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(driver, "ray_launcher", start)
-    result = launch(tmp_path, workload={"script": "none.py"})
-    assert result.exit_code == ExitCode.BAD_INPUT
-    assert "workload.script" in result.stderr
-    assert "no file none.py" in result.stderr
 
 
 @pytest.mark.parametrize(

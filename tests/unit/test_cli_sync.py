@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.store.sync import Seat, targets
-from warmrank.worker.keys.environment import environment
 
 NODE = Seat(scope="node", rank=None, world_size=None)
 
@@ -73,13 +71,6 @@ def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
 
 
-def test_json_of_a_push_and_a_pull(cache, tmp_path):
-    store = ("--store", tmp_path / "store")
-    (pushed,) = json.loads(run("push", "mine", cache, *store, "--json")[1])
-    (pulled,) = json.loads(run("pull", "mine", tmp_path / "new", *store, "--json")[1])["pulled"]
-    assert (pushed["num_files"], pushed["key"]) == (pulled["num_new"], pulled["key"])
-
-
 def test_each_rank_has_a_directory_of_its_own(cache, tmp_path):
     per_rank = ("--per", "rank", "--world-size", 2, "--store", tmp_path / "store")
     for rank in (0, 1):
@@ -113,38 +104,6 @@ def test_push_of_what_is_no_directory_is_bad_input(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
-def test_config_of_a_sync_needs_no_workload(tmp_path, cache):
-    config = tmp_path / "store.yaml"
-    config.write_text(f"store: {{path: {tmp_path / 'store'}, trust: {{policy: 'off'}}}}\n")
-    assert run("push", "mine", cache, "--config", config, "--key", "a=b")[0] == 0
-    assert run("pull", "mine", tmp_path / "back", "--config", config, "--key", "a=b")[0] == 0
-
-
-def test_store_must_be_named_once(cache):
-    code, _ = run("push", "mine", cache)
-    assert code == 2
-
-
-def test_without_keys_all_of_the_environment_counts():
-    (target,) = targets(["cache"], [], NODE)
-    assert {name: target.components[f"key {name}"] for name in environment()} == environment()
-
-
-def test_key_of_an_installed_package_is_its_version():
-    (target,) = targets(["cache"], ["filelock"], NODE)
-    assert target.components["key filelock"].count(".") >= 1
-
-
-def test_key_of_a_module_finds_the_distribution_that_installs_it(tmp_path, monkeypatch):
-    made = tmp_path / "engine_cpu-0.32.0.dist-info"
-    made.mkdir()
-    (made / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-cpu\nVersion: 0.32.0\n")
-    (made / "RECORD").write_text("engine/__init__.py,,\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    (target,) = targets(["cache"], ["engine"], NODE)
-    assert target.components["key engine"] == "engine-cpu 0.32.0"
-
-
 @pytest.mark.parametrize("key", ["no_such_package", "=value", "cann"])
 def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monkeypatch):
     monkeypatch.setattr(
@@ -154,30 +113,10 @@ def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monke
         targets(["cache"], [key], NODE)
 
 
-def test_key_with_two_values_is_an_error():
-    with pytest.raises(BadArgument, match="each name once"):
-        targets(["cache"], ["model=a", "model=b"], NODE)
-
-
 @pytest.mark.parametrize(("rank", "world_size"), [(None, 2), (0, None), (2, 2), (-1, 2)])
 def test_rank_outside_of_its_world_is_an_error(rank, world_size):
     with pytest.raises(BadArgument, match="--per rank"):
         targets(["cache"], [], Seat(scope="rank", rank=rank, world_size=world_size))
-
-
-def test_rank_in_a_node_s_path_is_an_error():
-    with pytest.raises(BadArgument, match="--per rank"):
-        targets(["cache/{rank}"], [], NODE)
-
-
-def test_key_named_like_a_part_of_the_seat_is_kept_apart():
-    (one,) = targets(["cache"], ["rank=7"], NODE)
-    assert "rank" not in one.components
-
-
-def test_directories_go_by_their_order():
-    one, two = targets(["a", "b"], ["model=x"], NODE)
-    assert (one.components["directory"], two.components["directory"]) == ("1 of 2", "2 of 2")
 
 
 @pytest.fixture

@@ -27,11 +27,6 @@ def found(machine: Machine = MACHINE, **data: Any) -> list[tuple[str, tuple[str,
     return [(doubt.level, doubt.keys) for doubt in doubts(config(**data), machine)]
 
 
-def test_plain_config_is_beyond_doubt():
-    assert found() == []
-    assert found(store={"path": "/mnt/shared"}, ray={"address": "auto"}) == []
-
-
 CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
 
 
@@ -115,49 +110,6 @@ def test_module_that_is_not_found_is_named_with_the_words_of_an_import():
     assert (doubt.level, doubt.keys) == ("error", ("workload.entrypoint",))
     assert "does not import: No module named 'a'" in doubt.found
     assert f"(it is {Path.cwd()} now)" in doubt.remedy
-
-
-def test_code_that_only_nodes_have_is_granted_to_a_cluster():
-    machine = replace(MACHINE, num_cpus=None, entrypoint=MISSING)
-    (here,), (there,) = (doubts(config(ray=ray), machine) for ray in ({}, {"address": "auto"}))
-    assert "nodes" not in here.remedy
-    assert "where the nodes alone have it, all is well" in there.remedy
-
-
-def test_file_in_the_place_of_the_cache_directory_is_named():
-    (doubt,) = doubts(config(cache_dir="/a/b"), replace(MACHINE, obstacle="/a"))
-    assert (doubt.level, doubt.keys) == ("error", ("cache_dir",))
-    assert doubt.found == "on this machine /a is no directory, so /a/b can be none"
-
-
-@pytest.mark.parametrize(
-    ("usable", "said"), [(8, "Ray counts 8 here"), (2, "of which this process may use 2")]
-)
-def test_what_ray_counts_is_told_and_what_may_be_used_where_that_differs(usable: int, said: str):
-    (doubt,) = doubts(config(ray={"num_cpus_per_rank": 5.0}), replace(MACHINE, usable_cpus=usable))
-    assert doubt.found.startswith("2 ranks ask for 10 CPUs, and Ray counts 8 here")
-    assert doubt.found.endswith(said)
-
-
-def test_cpus_are_left_to_a_ray_that_is_not_started_here():
-    assert found(replace(MACHINE, num_cpus=None), ray={"num_cpus_per_rank": 5.0}) == []
-
-
-def test_errors_come_first():
-    levels = [level for level, _ in found(engine="torchair", no_compile=True, ray={"num_cpus_per_rank": 5.0})]
-    assert levels == ["error", "error", "warning"]
-
-
-FILE = """\
-workload: {entrypoint: "a:b", arguments: {layers: 4}}
-ranks: 2
-parallel:
-  dp: 2
-store:
-  path: /mnt/store
-  trust:
-    policy: require
-"""
 
 
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():

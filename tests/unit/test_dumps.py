@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.small_models import Cached, Plain
-from warmrank.inference import cache_compile, get_backend
+from tests.support.small_models import Plain
+from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 
 
@@ -52,36 +52,6 @@ def test_graph_dump_is_written_when_compiled(tmp_path: Path, kind: str) -> None:
         ast.parse(text)
 
 
-def test_graph_dump_is_not_written_by_a_load(tmp_path: Path) -> None:
-    dumps = tmp_path / "dumps"
-    config = config_with("graph_dump", type="py", path=str(dumps))
-    for _ in range(2):
-        run(plain(config, tmp_path), torch.ones(2, 4))
-    assert len(list(dumps.iterdir())) == 1
-
-
-def remove_factor(graph_module: Any, example_inputs: Any, config: Any) -> None:
-    for node in list(graph_module.graph.nodes):
-        if node.target is torch.ops.aten.mul.Tensor:
-            node.replace_all_uses_with(node.args[0])
-            graph_module.graph.erase_node(node)
-
-
-def test_graph_dump_shows_the_graph_before_and_after_passes(tmp_path: Path) -> None:
-    config = config_with("graph_dump", type="txt", path=str(tmp_path / "dumps"))
-    config.post_grad_custom_post_pass = remove_factor
-    run(plain(config, tmp_path), torch.ones(2, 4))
-    original, optimized = sorted((tmp_path / "dumps").iterdir(), key=lambda file: "optimized" in file.name)
-    assert "aten.mul" in original.read_text()
-    assert "aten.mul" not in optimized.read_text()
-
-
-def test_graph_dump_of_the_ascend_engine_writes_nothing(tmp_path: Path) -> None:
-    config = config_with("graph_dump", type="pbtxt", path=str(tmp_path / "dumps"))
-    run(plain(config, tmp_path), torch.ones(2, 4))
-    assert not (tmp_path / "dumps").exists()
-
-
 def test_summary_counts_operators_with_their_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     function = plain(config_with("fx_summary", type="csv"), tmp_path)
@@ -95,18 +65,6 @@ def test_summary_counts_operators_with_their_inputs(tmp_path: Path, monkeypatch:
     ]
     assert "float32[4, 4]" in rows[0]["inputs"]
     assert rows[1]["outputs"].startswith("1 x float32[")
-
-
-@pytest.mark.parametrize(("skip", "captures"), [(True, 0), (False, 1)])
-def test_summary_may_skip_the_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skip: bool, captures: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = config_with("fx_summary", type="csv", skip_compile=skip)
-    function = plain(config, tmp_path)
-    for _ in range(2):
-        run(function, torch.ones(2, 4))
-    assert function.variants[0].runner.statistics.captures == captures
 
 
 def dumped(directory: Path) -> dict[str, Any]:
@@ -139,25 +97,6 @@ def test_data_dump_goes_on_after_a_load_and_elsewhere(tmp_path: Path) -> None:
     assert function.last_result.outcome == "loaded"
 
 
-def only_products(node: Any) -> Any:
-    return node if node.target is torch.ops.aten.mul.Tensor else None
-
-
-def test_data_dump_obeys_the_filter(tmp_path: Path) -> None:
-    config = config_with("data_dump", type="npy", path=str(tmp_path / "data"), filter=only_products)
-    run(plain(config, tmp_path), torch.ones(2, 4))
-    (file,) = (tmp_path / "data").rglob("*.npy")
-    assert file.name == "00000-mul-aten.mul.Tensor.OUTPUT.0.npy"
-
-
-def test_data_dump_shows_operators_without_users(tmp_path: Path) -> None:
-    config = config_with("data_dump", type="npy", path=str(tmp_path / "data"))
-    model = Cached()
-    run(cache_compile(model.store, config=config, cache_dir=tmp_path / "cache"), torch.full((2, 4), 3.0))
-    (file,) = (tmp_path / "data").rglob("*-copy_-*.npy")
-    assert np.load(file).tolist() == [[3.0] * 4] * 2
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.complex64])
 def test_data_dump_keeps_values_of_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     config = config_with("data_dump", type="npy", path=str(tmp_path / "data"))
@@ -165,17 +104,3 @@ def test_data_dump_keeps_values_of_every_dtype(tmp_path: Path, dtype: torch.dtyp
     run(function, torch.ones(3, dtype=dtype))
     (file,) = (tmp_path / "data").rglob("*.npy")
     assert np.load(file).tolist() == [2, 2, 2]
-
-
-def test_data_dump_works_for_torch_compile_too(tmp_path: Path) -> None:
-    config = config_with("data_dump", type="npy", path=str(tmp_path / "data"))
-    model = torch.compile(Plain(), backend=get_backend(compiler_config=config), fullgraph=True)
-    run(model, torch.ones(2, 4))
-    (file,) = (tmp_path / "data").rglob("*.npy")
-    assert "aten.linear" in file.name
-
-
-def test_without_the_option_no_graph_knows_of_dumps(tmp_path: Path) -> None:
-    function = plain(CompilerConfig(), tmp_path)
-    run(function, torch.ones(2, 4))
-    assert b"_dump" not in function.variants[0].stored.artifact.sections["graph.py"]

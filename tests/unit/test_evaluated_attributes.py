@@ -124,21 +124,6 @@ def test_attribute_whose_presence_alone_was_asked_for_is_noticed_when_it_goes() 
     assert any("has attr 'later'" in reason for reason in misfits(artifact, module.forward, X))
 
 
-def test_attribute_that_the_function_itself_sets_is_no_condition() -> None:
-    class Sets(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.made = 2
-            return x * 2 if hasattr(self, "made") else x
-
-    module = Sets()
-    assert misfits(compiled(module.forward, X), module.forward, X) == ()
-
-
-def test_attribute_found_by_a_fallback_of_the_class_is_no_condition() -> None:
-    module = Asks(Falls(), by_default)
-    assert misfits(compiled(module.forward, X), module.forward, X) == ()
-
-
 class Mapped(dict[str, int]):
     """A dict with attributes."""
 

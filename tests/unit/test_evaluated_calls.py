@@ -148,21 +148,6 @@ def test_what_is_equal_on_all_ranks_is_shared(way: Callable[[Any], Any]) -> None
     assert reasons(way, 0, 1, 2, 3) == [(), (), (), ()]
 
 
-def test_size_of_the_world_is_a_condition() -> None:
-    way = EQUAL_ON_ALL["size of the world"]
-    with on_rank(0, way) as model:
-        artifact = compiled(model.forward, X)
-    with on_rank(0, way, world_size=6) as model:
-        assert misfits(artifact, model.forward, X) == ("get_world_size(): 4 -> 6",)
-
-
-def test_world_that_is_there_later_is_noticed() -> None:
-    way = EQUAL_ON_ALL["initialized"]
-    artifact = compiled(Model(way, None).forward, X)
-    with fake_world(rank=0, world_size=2):
-        assert any("is_initialized()" in reason for reason in misfits(artifact, Model(way, None).forward, X))
-
-
 def test_rank_that_a_fake_kernel_reads_is_a_condition() -> None:
     library = observed_operator.register()
 

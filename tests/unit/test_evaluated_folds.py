@@ -161,18 +161,6 @@ def test_code_of_the_users_that_runs_untraced_is_refused(kind: str) -> None:
         compiled(Asks(UNTRACED[kind]).forward, X)
 
 
-def test_what_follows_from_constants_is_no_condition() -> None:
-    module = Asks(lambda: len("ab".upper()) + max(1, abs(-3)) + len(repr(Plain)) + len(f"{3:>5}"))
-    artifact = compiled(module.forward, X)
-    assert artifact.guards.asked == ()
-    assert misfits(artifact, module.forward, X) == ()
-
-
-def test_text_that_the_code_holds_is_no_address() -> None:
-    module = Asks(lambda: len("starts at 0xdeadbeef"))
-    assert misfits(compiled(module.forward, X), module.forward, X) == ()
-
-
 def test_variable_of_the_environment_that_a_fake_kernel_reads_is_a_condition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

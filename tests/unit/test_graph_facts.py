@@ -133,38 +133,12 @@ def test_argument_that_is_written_is_mutated_whatever_the_way(name: str) -> None
     assert (found["cache"], found["x"]) == ("mutated", "user")
 
 
-def test_argument_that_is_returned_in_part_is_not_to_be_cloned() -> None:
-    assert classes(Views().several, CACHE, ROWS, dynamic=False)["cache"] == "state"
-
-
 def test_outputs_that_share_memory_with_an_input_are_known() -> None:
     found = facts(Views().several, CACHE, ROWS)
     assert (found.num_outputs, found.aliased_outputs) == (5, (1, 2, 4))
 
 
-def test_output_of_a_composite_operator_that_shares_memory_is_known() -> None:
-    assert facts(Views().turned, CACHE, ROWS).aliased_outputs == (0,)
-
-
-def test_argument_whose_name_begins_like_the_modules_is_a_user_input() -> None:
-    class Named(nn.Module):
-        def forward(self, selfless: torch.Tensor) -> torch.Tensor:
-            return selfless + 1
-
-    assert facts(Named().forward, ROWS).input_classes == ("user",)
-
-
 # Random operators.
-
-
-def test_dropout_in_training_is_refused_with_operator_and_line() -> None:
-    with pytest.raises(RandomOp) as raised:
-        facts(Unfit().train().drops, ROWS)
-    message = str(raised.value)
-    assert "dropout" in raised.value.operator
-    assert 'small_models.py", line' in message
-    assert "self.dropout(self.linear(x))" in message
-    assert "call eval() on the module" in message
 
 
 @pytest.mark.parametrize(
@@ -196,21 +170,3 @@ def test_random_operator_is_refused_by_name(method: Callable[..., Any], operator
 )
 def test_operator_that_is_told_not_to_draw_is_allowed(method: Callable[..., Any], x: torch.Tensor) -> None:
     assert facts(method, x).num_outputs == 1
-
-
-def test_every_tensor_of_a_list_that_is_written_is_mutated() -> None:
-    found = facts(Views().through_list, [torch.zeros(2), torch.zeros(3)], ROWS)
-    assert sorted(found.input_classes) == ["mutated", "mutated", "user"]
-
-
-def test_outputs_of_an_operator_with_several_results_are_known() -> None:
-    assert facts(Views().split, ROWS).aliased_outputs == (0, 1)
-
-
-def test_module_is_known_by_the_name_of_the_first_parameter() -> None:
-    assert sorted(facts(Views().pair, ROWS, self_name="this").input_classes) == ["state", "user"]
-
-
-def test_attention_with_dropout_is_refused() -> None:
-    with pytest.raises(RandomOp, match="scaled_dot_product"):
-        facts(Layers(0.5).attention, torch.ones(1, 1, 2, 4))

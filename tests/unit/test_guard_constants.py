@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import math
-import re
 from collections import namedtuple
 from typing import Any
 
@@ -87,15 +86,6 @@ def test_constant_round_trips_through_json(value: Any) -> None:
     assert exact(decode(json.loads(json.dumps(encode(value))))) == exact(value)
 
 
-@given(value=st.floats())
-def test_float_round_trips_exactly(value: float) -> None:
-    back = decode(json.loads(json.dumps(encode(value))))
-    if math.isnan(value):
-        assert math.isnan(back)
-    else:
-        assert (back, math.copysign(1, back)) == (value, math.copysign(1, value))
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -124,10 +114,6 @@ def test_special_constant_round_trips(value: Any) -> None:
     assert exact(back) == exact(value)
 
 
-def test_order_of_a_dict_is_kept() -> None:
-    assert list(decode(encode({"b": 1, "a": 2}))) == ["b", "a"]
-
-
 @given(values=st.lists(st.integers() | st.text(), min_size=2, unique=True))
 def test_sets_encode_alike_whatever_their_order(values: list[Any]) -> None:
     turned = values[::-1]
@@ -138,17 +124,8 @@ def test_numbers_of_different_type_encode_differently() -> None:
     assert len({json.dumps(encode(value)) for value in (1, 1.0, True, 1 + 0j, Level.LOW, "1", b"1")}) == 7
 
 
-def test_containers_of_different_type_encode_differently() -> None:
-    containers: list[Any] = [(1,), [1], {1}, frozenset({1}), torch.Size([1]), {1: 1}, range(1)]
-    assert len({json.dumps(encode(value)) for value in containers}) == 7
-
-
 def test_device_index_is_left_out() -> None:
     assert encode(torch.device("cuda:3")) == encode(torch.device("cuda:0")) == {"device": "cuda"}
-
-
-def test_equal_members_of_different_enums_encode_differently() -> None:
-    assert encode(Colour.RED) != encode(Level.LOW)
 
 
 @pytest.mark.parametrize(
@@ -161,40 +138,6 @@ def test_value_without_a_meaning_elsewhere_is_refused_by_type(value: object) -> 
         encode(value)
 
 
-def test_value_within_a_container_is_refused_too() -> None:
-    with pytest.raises(NotPortable, match=r"builtins.object cannot be compared"):
-        encode({"a": [object()]})
-
-
-class Text(str):
-    __slots__ = ()
-
-
-class Numbers(list[int]):
-    pass
-
-
-def test_subclass_of_a_list_is_not_taken_for_it() -> None:
-    with pytest.raises(NotPortable):
-        encode(Numbers([1]))
-
-
-class Count(int):
-    def __int__(self) -> int:
-        return 7
-
-
-@pytest.mark.parametrize("value", [Text("a"), Count(3)], ids=["str", "int"])
-def test_value_of_a_derived_class_keeps_class_and_value(value: Any) -> None:
-    again = decode(encode(value))
-    assert (type(again), again == value) == (type(value), True)
-    assert encode(value) != encode(str(value))
-
-
-def test_derived_values_are_told_apart_whatever_their_class_answers() -> None:
-    assert encode(Count(3)) != encode(Count(4))
-
-
 @pytest.mark.parametrize(
     "value",
     [np.float32(1.1), np.float64(1.1), np.int8(3), np.bool_(True), np.arange(6).reshape(2, 3)],
@@ -205,15 +148,6 @@ def test_numbers_of_numpy_keep_type_and_value(value: Any) -> None:
     assert type(again) is type(value)
     assert again.dtype == value.dtype
     assert (again == value).all()
-
-
-def test_number_of_numpy_is_not_taken_for_pythons() -> None:
-    assert len({str(encode(value)) for value in (1.0, np.float64(1), np.float32(1), np.int64(1))}) == 4
-
-
-def test_pattern_keeps_flags() -> None:
-    again = decode(encode(re.compile("a.", re.DOTALL)))
-    assert (again.pattern, again.flags) == ("a.", re.compile("a.", re.DOTALL).flags)
 
 
 def test_unknown_tag_is_refused_as_of_another_version() -> None:

@@ -13,7 +13,6 @@ import torch
 
 from tests.support.made_guards import like, made_guards
 from tests.support.tracing import Checked
-from warmrank.worker.runtime.per_call import compile_input_check
 
 X = torch.arange(6.0).reshape(3, 2)
 
@@ -117,25 +116,6 @@ def test_argument_that_is_now_the_modules_own_is_noticed() -> None:
     assert not checked.calls.hold((module.table,), {})
 
 
-def test_conditions_of_unknown_kinds_and_steps_are_evaluated_on_every_call() -> None:
-    checked, module = holder(
-        ("L['self'].listed", "length", 1), ("list(L['self'].listed)[0]", "not_none", None)
-    )
-    module.listed.append(object())
-    assert not checked.call()
-
-
-def test_nothing_of_a_call_is_held() -> None:
-    import weakref
-
-    module, x = Holder(), torch.arange(6.0).reshape(3, 2)
-    checked = Checked(made_guards(*CONDITIONS), step, module, x=x)
-    reference = weakref.ref(x)
-    checked._arguments = {}
-    del x
-    assert reference() is None
-
-
 def test_threads_see_the_same() -> None:
     checked, module = holder()
     wrong: list[bool] = []
@@ -159,16 +139,6 @@ def test_threads_see_the_same() -> None:
     assert not wrong
     module.scale = 3.0
     assert not checked.holds()
-
-
-def test_module_that_comes_with_all_other_arguments_is_looked_at_on_every_call() -> None:
-    def starred(*args: Any) -> Any:
-        return args
-
-    assert isinstance(starred, FunctionType)
-    check = compile_input_check(made_guards(("L['args'][1]", "equals", 1)), starred)
-    assert check(None, 1)
-    assert not check(None, 2)
 
 
 def test_default_values_that_can_be_changed_are_noticed() -> None:

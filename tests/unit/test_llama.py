@@ -10,11 +10,9 @@ import torch
 
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
-from warmrank.examples.llama_reference import reference_logits
 from warmrank.examples.llama_weights import LlamaSizes, full_weights, shard
 from warmrank.worker.errors import WorkloadError
-from warmrank.worker.rank.workload import RankContext, Workload, build_workload
-from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.rank.workload import RankContext
 
 SMALL = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=2, hidden=48, batch=2, max_seq=32)
 
@@ -45,13 +43,6 @@ def test_generated_logits_equal_the_reference(batch: int, kv_heads: int) -> None
     assert result.max_error < llama.TOLERANCE / 10
 
 
-def test_prefill_equals_the_reference() -> None:
-    prompt = llama.prompts(SMALL.batch, 7)
-    logits = small_model()(prompt, llama.positions(0, prompt))
-    expected = reference_logits(SMALL, full_weights(SMALL), prompt)[:, -1]
-    torch.testing.assert_close(logits, expected, atol=llama.TOLERANCE, rtol=0)
-
-
 def test_cache_is_updated_in_place() -> None:
     model = small_model()
     cache = model.layers[0].attention.k_cache
@@ -75,32 +66,12 @@ def test_check_fails_when_a_weight_is_wrong() -> None:
     assert not result.ok
 
 
-def test_check_fails_when_a_position_is_wrong() -> None:
-    model = small_model()
-    model.angles.copy_(model.angles.roll(1, dims=0))
-    model.angles[0] = 0
-    assert not llama.check(model, full_weights(SMALL), (5,), 2, None).ok
-
-
 def test_check_fails_on_a_number_that_is_none() -> None:
     model = small_model()
     model.output.weight[0, 0] = math.nan
     result = llama.check(model, full_weights(SMALL), (5,), 2, None)
     assert not result.ok
     assert result.max_error == math.inf
-
-
-def test_weights_come_from_the_seed_alone() -> None:
-    torch.manual_seed(1)
-    first = full_weights(SMALL)
-    torch.manual_seed(2)
-    second = full_weights(SMALL)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_another_seed_gives_other_weights() -> None:
-    other = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=2, hidden=48, seed=1)
-    assert not torch.equal(full_weights(SMALL)["output.weight"], full_weights(other)["output.weight"])
 
 
 def test_parts_of_all_ranks_sum_to_the_whole_layer() -> None:
@@ -112,20 +83,6 @@ def test_parts_of_all_ranks_sum_to_the_whole_layer() -> None:
         total += x @ part["layers.0.feed_forward.up.weight"].T @ part["layers.0.feed_forward.down.weight"].T
     whole = x @ weights["layers.0.feed_forward.up.weight"].T @ weights["layers.0.feed_forward.down.weight"].T
     torch.testing.assert_close(total, whole)
-
-
-def test_rank_without_a_group_holds_the_whole_model() -> None:
-    weights = full_weights(SMALL)
-    model = small_model()
-    assert {name: tuple(value.shape) for name, value in model.state_dict().items()} == {
-        name: tuple(value.shape) for name, value in weights.items()
-    }
-
-
-def test_prompts_are_real_text() -> None:
-    rows = llama.prompts(2, 20).tolist()
-    assert bytes(rows[0]) == b"Alice was beginning "
-    assert bytes(rows[1]) in llama.TEXT
 
 
 @pytest.mark.parametrize(
@@ -167,31 +124,6 @@ def test_pipeline_stages_are_refused() -> None:
 def test_prompt_that_does_not_fit_the_cache_is_refused(lengths: Any) -> None:
     with pytest.raises(WorkloadError, match="expected prompts of at least 2 bytes"):
         llama.workload(context(), **lengths)
-
-
-def test_workload_names_both_functions_in_call_order() -> None:
-    arguments = {"layers": 1, "dim": 32, "heads": 4, "kv_heads": 2, "hidden": 48, "max_seq": 64}
-    built = build_workload("warmrank.examples.llama:workload", context(), arguments)
-    assert isinstance(built, Workload)
-    assert built.check is not None
-    assert all(isinstance(call.function, CachedFunction) for call in built.calls)
-    assert [call.args[0].size(1) for call in built.calls] == [32, 1]
-
-
-@pytest.mark.slow
-def test_prefill_and_decode_are_traced_once_each_for_all_lengths_and_positions() -> None:
-    model: Any = build_model(SMALL, full_weights(SMALL))
-    graphs = []
-
-    def count(graph: torch.fx.GraphModule, inputs: object) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled: Any = torch.compile(fullgraph=True, dynamic=True, backend=count)
-    model.cached_prefill = compiled(model.prefill)
-    model.cached_decode = compiled(model.decode)
-    assert llama.check(model, full_weights(SMALL), (5, 9, 20), 4, None).ok
-    assert len(graphs) == 2
 
 
 def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:

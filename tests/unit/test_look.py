@@ -11,23 +11,17 @@ from rich.console import Console
 
 from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import stored
-from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
-from warmrank.cache_store.records.manifest import ArtifactEntry
-from warmrank.orchestrator.cli.console import describe
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.explain import explain_if_away
 from warmrank.orchestrator.look.store_contents import (
     list_store,
-    num_artifacts,
-    open_if_there,
     open_to_look,
     show_partition,
 )
 from warmrank.orchestrator.ui.table import render_explanation, render_listing
 from warmrank.worker.keys.environment import environment
 
-AB = "ab" * 32
 OLDER = "2026-01-01T12:00:00+00:00"
 
 
@@ -43,26 +37,6 @@ def test_listing_counts_equal_artifacts_of_all_ranks_once(config: Config):
     assert (line.world_size, line.num_artifacts) == (2, 2)
     assert [part.num_artifacts for part in line.partitions] == [2, 2]
     assert (line.num_files, [part.num_files for part in line.partitions]) == (2, [2, 2])
-
-
-def test_files_beside_artifacts_count_as_files_only():
-    entries = [
-        ArtifactEntry(
-            function="f", path=f"M/f/{name}", request_key="0" * 32, provenance=AB, sha256=AB, size_bytes=1
-        )
-        for name in ("compiled_module", "ge_cache_0123456789abcdef.pt2", "compiled_module.1")
-    ]
-    assert num_artifacts(entries) == 2
-
-
-def test_listing_marks_the_launch_of_the_config(config: Config, tmp_path: Path):
-    other = config.model_copy(update={"device": "npu"})
-    store_launch(other, tmp_path / "other")
-    marks = {
-        line.identity["device"]: line.of_config
-        for line in list_store(open_to_look(config, None), config).launches
-    }
-    assert marks == {"cpu": True, "npu": False}
 
 
 def test_listing_says_which_record_is_pinned_and_when_each_was_used(config: Config, tmp_path: Path):
@@ -110,43 +84,10 @@ def test_listing_tells_of_a_manifest_that_is_gone(config: Config, tmp_path: Path
     assert len(listing.launches[0].partitions) == 1
 
 
-def test_looking_creates_no_store(tmp_path: Path):
-    with pytest.raises(StoreUnavailable):
-        open_to_look(None, tmp_path / "absent")
-    assert not (tmp_path / "absent").exists()
-
-
-def test_store_that_is_not_there_is_told_with_what_relative_paths_are_read_from():
-    _, (rows,), _ = describe(NoStoreYet(what="store", where="/a"))
-    assert dict(rows)["note"] == f"relative paths are read from {Path.cwd()}"
-    _, (rows,), _ = describe(NoStoreYet(what="store", where="s3://b/c"))
-    assert "note" not in dict(rows)
-
-
-def test_store_that_is_not_there_yet_is_none(tmp_path: Path):
-    assert open_if_there(loaded_config(tmp_path)) is None
-
-
-def test_config_and_store_together_are_refused(config: Config, tmp_path: Path):
-    with pytest.raises(NothingThere, match="either a CONFIG or --store PATH"):
-        open_to_look(config, tmp_path / "store")
-
-
-def test_config_without_store_is_refused(tmp_path: Path):
-    with pytest.raises(NothingThere, match="names no store"):
-        open_to_look(loaded_config(tmp_path, store=None), None)
-
-
 def test_partition_is_found_by_name(config: Config):
     view = show_partition(open_to_look(config, None), "world2global_rank1")
     assert (view.rank, view.changes) == (1, ())
     assert [entry.function for entry in view.artifacts] == ["Llama.prefill", "Llama.decode"]
-
-
-def test_partition_is_found_by_the_beginning_of_its_key(config: Config):
-    store = open_to_look(config, None)
-    key = show_partition(store, "world2global_rank1").key
-    assert show_partition(store, key[:8]).partition == "world2global_rank1"
 
 
 def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock_of_its_maker(
@@ -157,12 +98,6 @@ def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock
     view = show_partition(open_to_look(config, None), "world2global_rank0")
     assert view.created == OLDER
     assert len(view.others) == 1
-
-
-def test_config_narrows_partitions_to_its_own_launch(config: Config, tmp_path: Path):
-    older = config.model_copy(update={"device": "npu"})
-    store_launch(older, tmp_path / "other", created=OLDER)
-    assert show_partition(open_to_look(older, None), "world2global_rank0", older).created == OLDER
 
 
 def test_key_of_a_launch_names_its_partitions(config: Config):

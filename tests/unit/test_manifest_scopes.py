@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
-from warmrank.cache_store.cache_dir.node_files import NodeFile, is_reserved, kept_path
+from warmrank.cache_store.cache_dir.node_files import NodeFile, is_reserved
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     PartitionManifest,
-    RequestEntry,
     parse_manifest,
     partition_key,
 )
@@ -56,11 +54,6 @@ def node_entry(**changes: Any) -> ArtifactEntry:
     return ArtifactEntry(**(dict(entry) | changes))
 
 
-def test_manifest_without_node_artifacts_has_the_bytes_that_it_always_had():
-    document = json.loads(manifest().to_bytes())
-    assert (document["format"], document["artifacts"]) == (1, [RANK_ENTRY])
-
-
 def test_older_manifest_parses_and_keeps_its_bytes_and_key():
     data = manifest().to_bytes()
     found = parse_manifest(data, "here")
@@ -80,29 +73,10 @@ def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
     assert (found, found.node_files()) == (value, (FILE,))
 
 
-def test_manifest_with_runtime_state_is_of_format_2():
-    request = RequestEntry(function="f", key="1" * 64, components={}, runtime_state={"kv": "8"})
-    assert manifest(requests=(request,)).format == 2
-
-
 def test_format_1_has_no_node_artifacts():
     document = json.loads(with_node_files(manifest(), [FILE]).to_bytes())
     with pytest.raises(Corrupt, match="node artifacts in a manifest of format 1"):
         parse_manifest(json.dumps(document | {"format": 1}).encode(), "here")
-
-
-def test_another_set_of_node_artifacts_is_another_manifest():
-    other = NodeFile(cache="operators", relative=FILE.relative, digest=digest_bytes(b"other"))
-    keys = [
-        partition_key(LAUNCH_KEY, found)
-        for found in (manifest(), *(with_node_files(manifest(), [file]) for file in (FILE, other)))
-    ]
-    assert len(set(keys)) == 3
-
-
-def test_bytes_of_node_artifacts_lie_by_their_digest(tmp_path: Path):
-    assert node_entry().local_path(tmp_path) == kept_path(tmp_path, DIGEST.sha256)
-    assert ArtifactEntry(**RANK_ENTRY).local_path(tmp_path) == tmp_path / str(RANK_ENTRY["path"])
 
 
 @pytest.mark.parametrize(
@@ -139,12 +113,6 @@ def test_rank_artifacts_may_lie_below_a_directory_called_node(directory: str):
 def test_node_entry_with_the_name_of_a_mark_or_a_lock_is_refused(name: str):
     with pytest.raises(ValidationError, match="path"):
         node_entry(path=f"node/operators/{name}")
-
-
-def test_two_node_artifacts_that_differ_in_case_only_are_refused():
-    files = [FILE, NodeFile(cache="operators", relative="kernel_cache/ascend910/ADD.o", digest=DIGEST)]
-    with pytest.raises(ValidationError, match="one name where case is ignored"):
-        with_node_files(manifest(), files)
 
 
 RELATIVE = st.lists(st.from_regex(r"[a-zA-Z0-9_.]{1,8}", fullmatch=True), min_size=1, max_size=4)

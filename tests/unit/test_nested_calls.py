@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.tracing import ROWS, outcome, reason
 from warmrank import CompilerConfig
@@ -101,14 +99,6 @@ def test_function_inside_other_traces_is_traced_through(tmp_path: Path) -> None:
     torch.testing.assert_close(exported(-ROWS), model.inner(-ROWS))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_function_inside_jit_trace_is_traced_through(tmp_path: Path) -> None:
-    model = Nested(tmp_path)
-    model.cached_inner(ROWS)
-    traced = torch.jit.trace(_Calling(model), (ROWS,))
-    torch.testing.assert_close(traced(-ROWS), model.inner(-ROWS))
-
-
 class _Calling(nn.Module):
     def __init__(self, model: Nested) -> None:
         super().__init__()
@@ -116,27 +106,6 @@ class _Calling(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.model.cached_inner(x)
-
-
-def test_symbolic_trace_goes_through_the_function(tmp_path: Path) -> None:
-    model = Nested(tmp_path)
-    graph = torch.fx.symbolic_trace(_Calling(model))
-    torch.testing.assert_close(graph(-ROWS), model.inner(-ROWS))
-
-
-def test_modes_see_the_functions_operators(tmp_path: Path) -> None:
-    model = Nested(tmp_path)
-    model.cached_inner.warm_up(ROWS)
-    with FlopCounterMode(display=False) as counter:
-        model.cached_inner(ROWS)
-    assert counter.get_total_flops() > 0
-
-
-def test_fake_tensors_pass_through_the_function(tmp_path: Path) -> None:
-    model = Nested(tmp_path)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        result = model.cached_inner(mode.from_tensor(ROWS))
-    assert result.shape == ROWS.shape
 
 
 def test_threads_and_hooks_call_one_function(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import os
 import stat
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,32 +17,14 @@ from warmrank.worker.node_caches import (
     PACKAGES,
     NodeCache,
     archive_name,
-    drop_unused,
     engine_directory,
-    operators,
     pack,
     place_faults,
     unpack,
 )
-from warmrank.worker.settings import expanded, settings
 
 CACHE = Path("/data/cache")
 OWN = {name: engine_directory(CACHE, name) for name in ("static_kernels", "ge")}
-
-
-# The known ones.
-
-
-def test_home_and_variables_are_put_in(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", "/home/npu")
-    monkeypatch.setenv("SCRATCH", "/scratch")
-    paths = ["~/a", "$SCRATCH/a", "${SCRATCH}/a", "$NOBODY_SET_THIS/a"]
-    assert [expanded(path) for path in paths] == [
-        "/home/npu/a",
-        "/scratch/a",
-        "/scratch/a",
-        "$NOBODY_SET_THIS/a",
-    ]
 
 
 # Where they may lie.
@@ -73,29 +54,12 @@ def test_place_that_is_not_a_tools_alone_is_refused(directory: str, expected: st
     assert expected in faults(mine=directory)["mine"]
 
 
-def test_two_caches_in_one_place_are_both_refused():
-    assert set(faults(a="/tool", b="/tool/below", c="/tools")) == {"a", "b"}
-
-
 def test_link_into_the_cache_directory_is_seen_through(tmp_path: Path):
     (tmp_path / "cache/M").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "cache/M")
     cache = NodeCache(name="mine", directory=str(tmp_path / "link"))
     own_places = {"ge": engine_directory(tmp_path / "cache", "ge")}
     assert "overlaps" in place_faults([cache], tmp_path / "cache", own_places)["mine"]
-
-
-@pytest.mark.parametrize(
-    ("own", "common", "expected"),
-    [("", None, "/home/npu/atc_data"), ("", "/common", "/common"), ("/own", "/common", "/own")],
-)
-def test_operators_lie_where_the_most_exact_variable_says(
-    own: str, common: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/home/npu")
-    ascend = {"ASCEND_CACHE_PATH": common} if common else {}
-    given = replace(settings(), ascend=ascend, op_compiler_cache=own)
-    assert operators(given).directory == expected
 
 
 OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
@@ -181,14 +145,3 @@ def test_nothing_is_kept_where_others_can_write_a_part_of_it(
     pack(made, kept, GRAPHS)
     assert "compiled again" in caplog.text
     assert list(kept.iterdir()) == []
-
-
-def test_archive_that_nobody_used_for_long_goes(kept: Path, made: Path, private: Path):
-    node_cache = kept.parents[1]
-    for artifact in ("used", "unused"):
-        pack(made, node_cache / artifact / "0", GRAPHS)
-        for path in (*(node_cache / artifact / "0").iterdir(), node_cache / artifact / "0"):
-            os.utime(path, (1, 1))
-    unpack(node_cache / "used/0", private)
-    drop_unused(node_cache, age_s=1e8)
-    assert [path.name for path in node_cache.iterdir()] == ["used"]

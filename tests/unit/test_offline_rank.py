@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.support.devices import fake_world
 from tests.support.launching import rank_spec
 from tests.support.offline_ranks import small
 from warmrank.worker import groups
-from warmrank.worker.errors import DeviceUnavailable, NeedsValues
+from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.environment import Target, environment
 from warmrank.worker.rank.offline import OfflineRank
 from warmrank.worker.rank.start import RankSpec
@@ -110,14 +109,6 @@ def test_other_rank_adopts_it(cache):
         assert manifest.environment == environment()
 
 
-def test_other_machines_ask_for_something_else(cache):
-    with offline(spec_of(cache), driver="nvidia 999", cpu="x86_64 avx") as rank:
-        rank.build()
-        (probe,) = rank.probe()
-        assert (probe.state, probe.components["driver"]) == ("miss", "nvidia 999")
-    assert environment()["driver"] != "nvidia 999"
-
-
 def test_function_that_asks_for_its_rank_is_bound_to_it(tmp_path):
     with offline(spec_of(tmp_path, arguments={"method": "by_rank"})) as rank:
         compiled(rank)
@@ -158,37 +149,6 @@ def test_tensor_whose_values_a_graph_would_hold_is_refused(tmp_path):
         with pytest.raises(NeedsValues, match="a decomposition of its configuration holds"):
             rank.probe()
     assert not list(tmp_path.rglob("compiled_module"))
-
-
-def test_cuda_wants_a_torch_with_cuda(tmp_path):
-    if torch.version.cuda is not None:
-        pytest.skip("this torch has CUDA")
-    rank = OfflineRank(
-        spec_of(tmp_path, device_kind="cuda"), machines=Target(device_kind="cuda", environment={})
-    )
-    try:
-        with pytest.raises(DeviceUnavailable, match="needs no GPU"):
-            rank.start()
-    finally:
-        rank.stop()
-
-
-def test_engine_of_the_vendor_is_left_out_where_its_package_is_not(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
-    with offline(spec_of(tmp_path, engine="torchair")) as rank:
-        assert rank.build() == ()
-        assert "torch_npu is not here" in rank.left_out()[0].reason
-
-
-def test_model_that_needs_real_tensors_is_built_with_them(tmp_path):
-    spec = spec_of(tmp_path, entrypoint="asks_for_values")
-    machines = Target(device_kind="cpu", environment=environment())
-    rank = OfflineRank(spec, machines=machines, real_tensors=True)
-    rank.start()
-    try:
-        assert rank.build() == ("Small.forward",)
-    finally:
-        rank.stop()
 
 
 def test_model_larger_than_any_memory_is_built_and_probed(tmp_path):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -13,11 +11,10 @@ from rich.console import Console
 
 from tests.support.made_reports import failing, result, seats, until_compile, whole
 from warmrank.cache_store.progress import Progress
-from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.ui.live import LiveView
-from warmrank.orchestrator.ui.progress import FetchLines, PlainLines, progress
+from warmrank.orchestrator.ui.progress import FetchLines, PlainLines
 from warmrank.worker.results import FunctionResult
 
 
@@ -106,12 +103,6 @@ def test_plain_lines_tell_what_happens_once_without_wrapping(heard: Iterable[e.E
     assert plain(heard).count(line) == 1
 
 
-def test_plain_lines_of_many_ranks_are_as_many_as_of_few() -> None:
-    few, many = plain(whole(64), 64), plain(whole(2048), 2048)
-    assert len(few) == len(many)
-    assert max(map(len, many)) < 200
-
-
 def test_plain_lines_of_many_kinds_of_results_and_problems_are_bounded() -> None:
     kinds = [event for rank in range(500) for event in told(result(f"f{rank}", compiled=True), rank)]
     assert len(plain([*kinds, LOADED])) < 20
@@ -126,13 +117,6 @@ def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late(
     beats = plain([*begun, *(busy(1, "compile f", float(at_s)) for at_s in range(1, 1000))])[2:]
     assert beats[0] == "compile: 1 of 2 ranks after 30 s; waiting for rank 1; rank 1 on node-1: compile f"
     assert len(beats) == 6  # after 30, 60, 120, 240, 480, 960 s
-
-
-def test_plain_lines_of_a_start_name_who_is_not_at_the_rendezvous() -> None:
-    doing = {0: RENDEZVOUS, 1: "start: importing torch"}
-    heard = [busy(rank, text, at_s) for at_s in (29.0, 31.0) for rank, text in doing.items()]
-    lines = plain([SEATED, stage("start", 0, 1), *heard])
-    assert lines[-1].endswith("waiting for rank 1; rank 1 on node-1: start: importing torch")
 
 
 def compiling_two() -> list[e.Event]:
@@ -202,37 +186,6 @@ def test_live_view_is_never_larger_than_the_screen(num_ranks: int, width: int, h
         screen = live([*heard, *many], num_ranks, width=width, height=height)
         assert max(map(len, screen), default=0) <= width
         assert len(screen) <= max(height - 1, 1)
-
-
-def test_live_view_is_drawn_while_events_come_in() -> None:
-    view, state = LiveView(256, clock=Clock()), LaunchState(num_ranks=256)
-    stop, begun = threading.Event(), threading.Event()
-
-    def draw() -> None:
-        while not stop.is_set():
-            Console(file=io.StringIO(), width=100, height=30, force_terminal=True).print(view)
-            begun.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        drawing = pool.submit(draw)
-        assert begun.wait(60)
-        for event in (*whole(256), *failing(256)):
-            state.apply(event)
-            view(state, event)
-        stop.set()
-        drawing.result(timeout=60)
-
-
-@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "> build"), (False, "build: on rank 0")])
-def test_terminal_gets_the_live_view_and_keeps_it_and_others_lines(is_terminal: bool, shown: str) -> None:
-    console, state = (
-        Console(file=io.StringIO(), force_terminal=is_terminal, width=80),
-        LaunchState(num_ranks=1),
-    )
-    with progress(console, 1) as listener:
-        state.apply(stage("build", 0))
-        listener(state, stage("build", 0))
-    assert shown in "".join(lines_of(console))
 
 
 FETCHED = Progress(done_bytes=1 << 20, total_bytes=4 << 20, done_files=1, total_files=8)

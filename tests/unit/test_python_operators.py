@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,13 +48,6 @@ FACTOR = 4
 def op(x: torch.Tensor) -> torch.Tensor: return x[:, :FACTOR].contiguous()
 @op.register_fake
 def _(x): return torch.empty(x.shape[0], FACTOR)
-"""
-ON_DEVICE = """
-import torch
-FACTOR = 4
-library = torch.library.Library("{name}", "FRAGMENT")
-library.define("op(Tensor x) -> Tensor")
-library.impl("op", lambda x: x * FACTOR, "CPU")
 """
 
 
@@ -175,28 +166,3 @@ def test_operator_that_nothing_registers_is_a_reason(module: str, remedy: str) -
     assert reason.startswith("operator warmrank_none::op is not registered")
     assert remedy in reason
     assert list(missing_operators([source])) == [reason]
-
-
-@pytest.mark.slow
-def test_digest_of_an_object_with_a_set_is_the_same_in_every_process() -> None:
-    code = (
-        "from dataclasses import dataclass\n"
-        "@dataclass\n"
-        "class Holder:\n"
-        "    names: set\n"
-        "holder = Holder({'a', 'bb', 'ccc', 'dddd'})\n"
-        "def reads(): return holder.names\n"
-        "from warmrank.worker.keys.reachable import reachable_digest\n"
-        "print(reachable_digest(reads))\n"
-    )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert runs[0] == runs[1]

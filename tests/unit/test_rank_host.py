@@ -14,7 +14,6 @@ from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableC
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of, rank_spec
-from warmrank.worker.errors import GraphBreak
 from warmrank.worker.rank.script import journal_of
 from warmrank.worker.results import FunctionResult
 
@@ -33,20 +32,6 @@ def init(tmp_path: Path, rank: int = 1, **changes: Any) -> RankInit:
     processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
     seat = seat_ranks(processes)[1][rank]
     return RankInit(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
-
-
-def test_spec_of_a_rank_holds_its_place_and_the_workload(tmp_path: Path) -> None:
-    spec = rank_spec(init(tmp_path, rank=3))
-    assert (spec.rank, spec.world_size, spec.local_rank, spec.local_world_size, spec.node_rank) == (
-        3,
-        4,
-        1,
-        2,
-        1,
-    )
-    assert (spec.master_addr, spec.master_port) == ("10.0.0.1", 1234)
-    assert (spec.entrypoint, dict(spec.arguments)) == ("models.tiny:workload", {"layers": 2})
-    assert spec.groups["tp"] == ((0, 1), (2, 3))
 
 
 def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
@@ -75,13 +60,6 @@ def test_store_that_is_away_is_a_problem_of_the_rank(tmp_path: Path) -> None:
     assert "store unavailable" in opened.problem
 
 
-def test_store_is_not_opened_when_the_driver_found_it_away(tmp_path: Path) -> None:
-    store = {"path": str(tmp_path / "store"), "trust": {"policy": "off"}}
-    away = replace(init(tmp_path, store=store), store_away="denied")
-    assert RankHost(FakeWorld().make_worker).open(away).problem == ""
-    assert not (tmp_path / "store").exists()
-
-
 def test_what_waits_says_why_the_driver_could_not_use_the_store(tmp_path: Path) -> None:
     store = {"path": str(tmp_path / "store"), "trust": {"policy": "off"}}
     host = RankHost(FakeWorld().make_worker)
@@ -90,16 +68,6 @@ def test_what_waits_says_why_the_driver_could_not_use_the_store(tmp_path: Path) 
     host.call("compile", (FUNCTIONS,))
     published = host.call("publish", ("1" * 64, True, False))
     assert published.queued.endswith("the server says 403")
-
-
-@pytest.mark.parametrize(
-    ("asked", "variable", "expected"), [(True, "0", True), (False, "1", True), (False, "0", False)]
-)
-def test_rank_is_told_whether_it_may_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, *, asked: bool, expected: bool
-) -> None:
-    monkeypatch.setenv("WARMRANK_NO_COMPILE", variable)
-    assert rank_spec(replace(init(tmp_path), no_compile=asked)).no_compile is expected
 
 
 def test_closed_rank_of_a_script_leaves_no_journal(tmp_path: Path) -> None:
@@ -147,39 +115,6 @@ def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path
     assert first.reason.startswith("ZeroDivisionError: ")
     assert "(test_rank_host.py:" in first.reason
     assert (second.function, second.ok) == (FUNCTIONS[1], True)
-
-
-def test_rank_is_closed_once(tmp_path: Path) -> None:
-    world = FakeWorld()
-    host = RankHost(world.make_worker)
-    host.open(init(tmp_path))
-    host.close()
-    host.close()
-    assert world.stopped == [1]
-
-
-def test_failure_of_our_own_error_keeps_its_message_and_function() -> None:
-    failure = failure_of(
-        GraphBreak("line 3 breaks the graph", function="Model.decode"), rank=2, stage="compile"
-    )
-    assert (failure.kind, failure.message, failure.function) == (
-        "GraphBreak",
-        "line 3 breaks the graph",
-        "Model.decode",
-    )
-
-
-def test_failure_of_a_foreign_error_names_its_line() -> None:
-    failure = answer(RankHost(), 0, "build", "no_such_method", ())
-    assert failure.kind == "AttributeError"
-    assert "(rank_host.py:" in failure.message
-
-
-def test_rank_in_a_message_does_not_keep_equal_causes_apart() -> None:
-    messages = {
-        failure_of(GraphBreak(f"rank {rank}: no"), rank=rank, stage="build").message for rank in (0, 1)
-    }
-    assert messages == {"no"}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -90,23 +89,6 @@ def test_each_artifact_of_a_function_is_a_result(spec: RankSpec, tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize(("no_compile", "expected"), [(True, "1"), (False, "0")])
-def test_script_is_told_that_it_must_not_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: str, *, no_compile: bool
-) -> None:
-    monkeypatch.setenv("WARMRANK_NO_COMPILE", "0")
-    spec = rank_spec(tmp_path / "cache", entrypoint="", no_compile=no_compile)
-    text = f"import os\nassert os.environ['WARMRANK_NO_COMPILE'] == {expected!r}"
-    assert run_script(spec, script(tmp_path, text), ()) == ()
-
-
-def test_journals_of_ranks_and_of_launches_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = [rank_spec(tmp_path, rank=rank, world_size=2) for rank in (0, 1)]
-    here = {journal_of(rank) for rank in ranks}
-    monkeypatch.setattr("os.getpid", lambda: 1)
-    assert len(here | {journal_of(rank) for rank in ranks}) == 4
-
-
 def test_script_that_fails_is_an_error_with_status_and_last_lines(spec: RankSpec, tmp_path: Path) -> None:
     text = "for number in range(50):\n    print('line', number)\nraise SystemExit(7)"
     with pytest.raises(
@@ -126,21 +108,6 @@ def test_script_that_misses_where_compiling_is_forbidden_says_so(spec: RankSpec,
     with pytest.raises(CompileForbidden, match=r"M.a would have to be compiled") as raised:
         run_script(spec, script(tmp_path, text), ())
     assert raised.value.function == "M.a"
-
-
-def test_results_of_an_earlier_run_are_forgotten(spec: RankSpec, tmp_path: Path) -> None:
-    run_script(spec, script(tmp_path, "import os\n" + looked_up("M.b", "compiled")), ())
-    assert run_script(spec, script(tmp_path, ""), ()) == ()
-
-
-def test_script_gets_arguments_python_directory_and_what_can_be_imported(
-    spec: RankSpec, tmp_path: Path
-) -> None:
-    (tmp_path / "made_neighbour.py").write_text("")
-    here = (["--layers", "2"], sys.executable, str(Path.cwd()))
-    found = "(sys.argv[1:], sys.executable, os.getcwd())"
-    text = f"import os, sys, warmrank, made_neighbour\nassert {found} == {here!r}"
-    assert run_script(spec, script(tmp_path, text), ("--layers", "2")) == ()
 
 
 ARTIFACT = make_artifact()
@@ -180,12 +147,6 @@ def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: py
     assert [entry for entry, _ in journal.read(path)] == results
 
 
-def test_journal_without_the_variable_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    journal.append(result(), ARTIFACT, Path("/cache"))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("WARMRANK_JOURNAL", raising=False)
@@ -215,9 +176,3 @@ def test_process_goes_on_where_a_directory_of_journals_takes_nothing(
     directory.rmdir()
     journal.append(result(), ARTIFACT, Path("/cache"))
     assert "Not noted, so not published" in caplog.text
-
-
-def test_launch_needs_its_journal(file: Path) -> None:
-    file.mkdir()
-    with pytest.raises(IsADirectoryError):
-        journal.append(result(), ARTIFACT, Path("/cache"))

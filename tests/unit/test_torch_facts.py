@@ -17,7 +17,6 @@ from warmrank.worker.errors import TorchUnsupported
 from warmrank.worker.torch_private import facts
 
 ROOM = Path(facts.__file__).parent
-NEEDED = {name for names in facts.GROUPS.values() for name in names}
 
 
 @pytest.fixture(autouse=True)
@@ -87,10 +86,6 @@ def test_what_a_module_relies_on_is_declared(path: Path) -> None:
         ), (module, name)
 
 
-def test_modules_that_declare_facts_belong_to_a_use() -> None:
-    assert {path.stem for path in ROOM.glob("*.py") if declared(path.stem)} <= NEEDED
-
-
 @pytest.mark.parametrize("group", facts.GROUPS)
 def test_facts_hold_here(group: str) -> None:
     assert [fact for fact in facts.examined(group) if fact.instead] == []
@@ -108,26 +103,6 @@ def test_fact_that_does_not_hold_is_named_before_anything_is_traced(
     assert caught.value.works == "2.11 to 2.15"
     assert torch.__version__ in str(caught.value)
     assert "torch 2.11 to 2.15" in str(caught.value)
-
-
-def test_function_with_other_parameters_is_named_with_those_that_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch._dynamo import convert_frame
-
-    monkeypatch.setattr(convert_frame, "fullgraph_capture", lambda call, inputs: None)
-    with pytest.raises(TorchUnsupported, match=r"fullgraph_capture\(call, inputs\)"):
-        facts.require("compile")
-
-
-def test_load_asks_for_no_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from torch._dynamo.side_effects import SideEffects
-
-    model, x = Scaled(), torch.ones(3)
-    cached(model.scaled, tmp_path)(x)
-    facts._require.cache_clear()
-    monkeypatch.delattr(SideEffects, "codegen_update_mutated")
-    assert torch.equal(cached(model.scaled, tmp_path)(x), x * 2)
 
 
 def test_newer_torch_compiles_with_one_warning(

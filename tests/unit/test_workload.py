@@ -60,11 +60,6 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], str]:
     return entrypoint
 
 
-def test_context_gives_the_group_of_a_role() -> None:
-    group: Any = Group()
-    assert context(tp=group).group("tp") is group
-
-
 def test_context_says_rank_and_known_roles_when_a_role_is_unknown() -> None:
     with pytest.raises(
         GroupError, match=r"rank 3 has no process group with role 'pp'; known roles: tp, world"
@@ -72,35 +67,8 @@ def test_context_says_rank_and_known_roles_when_a_role_is_unknown() -> None:
         context(world=Group(), tp=Group()).group("pp")
 
 
-def test_context_without_groups_says_that_there_are_none() -> None:
-    with pytest.raises(GroupError, match=r"known roles: none \(torch.distributed is not initialised\)"):
-        context().group("tp")
-
-
-def test_context_gives_size_and_rank_within_a_group() -> None:
-    here = context(tp=Group())
-    assert (here.group_size("tp"), here.group_rank("tp")) == (4, 2)
-
-
 def test_context_without_the_group_is_a_group_of_one() -> None:
     assert (context().group_size("tp"), context().group_rank("tp")) == (1, 0)
-
-
-def test_entrypoint_gets_context_and_arguments(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = Plain()
-    workload = Workload(model=model, calls=(Call(function=cache_compile(model.affine)),))
-    given: list[Any] = []
-
-    def entry(context: RankContext, **arguments: Any) -> Workload:
-        given.extend((context, arguments))
-        return workload
-
-    monkeypatch.setattr("tests.support.small_models.entry", entry, raising=False)
-    here = context()
-    assert build_workload("tests.support.small_models:entry", here, {"layers": 2}) is workload
-    assert given == [here, {"layers": 2}]
 
 
 def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(
@@ -116,53 +84,10 @@ def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(
     assert "layers: int = 2" in str(raised.value).replace("'", "")
 
 
-def test_type_error_of_the_entrypoint_itself_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def entry(_context: RankContext, layers: int) -> Workload:
-        raise TypeError(f"{layers} layers are too few")
-
-    monkeypatch.setattr("tests.support.small_models.entry", entry, raising=False)
-    with pytest.raises(TypeError, match="3 layers are too few"):
-        build_workload("tests.support.small_models:entry", context(), {"layers": 3})
-
-
-@pytest.mark.parametrize("entrypoint", ["", "module", "module:", ":function"])
-def test_entrypoint_of_another_form_is_refused(entrypoint: str) -> None:
-    with pytest.raises(WorkloadError, match="is not 'module:function'") as raised:
-        build_workload(entrypoint, context(), {})
-    assert raised.value.entrypoint == entrypoint
-
-
-def test_entrypoint_in_a_missing_module_is_refused_by_name() -> None:
-    with pytest.raises(WorkloadError, match=r"module 'no_such_module' does not import: No module named"):
-        build_workload("no_such_module:f", context(), {})
-
-
 def test_entrypoint_whose_module_lacks_an_import_names_the_one_that_is_missing(write: Write) -> None:
     name = write("import no_such_dependency\n")
     with pytest.raises(WorkloadError, match="does not import: No module named 'no_such_dependency'"):
         build_workload(f"{name}:f", context(), {})
-
-
-def test_entrypoint_whose_module_does_not_parse_is_refused_by_name(write: Write) -> None:
-    name = write("def f(context:\n")
-    with pytest.raises(WorkloadError, match=rf"module '{name}' does not import"):
-        build_workload(f"{name}:f", context(), {})
-
-
-@pytest.mark.parametrize("text", ["", "f = 3\n"], ids=["missing", "no function"])
-def test_entrypoint_that_is_no_function_is_refused(write: Write, text: str) -> None:
-    name = write(text)
-    with pytest.raises(WorkloadError, match=rf"'{name}' has no function 'f'"):
-        build_workload(f"{name}:f", context(), {})
-
-
-def test_entrypoint_that_returns_something_else_is_told_what_to_return(
-    returned: Callable[[object], str],
-) -> None:
-    with pytest.raises(
-        WorkloadError, match=r"returns Plain; expected a function that returns a warmrank\.Workload"
-    ):
-        build_workload(returned(Plain()), context(), {})
 
 
 def test_entrypoint_that_returns_no_calls_is_refused(returned: Callable[[object], str]) -> None:
@@ -202,9 +127,3 @@ def test_runtime_state_of_another_kind_is_refused_with_the_entrypoint(
     )
     with pytest.raises(WorkloadError, match=expected):
         build_workload(returned(workload), context(), {})
-
-
-def test_call_that_is_no_call_is_refused(returned: Callable[[object], str]) -> None:
-    bad: Any = ("affine",)
-    with pytest.raises(WorkloadError, match=r"calls\[0\] is tuple"):
-        build_workload(returned(Workload(model=Plain(), calls=(bad,))), context(), {})
