@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from warmrank.worker.ascend.chips import visible_devices
 from warmrank.worker.ascend.hccl import time_outs, watchdog_s
@@ -47,17 +45,6 @@ def test_visible_npus_that_cann_would_cut_short_are_refused(text: str, why: str)
         visible_devices({"ASCEND_RT_VISIBLE_DEVICES": text}, 4)
     assert raised.value.actual == text
     assert "unset it to use every NPU" in str(raised.value)
-
-
-@given(st.text(alphabet="0123, -x", max_size=12))
-def test_any_list_is_read_in_full_or_refused(text: str) -> None:
-    try:
-        found = visible_devices({"ASCEND_RT_VISIBLE_DEVICES": text}, 4)
-    except DeviceUnavailable:
-        return
-    assert found == tuple(sorted(set(found)))
-    assert set(found) <= set(range(4))
-    assert [int(part) for part in text.split(",") if part] == list(found)
 
 
 # --- releases ---
@@ -108,17 +95,9 @@ def test_what_no_table_has_is_not_judged(torch: str, torch_npu: str, cann: str, 
 # --- HCCL ---
 
 
-def test_time_out_of_the_launch_is_that_of_hccl() -> None:
-    assert time_outs(600.0, {}) == {"HCCL_CONNECT_TIMEOUT": "600", "HCCL_EXEC_TIMEOUT": "600"}
-
-
 @pytest.mark.parametrize(("timeout_s", "connect", "execute"), [(30.0, "120", "30"), (9000.5, "7200", "9001")])
 def test_time_out_to_connect_stays_in_hccl_s_range(timeout_s: float, connect: str, execute: str) -> None:
     assert time_outs(timeout_s, {}) == {"HCCL_CONNECT_TIMEOUT": connect, "HCCL_EXEC_TIMEOUT": execute}
-
-
-def test_time_out_below_a_second_is_not_for_ever() -> None:
-    assert time_outs(0.2, {})["HCCL_EXEC_TIMEOUT"] == "1"
 
 
 def test_time_outs_of_the_user_stay() -> None:

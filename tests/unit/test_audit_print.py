@@ -11,8 +11,7 @@ import torch
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
-from warmrank.worker.runtime.artifact import is_withheld
-from warmrank.worker.runtime.files import release, withhold
+from warmrank.worker.runtime.files import release
 from warmrank.worker.runtime.find import StoredArtifact
 from warmrank.worker.runtime.function import CachedFunction
 
@@ -50,11 +49,6 @@ def test_outline_is_what_a_compile_with_kernels_traces(tmp_path: Path, dynamic: 
     assert first_difference(print_of(variant.stored.artifact), outline) == ""
 
 
-def test_outline_keeps_nothing(tmp_path: Path) -> None:
-    outlined(tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_outline_makes_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     config = CompilerConfig()
@@ -79,31 +73,6 @@ def test_difference_of_graphs_names_line_and_source(tmp_path: Path) -> None:
     assert "Sliced.head: return x[: self.size] * 2" in difference
 
 
-def test_difference_of_conditions_names_both(tmp_path: Path) -> None:
-    difference = first_difference(outlined(tmp_path, name="a"), outlined(tmp_path, name="b"))
-    assert difference.startswith("condition ")
-    assert "'a'" in difference
-    assert "'b'" in difference
-
-
-def test_print_survives_the_way_to_another_rank(tmp_path: Path) -> None:
-    found = outlined(tmp_path)
-    assert TracePrint.from_bytes(found.to_bytes()) == found
-    assert TracePrint.from_bytes(found.to_bytes()).digest == found.digest
-
-
-def test_lines_are_cut_and_of_one_line() -> None:
-    one, other = (TracePrint(parts={"graph": (f"{'x' * 500}\n{end}",)}, places={}) for end in "ab")
-    assert len(first_difference(one, other)) < 400
-    assert "\n" not in first_difference(one, other)
-
-
-def test_missing_line_is_a_difference() -> None:
-    one = TracePrint(parts={"graph": ("a", "b")}, places={})
-    other = TracePrint(parts={"graph": ("a",)}, places={})
-    assert first_difference(one, other) == "graph 2: b / (nothing)"
-
-
 def test_withheld_artifact_is_its_own_partitions_alone(tmp_path: Path) -> None:
     from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
@@ -120,14 +89,3 @@ def test_withheld_artifact_is_its_own_partitions_alone(tmp_path: Path) -> None:
     (path,) = tmp_path.rglob(".withheld_*")
     release(path.parent, path.name.removeprefix(".withheld_"))
     assert found(1) == "sibling's"
-
-
-def test_mark_is_put_once_and_taken_away_twice(tmp_path: Path) -> None:
-    directory = tmp_path / "new" / "function"
-    withhold(directory, "ab")
-    withhold(directory, "ab")
-    assert is_withheld(directory, "ab")
-    assert not is_withheld(directory, "cd")
-    release(directory, "ab")
-    release(directory, "ab")
-    assert not is_withheld(directory, "ab")

@@ -41,11 +41,6 @@ def test_replica_is_the_other_ranks_partition_with_the_same_bytes(tmp_path):
     assert found == make_partition(tmp_path / "other", rank=13, world_size=16)
 
 
-def test_replica_passes_the_checks_of_a_manifest(tmp_path):
-    found = replica(manifest_of(tmp_path), 13)
-    assert PartitionManifest.model_validate_json(found.to_bytes()) == found
-
-
 def test_replica_moves_only_the_component_that_is_the_partition(tmp_path):
     manifest = manifest_of(tmp_path)
     entry = manifest.artifacts[0].model_copy(
@@ -53,12 +48,6 @@ def test_replica_moves_only_the_component_that_is_the_partition(tmp_path):
     )
     found = replica(manifest.model_copy(update={"artifacts": (entry,)}), 5)
     assert found.artifacts[0].path == "world16global_rank1_a/world16global_rank5_tp_rank1/f/compiled_module"
-
-
-def test_replica_without_functions_asks_for_none_of_them(tmp_path):
-    found = replica(manifest_of(tmp_path), 13, without={"Llama.decode"})
-    assert [item.function for item in found.requests] == ["Llama.prefill"]
-    assert [item.function for item in found.artifacts] == ["Llama.prefill"]
 
 
 def probe(function: str = "Tiny.f", **components: str) -> FunctionProbe:
@@ -83,8 +72,3 @@ def test_differences_of_a_witness_name_component_artifact_and_missing_call():
         config, {3: (probe(), probe("Tiny.g")), 15: (probe(),)}, {**other, (15, "Tiny.f"): result()}, ()
     )
     assert missing == ("Tiny.g: only one of them calls it",)
-
-
-def test_functions_that_hold_on_one_rank_are_no_difference():
-    other = {(3, "Tiny.f"): result("d"), (15, "Tiny.f"): result("e")}
-    assert differences(config_of(), {3: (probe(),), 15: (probe(),)}, other, {"Tiny.f"}) == ()

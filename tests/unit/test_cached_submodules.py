@@ -67,15 +67,6 @@ def test_one_class_at_two_places_with_other_attributes_shares_nothing(cache: Pat
     assert reason(functions(stack)[1]) == "self.factor: 2 -> 3"
 
 
-def test_one_class_at_two_places_with_other_shapes_shares_nothing(cache: Path) -> None:
-    stack = Stack(Block(cache), Block(cache, width=6))
-    check(stack)
-    assert [outcome(function) for function in functions(stack)] == ["compiled", "compiled"]
-    assert "self._modules['layer']._parameters['weight']: sizes [4, 4] -> [6, 4]" in reason(
-        functions(stack)[1]
-    )
-
-
 def test_subclass_that_overrides_is_not_taken_for_its_base(cache: Path) -> None:
     stack = Stack(Block(cache), Other(cache))
     check(stack)
@@ -89,18 +80,3 @@ def test_tensor_attribute_that_was_replaced_is_followed(cache: Path) -> None:
         assert isinstance(block, Block)
         block.held = torch.full((4,), value)
         check(stack)
-
-
-def test_cached_function_of_a_model_may_call_that_of_its_part(cache: Path) -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Block(cache)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.block.body(x) * 2
-
-    outer = Outer()
-    function = cached(outer.forward, cache)
-    assert torch.equal(function(ROWS), outer(ROWS))
-    assert torch.equal(outer.block.body_cached(ROWS), outer.block.body(ROWS))

@@ -39,20 +39,6 @@ def test_plan_is_told_in_words():
     )
 
 
-def test_equal_neighbours_of_a_plan_are_told_once_with_every_position():
-    caches = [(at, (2, 8), (8, 1)) for at in (4, 5, 6, 9)]
-    text = planned((3, (1,), (1,)), *caches)
-    assert short_signature(text) == "inputs 3: [1], 4-6 9: [2, 8]; artifact 80ebff0a1b2c"
-
-
-def test_plan_without_inputs_names_its_artifact():
-    assert short_signature(planned()) == "artifact 80ebff0a1b2c"
-
-
-def test_plan_of_one_input():
-    assert short_signature(planned((3, (), ()))) == "input 3: []; artifact 80ebff0a1b2c"
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -7,19 +7,15 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import typer
 
-from warmrank.cache_store.errors import Corrupt, StoreUnavailable
+from warmrank.cache_store.errors import Corrupt
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.cli.console import describe, exit_code_of, plain, session
-from warmrank.orchestrator.config.models import Retries
+from warmrank.orchestrator.cli.console import describe, exit_code_of, session
 from warmrank.orchestrator.errors import CannotStart, ConfigError, ConfigProblem, DemoFailed, LaunchFailed
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.launch.failures import RetryBudget
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.worker.errors import NotYet
 
@@ -89,22 +85,6 @@ def test_store_error_shows_its_fields_as_rows():
     }
 
 
-def test_place_that_is_required_is_said_to_be():
-    error = StoreUnavailable(what="FORMAT", where="/store", reason="no answer", required=True)
-    _, (rows,), _ = describe(error)
-    assert dict(rows)["required"].startswith("mode: required")
-    _, (rows,), _ = describe(replace(error, required=False))
-    assert "required" not in dict(rows)
-
-
-def test_other_error_keeps_its_lines():
-    assert describe(CannotStart("ranks do not fit:\n  CPU: 4 wanted")) == (
-        "ranks do not fit:",
-        (),
-        ("  CPU: 4 wanted",),
-    )
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -124,21 +104,3 @@ def test_other_error_keeps_its_lines():
 )
 def test_exit_code_of_error(error: Exception, code: int):
     assert exit_code_of(error) == code
-
-
-def test_head_that_refuses_is_not_asked_again():
-    assert not RetryBudget(Retries()).another(caused_by(ConnectionRefusedError()))
-
-
-def test_plain_reaches_all_the_way_down():
-    @dataclass
-    class Inner:
-        path: Path
-
-    @dataclass
-    class Outer:
-        inner: tuple[Inner, ...]
-        names: dict[str, Path]
-
-    value = Outer(inner=(Inner(path=Path("a")),), names={"b": Path("c")})
-    assert plain(value) == {"inner": [{"path": "a"}], "names": {"b": "c"}}

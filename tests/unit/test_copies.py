@@ -31,11 +31,6 @@ class Decoder(nn.Module):
         return self.cached_decode(x)
 
 
-class Louder(Decoder):
-    def decode(self, x: torch.Tensor) -> Any:
-        return super().decode(x) + 1
-
-
 def deeply(module: nn.Module) -> Any:
     return copy.deepcopy(module)
 
@@ -75,34 +70,11 @@ def test_copys_function_is_bound_to_the_copy(way: str, called: bool, tmp_path: P
     assert outcome(other.cached_decode) == ("loaded" if called else "compiled")
 
 
-def test_copy_keeps_the_options(tmp_path: Path) -> None:
-    model = Decoder(tmp_path)
-    other = copy.deepcopy(model)
-    assert other.cached_decode.place() == model.cached_decode.place()
-    assert other.cached_decode.request() == model.cached_decode.request()
-
-
-def test_copy_of_a_subclass_keeps_the_overriding_method(tmp_path: Path) -> None:
-    other = pickled(Louder(tmp_path))
-    torch.testing.assert_close(other(ROWS), other.decode(ROWS), rtol=0, atol=0)
-
-
-def test_copied_function_and_its_module_belong_together(tmp_path: Path) -> None:
-    function: Any = copy.deepcopy(Decoder(tmp_path).cached_decode)
-    assert function.module.cached_decode is function
-
-
 def test_copied_list_of_layers_has_a_function_each(tmp_path: Path) -> None:
     layers = nn.Sequential(Decoder(tmp_path), Decoder(tmp_path))
     other: Any = copy.deepcopy(layers)
     assert [layer.cached_decode.module for layer in other] == list(other)
     torch.testing.assert_close(other(ROWS), layers(ROWS), rtol=0, atol=0)
-
-
-def test_state_dict_knows_nothing_of_cached_functions(tmp_path: Path) -> None:
-    model = Decoder(tmp_path)
-    model(ROWS)
-    assert set(model.state_dict()) == {"layer.weight", "layer.bias"}
 
 
 def _serve(model: Decoder, results: Any) -> None:

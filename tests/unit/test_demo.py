@@ -46,15 +46,6 @@ def cold() -> Report:
     return make_report("compiled", trace_s=1.0, wall_s=10.0)
 
 
-def test_demo_launches_twice_with_one_cache_and_store(tmp_path: Path):
-    runs = FakeRuns(cold(), make_report())
-    shown(tmp_path / "out", runs)
-    files = (".json", ".html")
-    first, second = ([word for word in words if not word.endswith(files)] for words in runs.commands)
-    assert first == second
-    assert f"cache_dir={tmp_path / 'out' / 'cache'}" in first
-
-
 def test_demo_shows_the_saving_first_then_each_rank_and_where_everything_lies(tmp_path: Path):
     text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
     headline = (
@@ -71,12 +62,6 @@ def test_demo_fails_when_the_warm_launch_compiled(tmp_path: Path):
     with pytest.raises(DemoFailed, match="compiled 2 functions") as caught:
         shown(tmp_path / "out", FakeRuns(cold(), cold()))
     assert caught.value.exit_code == 1
-
-
-def test_demo_ends_as_a_failed_launch_ends(tmp_path: Path):
-    with pytest.raises(DemoFailed, match="cold launch") as caught:
-        shown(tmp_path / "out", FakeRuns(4))
-    assert caught.value.exit_code == 4
 
 
 def test_prepare_empties_what_a_demo_made(tmp_path: Path):

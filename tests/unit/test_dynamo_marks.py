@@ -28,21 +28,6 @@ def test_mark_is_what_dynamos_own_function_writes() -> None:
     assert marks_of(mine).items() <= marks_of(dynamos).items()
 
 
-def test_gear_of_one_is_marked_as_dynamos_own_function_does() -> None:
-    mine, dynamos = torch.ones(4, 4), torch.ones(4, 4)
-    mark_geared(mine, {1: (1, 4)})
-    torch._dynamo.maybe_mark_dynamic(dynamos, 1)
-    assert marks_of(mine)
-    assert marks_of(mine).items() <= marks_of(dynamos).items()
-
-
-def test_marks_of_both_kinds_are_found() -> None:
-    x = torch.ones(4, 4, 4)
-    torch._dynamo.mark_dynamic(x, 0)
-    torch._dynamo.maybe_mark_dynamic(x, 2)
-    assert marked_dims(x) == {0, 2}
-
-
 def test_marks_of_a_trace_are_put_back() -> None:
     marked, plain = torch.ones(4, 4), torch.ones(4, 4)
     torch._dynamo.mark_dynamic(marked, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from tests.npu_emulator.device import Device
 from tests.npu_emulator.graph import Graph
-from tests.npu_emulator.native import NotEmulated, native_module
 
 ANY = (0, 7)
 
@@ -62,16 +60,6 @@ def test_empty_tensor_is_a_place_that_replays_leave_alone(device: Device) -> Non
     assert output.tolist() == [6.0] * 4
 
 
-def test_graph_knows_addresses_only(device: Device) -> None:
-    x = torch.ones(1 << 20)
-    graph, output = captured(device, lambda: x[:2] + 1)
-    address = x.data_ptr()
-    x.fill_(5)
-    graph.replay()
-    assert output.tolist() == [6.0, 6.0]
-    assert x.data_ptr() == address
-
-
 @pytest.mark.parametrize(
     "work",
     [lambda x: x.item(), lambda x: x.nonzero(), lambda x: x.equal(x)],
@@ -96,48 +84,3 @@ def test_streams_for_graphs_are_used_up() -> None:
         captured(device, lambda: torch.ones(1))
     first.reset()
     captured(device, lambda: torch.ones(1))
-
-
-def test_later_capture_takes_what_an_earlier_one_left(device: Device) -> None:
-    _, first = captured(device, lambda: torch.ones(100))
-    address = first.data_ptr()
-    _, beside = captured(device, lambda: torch.ones(100))
-    assert beside.data_ptr() != address
-    del first
-    gc.collect()
-    _, again = captured(device, lambda: torch.ones(100))
-    assert again.data_ptr() == address
-
-
-def test_checkpoint_makes_memory_free_that_somebody_still_holds(device: Device) -> None:
-    graph, _ = captured(device, lambda: None)
-    state = device.checkpoint(ANY)
-    _, held = captured(device, lambda: torch.ones(100))
-    device.memory_of(ANY).restore(state)
-    _, taken = captured(device, lambda: torch.ones(100))
-    assert taken.data_ptr() == held.data_ptr()
-    del held
-    gc.collect()  # gives nothing back: it is the other one's now
-    _, beside = captured(device, lambda: torch.ones(100))
-    assert beside.data_ptr() != taken.data_ptr()
-    del graph
-
-
-@pytest.mark.slow
-def test_memory_of_a_pool_without_graphs_is_released_as_far_as_it_is_free(device: Device) -> None:
-    graph, kept = captured(device, lambda: torch.ones(100))
-    graph.replay()
-    del graph
-    gc.collect()
-    device.empty_cache()
-    assert kept.tolist() == [1.0] * 100
-    del kept
-    gc.collect()
-    device.empty_cache()
-    assert device.snapshot() == []
-
-
-def test_native_name_that_is_not_emulated_says_so_when_it_is_used() -> None:
-    found: Any = native_module(Device())
-    with pytest.raises(NotEmulated, match=r"torch_npu\._C\._npu_stress_detect is native"):
-        found._npu_stress_detect(0, 0)

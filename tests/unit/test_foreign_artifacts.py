@@ -51,16 +51,6 @@ def test_second_damaged_file_does_not_replace_the_first_that_was_moved_aside(
     assert [path.read_bytes() for path in aside] == [b"first", b"second"]
 
 
-@pytest.mark.slow
-def test_files_moved_aside_are_bounded(cache: Path, affine_artifact: Path) -> None:
-    for number in range(12):
-        affine_artifact.write_bytes(b"%d" % number)
-        compiled_in_spite_of(cache)
-    aside = sorted(affine_artifact.parent.glob("*.corrupt*"))
-    assert len(aside) == 8
-    assert aside[-1].read_bytes() == b"11"
-
-
 def link_to_itself_elsewhere(artifact: Path) -> None:
     target = artifact.with_name("elsewhere")
     artifact.rename(target)

@@ -65,11 +65,3 @@ def test_attribute_of_that_name_of_another_object_is_a_plain_value(pair: list[An
     x = torch.ones(2)
     artifact = compiled(Model(pair[0]).reads_its_own, x)
     assert misfits(artifact, Model(pair[0], "other").reads_its_own, x)
-
-
-def test_attribute_that_equals_a_group_s_name_is_a_plain_value(pair: list[Any]) -> None:
-    groups.register({"tp": pair[0]})
-    x = torch.ones(2)
-    artifact = compiled(Model(pair[0], pair[0].group_name).reads_its_own, x)
-    groups.register({"tp": pair[1]})
-    assert misfits(artifact, Model(pair[1], pair[1].group_name).reads_its_own, x)

@@ -25,19 +25,9 @@ def world() -> Iterator[World]:
         yield everyone, pair, alone
 
 
-def test_role_of_a_group_that_nobody_registered_is_its_place_among_this_ranks_groups(world: World) -> None:
-    assert [groups.role_of(group) for group in world[1:]] == ["group1", "group2"]
-
-
 def test_role_that_was_registered_is_used(world: World) -> None:
     groups.register({"tp": world[1]})
     assert groups.role_of(world[1]) == "tp"
-
-
-def test_registering_again_replaces_the_roles(world: World) -> None:
-    groups.register({"tp": world[1]})
-    groups.register({"pp": world[2]})
-    assert [groups.role_of(group) for group in world[1:]] == ["group1", "pp"]
 
 
 def test_unknown_name_is_refused_with_the_known_ones(world: World) -> None:
@@ -50,11 +40,3 @@ def test_unknown_name_is_refused_with_the_known_ones(world: World) -> None:
 def test_resolve_gives_name_and_group_of_a_role(world: World, role: str, position: int) -> None:
     groups.register({"tp": world[1]})
     assert groups.resolve(role) == (group_name(world[position]), world[position])
-
-
-def test_resolve_of_an_unknown_role_lists_this_ranks_roles(world: World) -> None:
-    with pytest.raises(
-        GroupError, match=r"role 'pp'; this rank has \['group1', 'group2', 'world'\]"
-    ) as raised:
-        groups.resolve("pp")
-    assert raised.value.role == "pp"

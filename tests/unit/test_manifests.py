@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.launching import rank_spec
-from tests.support.stored import GUARDS, make_artifact, open_store
+from tests.support.stored import make_artifact, open_store
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import Digest, digest_file
-from warmrank.cache_store.records.manifest import partition_key
 from warmrank.cache_store.store import Store
 from warmrank.worker import journal
 from warmrank.worker.rank import manifests
@@ -70,13 +68,6 @@ def test_script_manifest_lists_the_files_beside_an_artifact(spec: RankSpec) -> N
     }
 
 
-def test_script_manifest_holds_each_runtime_state_that_a_function_was_used_with(spec: RankSpec) -> None:
-    states: list[dict[str, str]] = [{"blocks": "512"}, {"blocks": "640"}]
-    for state in (*states, states[0]):
-        look_up(spec, "M.f", guards=replace(GUARDS, runtime_state=state))
-    assert [asked.runtime_state for asked in manifests.of_script(spec).requests] == states
-
-
 def test_script_manifest_leaves_out_what_was_abandoned(spec: RankSpec) -> None:
     kept = look_up(spec, "M.f")
     look_up(spec, "M.g").unlink()
@@ -107,15 +98,3 @@ def test_publish_names_functions_whose_compile_is_not_deterministic(
         for rank in (spec, other)
     ]
     assert found == [(), ("M.f",)]
-
-
-def test_files_beside_an_artifact_do_not_change_the_manifests_key(spec: RankSpec) -> None:
-    look_up(
-        spec,
-        "M.decode",
-        files=(ArtifactFile(name="ge_cache_" + "0" * 16 + ".pt2", sha256="0" * 64, size_bytes=7),),
-    )
-    listed = manifests.of_script(spec)
-    alone = listed.model_copy(update={"artifacts": listed.artifacts[:1]})
-    assert len(listed.artifacts) == 2
-    assert partition_key(LAUNCH_KEY, listed) == partition_key(LAUNCH_KEY, alone)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from tests.support.stored import COMPONENTS, lay_artifact
@@ -25,13 +24,6 @@ def test_absence_names_the_components_that_differ(tmp_path: Path) -> None:
     assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
 
 
-def test_absence_is_told_by_the_entry_with_the_fewest_differences(tmp_path: Path) -> None:
-    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode", {"torch": "1.0", "cann": "7"})
-    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_2b" / "decode")
-    reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
-    assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
-
-
 def test_artifact_of_the_same_model_is_nearer_than_that_of_another_tp_size(
     tmp_path: Path,
 ) -> None:
@@ -43,33 +35,6 @@ def test_artifact_of_the_same_model_is_nearer_than_that_of_another_tp_size(
     reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
     assert "torch 2.13.0 -> 2.13.1" in reason
     assert "parameters" not in reason
-
-
-def test_absence_looks_into_partitions(tmp_path: Path) -> None:
-    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "world2global_rank1" / "decode")
-    assert "torch 2.13.0 -> 2.13.1" in explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
-
-
-def test_absence_keeps_classes_apart_whose_names_begin_alike(tmp_path: Path) -> None:
-    lay_artifact(tmp_path / "My_Llama_dynamic_aclgraphcache_1a" / "decode")
-    reason = explain_absence(tmp_path / "My_Bert_dynamic_aclgraphcache_0f", "decode", ASKED)
-    assert reason == "the cache holds nothing for My_Bert.decode"
-
-
-def test_absence_is_explained_beside_a_corrupt_artifact(tmp_path: Path) -> None:
-    path = lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode")
-    path.write_bytes(b"no artifact")
-    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_2b" / "decode")
-    assert "torch 2.13.0 -> 2.13.1" in explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
-
-
-def test_absence_looks_at_the_newest_artifacts_only(tmp_path: Path) -> None:
-    for number in range(16):
-        path = lay_artifact(tmp_path / f"Llama_dynamic_{number:x}0" / "decode", {"torch": f"1.{number}"})
-        os.utime(path, (2000, 2000))
-    nearer = lay_artifact(tmp_path / "Llama_dynamic_ff" / "decode")
-    os.utime(nearer, (1000, 1000))
-    assert "engine" in explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
 
 
 def test_absence_names_a_few_conditions_each_once_and_counts_the_rest(tmp_path: Path) -> None:

@@ -53,15 +53,3 @@ def test_driver_that_does_not_answer_names_nothing(failing: str) -> None:
     library = Library([(b"NVIDIA H100", 9, 0)], failing)
     assert architectures(lambda name: library) == ()
     assert not library.is_open
-
-
-def test_device_that_is_lost_is_left_out() -> None:
-    library = Library([(b"lost", 9, 0), (b"NVIDIA A10", 8, 6)], "capability")
-    assert architectures(lambda name: library) == ("NVIDIA A10 sm_86",)
-
-
-def test_machine_without_driver_names_nothing() -> None:
-    def missing(name: str) -> Any:
-        raise OSError(name)
-
-    assert architectures(missing) == ()

@@ -24,8 +24,3 @@ def test_shortened_path_is_that_of_the_traced_file(shortened: str) -> None:
     lines = _Lines([code("/srv/b/model.py"), code("/srv/a/model.py")])
     expected = "/srv/a/model.py" if "a/" in shortened else "/srv/b/model.py"
     assert lines.whole((shortened, 2, "forward", "return x"))[0] == expected
-
-
-def test_file_of_another_function_is_not_meant() -> None:
-    lines = _Lines([code("/srv/a/model.py", "other")])
-    assert lines.whole(("model.py", 2, "forward", "return x")) == ("model.py", 2, "forward", "return x")

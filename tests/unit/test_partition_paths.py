@@ -55,18 +55,3 @@ def test_siblings_of_a_partition_include_the_artifact_of_a_single_rank(tmp_path:
     alone = add_variant(tmp_path / "decode", b"made by one rank")
     own = tmp_path / "world2global_rank0" / "decode"
     assert sibling_variants(own, tmp_path) == (alone,)
-
-
-def test_siblings_of_a_single_rank_leave_its_own_out(tmp_path: Path) -> None:
-    add_variant(tmp_path / "decode", b"own")
-    other = add_variant(tmp_path / "world2global_rank0" / "decode", b"other")
-    assert sibling_variants(tmp_path / "decode", tmp_path) == (other,)
-
-
-def test_siblings_hold_every_variant(tmp_path: Path) -> None:
-    added = [add_variant(tmp_path / "world2global_rank1" / "decode", data) for data in (b"1", b"2")]
-    assert list(sibling_variants(tmp_path / "world2global_rank0" / "decode", tmp_path)) == added
-
-
-def test_siblings_where_there_is_no_directory_are_none(tmp_path: Path) -> None:
-    assert sibling_variants(tmp_path / "model" / "decode", tmp_path / "model") == ()

@@ -38,9 +38,3 @@ def test_every_operator_is_seen_within_the_context_only() -> None:
     torch.ones(2)
     assert names.seen == ["aten.ones.default", "aten.mul.Tensor"]
     assert result.tolist() == [2.0, 2.0]
-
-
-def test_dispatch_is_not_wrapped_for_dynamo() -> None:
-    assert "__torch_dispatch__" not in vars(Names)
-    assert Watch.__torch_dispatch__.__module__ == "warmrank.worker.torch_private.patching"
-    assert not hasattr(Watch.__torch_dispatch__, "__wrapped__")

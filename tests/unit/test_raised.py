@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.faulty import Faulty
-from tests.support.tracing import compiled, tells_arguments, traced
+from tests.support.tracing import tells_arguments, traced
 from warmrank.worker.errors import FunctionRaised, GraphBreak
 
 ROWS = torch.ones(2, 8)
@@ -54,17 +54,6 @@ def test_exception_of_a_called_method_names_both_lines() -> None:
         f"faulty.py:{line_of('attend', 'raise')} in attend, "
         f"from faulty.py:{line_of('deep', 'return')} in Faulty.deep"
     )
-
-
-@tells_arguments
-def test_text_that_holds_a_tensor_is_given_with_its_sizes() -> None:
-    assert raised("told").reason == "ValueError: not Tensor(shape=(2, 8), dtype=torch.float32)"
-
-
-def test_exception_whose_text_holds_sizes_is_no_graph_break() -> None:
-    with pytest.raises(FunctionRaised) as caught:
-        compiled(Faulty().sized, ROWS)
-    assert caught.value.reason == "ValueError: bad shape (2, 8)"
 
 
 def test_advice_on_graph_breaks_is_not_given_and_dynamos_text_is_logged(

@@ -78,17 +78,6 @@ def test_numbers_of_another_device_than_the_graphs_are_refused() -> None:
     assert "torch.rand_like(x) + x" in str(caught.value)
 
 
-def test_permission_to_draw_is_part_of_the_request(tmp_path: Path) -> None:
-    method = Drawing().rand_like
-    keys = {cached(method, tmp_path, rng=choice).request().key for choice in ("refuse", "allow")}
-    assert len(keys) == 2
-
-
-def test_other_choice_is_refused_with_the_allowed_ones(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="rng is 'maybe'; allowed: 'refuse', 'allow'"):
-        cached(Drawing().rand_like, tmp_path, rng="maybe")
-
-
 def test_mode_that_draws_other_numbers_is_refused(tmp_path: Path) -> None:
     config = CompilerConfig()
     config.mode = "max-autotune"

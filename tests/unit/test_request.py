@@ -51,33 +51,16 @@ def triple(x: torch.Tensor) -> torch.Tensor:
     return x * 3
 
 
-FACTOR = 2.0
-
-
-def by_global(x: torch.Tensor) -> torch.Tensor:
-    return x * FACTOR
-
-
 def test_weights_do_not_count() -> None:
     other = Small()
     nn.init.ones_(other.get_parameter("inner.weight"))
     assert asked(other) == asked()
 
 
-def test_engine_version_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = asked()
-    monkeypatch.setattr(ENGINE, "version", "99")
-    assert changed_names(before, asked()) == {"engine"}
-
-
 def test_format_of_the_artifact_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = asked()
     monkeypatch.setattr("warmrank.worker.runtime.artifact.FORMAT", 99)
     assert changed_names(before, asked()) == {"artifact format"}
-
-
-def test_dynamic_counts() -> None:
-    assert changed_names(asked(), asked(dynamic=False)) == {"dynamic"}
 
 
 @pytest.mark.parametrize(
@@ -108,12 +91,6 @@ def test_structure_of_the_module_counts(change: Callable[[nn.Module], Any], name
     module = Small()
     change(module)
     assert changed_names(asked(), asked(module)) == names
-
-
-def test_constant_that_a_decomposition_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = asked(custom_decompositions={ADD: by_global})
-    monkeypatch.setitem(globals(), "FACTOR", 3.0)
-    assert changed_names(before, asked(custom_decompositions={ADD: by_global})) == {"decompositions"}
 
 
 def made() -> Callable[[torch.Tensor], torch.Tensor]:

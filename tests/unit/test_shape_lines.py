@@ -17,11 +17,6 @@ class Halves(nn.Module):
         return x * 3
 
 
-class Doubles(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-
 def test_condition_has_its_line_and_its_size() -> None:
     found = traced(Halves().forward, torch.ones(6, 4)).shape_lines
     (line,) = [line for line in found if "x.shape[0] > 5" in line.frame[3]]
@@ -30,7 +25,3 @@ def test_condition_has_its_line_and_its_size() -> None:
     assert "if x.shape[0] > 5:" in Path(__file__).read_text("utf-8").splitlines()[number - 1]
     assert function == "forward"
     assert line.sources == {"L['x'].size()[0]"}
-
-
-def test_method_without_conditions_has_no_lines() -> None:
-    assert traced(Doubles().forward, torch.ones(6, 4)).shape_lines == ()

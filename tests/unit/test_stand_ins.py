@@ -76,14 +76,3 @@ def test_stand_in_sets_and_deletes_an_attribute_past_the_class() -> None:
 def test_stand_ins_are_all_functions_that_dynamo_has() -> None:
     own = {name for name, _ in inspect.getmembers(StandIns) if not name.startswith("__")}
     assert {name for name in own if not hasattr(originals, name)} == set()
-
-
-@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
-def test_stand_in_does_not_import_what_it_stands_for(
-    name: str, arguments: Callable[[], tuple[Any, ...]]
-) -> None:
-    getattr(StandIns("no_such_module"), name)(*arguments())
-
-
-def test_other_name_is_taken_from_the_module_itself() -> None:
-    assert STAND_INS.is_namedtuple is originals.is_namedtuple

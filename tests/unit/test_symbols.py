@@ -26,22 +26,12 @@ def stacked() -> LoweredGraph:
     return traced(Stacks().forward, torch.ones(6, 4)).lowered
 
 
-def test_size_of_an_input_has_a_symbol(stacked: LoweredGraph) -> None:
-    symbols = Symbols(stacked)
-    assert symbols.of_size("L['x']", 0).isidentifier()
-    assert symbols.of_size("L['x']", 0) != symbols.of_size("L['x']", 1)
-
-
 def test_size_of_a_result_is_an_expression_of_the_inputs(stacked: LoweredGraph) -> None:
     symbols = Symbols(stacked)
     name = symbols.of_size("L['x']", 0)
     size = symbols.outputs[0].shape[0]
     assert free_symbols(size) == {name}
     assert eval(size_text(size), {name: 5}) == 10  # noqa: S307 - an expression of sizes
-
-
-def test_graph_that_takes_another_size_keeps_its_shapes(stacked: LoweredGraph) -> None:
-    assert other_shape(stacked, {Symbols(stacked).of_size("L['x']", 0): 9}) == ""
 
 
 def test_operation_that_does_not_take_another_size_is_said() -> None:

@@ -10,19 +10,13 @@ from rich.console import Console, RenderableType
 
 from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import open_store
-from warmrank.cache_store.gc.verify import VerifyReport
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.look.explain import explain
-from warmrank.orchestrator.look.store_contents import list_store, open_to_look, show_partition
-from warmrank.orchestrator.look.verify import Verified
+from warmrank.orchestrator.look.store_contents import list_store, open_to_look
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed
 from warmrank.orchestrator.seed.show import render_seeds
 from warmrank.orchestrator.ui.table import (
-    render_explanation,
     render_listing,
-    render_partition,
-    render_verified,
 )
 from warmrank.worker.keys.environment import environment
 
@@ -55,12 +49,6 @@ def test_heading_of_a_listing_fits_in_100_columns(tmp_path: Path, entrypoint: st
     assert any("2026-01-31 12:00 UTC" in line for line in lines)
 
 
-def test_listing_of_80_columns_leaves_what_is_launched_room(config: Config):
-    text = text_of(render_listing(list_store(open_to_look(config, None), config), width=80), width=80)
-    assert "models.tiny:workload" in text
-    assert "used" not in text
-
-
 def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tmp_path: Path):
     store = open_store(tmp_path / "store")
     (stored,) = store.stored_launches()
@@ -74,53 +62,7 @@ def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tm
     assert "P pinned: no evict takes it" in text
 
 
-def test_long_listing_adds_arguments_and_partitions(config: Config):
-    text = text_of(render_listing(list_store(open_to_look(config, None), config), long=True))
-    assert "1 launch" in text
-    assert "as here" in text
-    assert "argument layers  8" in text
-    assert "world2global_rank1" in text
-
-
-def test_partition_and_explanation_say_what_was_asked_for(config: Config, tmp_path: Path):
-    store = open_to_look(config, None)
-    text = text_of(render_partition(show_partition(store, "world2global_rank0")))
-    assert text.startswith("world2global_rank0: rank 0 of 2")
-    assert "request of Llama.decode" in text
-    assert "captured, in this order" in text
-    text = text_of(render_explanation(explain(config, store)))
-    assert text.startswith("load, if the model's code is unchanged: a launch here loads what 2 ranks")
-    assert "guards on the model's source" in text
-    other = loaded_config(tmp_path, workload={"entrypoint": "models.tiny:workload"})
-    text = text_of(render_explanation(explain(other, open_to_look(other, None))))
-    assert "nearest launch in the store differs in\n  argument layers removed (was 8)" in text
-
-
-def test_cached_directories_are_summed_up(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, config.cache_dir)
-    other = loaded_config(tmp_path, store=None)
-    text = text_of(render_explanation(explain(other, None)))
-    assert "Llama_dynamic_aclgraphcache_0f: decode, prefill in 2 partitions" in text
-
-
-def test_faults_stand_at_the_end():
-    report = VerifyReport(
-        num_blobs=1, num_manifests=1, num_launches=1, num_listings=0, bytes_hashed=1, faults=("bad [blob]",)
-    )
-    found = Verified(
-        location="/store", store=report, signatures_checked=True, cache=None, faults=report.faults
-    )
-    assert text_of(render_verified(found)).splitlines()[-1] == "fault: bad [blob]"
-
-
 def test_nodes_with_one_reason_share_its_line():
     text = text_of(render_seeds((node("one"), node("two"), node("three", found=False, reason="no launch"))))
     assert "one, two: launch ab" in text
     assert "three: no launch" in text
-
-
-def test_node_with_faults_is_no_success():
-    text = text_of(render_seeds((node("one", faults=("blob is damaged",)),)))
-    assert "faults" in text
-    assert "seeded" not in text

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import sys
 from pathlib import Path
 
 import pytest
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
 from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import FUNCTIONS
-from warmrank.orchestrator.cli.console import SafeConsole, SafeFormatter, defused, defused_json
+from warmrank.orchestrator.cli.console import SafeConsole, defused, defused_json
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.worker.keys.environment import environment
@@ -44,17 +42,6 @@ def test_no_control_character_is_printed_from_text_cells_and_strings():
     assert defused("a\tb\n\x9b\r\x7f\udc80") == "a\tb\n????"
 
 
-@pytest.mark.parametrize(
-    ("shown", "codes"),
-    [(Text("a", style="bold"), "\x1b[1ma\x1b[0m\n"), ("\x1b[0m", "")],
-    ids=["styles stay", "a library's reset at its end prints nothing"],
-)
-def test_codes_of_colours(shown, codes):
-    file = io.StringIO()
-    SafeConsole(file=file, force_terminal=True, color_system="standard").print(shown)
-    assert file.getvalue() == codes
-
-
 def test_lines_of_libraries_are_folded_and_go_to_stderr(capsys):
     with others_on_stderr():
         sys.stdout.write(f"(raylet) A worker died. {'Worker ID: 0123456789abcdef ' * 40}\n")
@@ -66,20 +53,6 @@ def test_lines_of_libraries_are_folded_and_go_to_stderr(capsys):
     assert told.endswith("characters more, with --debug)")
     assert len(told) < 250
     assert short == "short"
-
-
-def test_progress_moves_its_own_cursor():
-    file = io.StringIO()
-    console = SafeConsole(file=file, width=100, force_terminal=True)
-    with Progress(console=console) as progress:
-        progress.add_task(HOSTILE, total=1)
-    assert "\x1b[?25l" in file.getvalue()
-    assert "\x1b]0;" not in file.getvalue()
-
-
-def test_log_lines_are_defused():
-    record = logging.LogRecord("store", logging.WARNING, "", 0, "Skipped %s", (HOSTILE,), None)
-    assert is_safe(SafeFormatter("%(message)s").format(record))
 
 
 def test_json_escapes_what_its_grammar_lets_through():

@@ -12,7 +12,7 @@ from tests.support.small_models import Plain
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
 from warmrank.worker.engines import toolchain
-from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
+from warmrank.worker.engines.toolchain import check_cpp_compiler
 from warmrank.worker.errors import ToolchainError
 
 OLD = """#!/bin/sh
@@ -63,14 +63,3 @@ def test_compiler_is_checked_before_anything_is_traced(
     function = cache_compile(Plain().forward, config=config, cache_dir=tmp_path)
     with torch.no_grad(), pytest.raises(ToolchainError):
         function(torch.ones(2, 4))
-
-
-def test_cuda_needs_triton_and_the_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ToolchainError, match="pip install triton"):
-        check_cuda()
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setenv("CUDA_HOME", "/no/such/place")
-    with pytest.raises(ToolchainError, match="CUDA_HOME"):
-        check_cuda()

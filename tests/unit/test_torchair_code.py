@@ -73,24 +73,10 @@ def test_directory_of_the_compile_is_left_to_torchair_s_loader() -> None:
     assert "compile_configs[\"static_kernel_compile.compile_cache_dir\"] = ''" in found
 
 
-def test_paths_of_dumps_are_those_of_the_process_that_loads() -> None:
-    dumped = code() + 'dump = "/data/rank0/dump/step"\n'
-    found = portable(dumped, own(paths={"data_dump_path": "/data/rank0/dump"}))
-    assert "/data" not in found
-    assert "dump = '/data/rank5/step'" in bound(found, Own(paths={"data_dump_path": "/data/rank5"}))
-
-
 @pytest.mark.parametrize("labels", ["{'one', 'two', 'graph_7_x'}", "{'two', 'graph_7_x', 'one'}"])
 def test_sets_stand_in_one_order(labels: str) -> None:
     found = portable(code().replace("pool=", f"user_stream_label={labels}, pool="), own())
     assert "user_stream_label={'graph_7_x', 'one', 'two'}" in found
-
-
-def test_stream_of_the_caller_s_own_is_refused() -> None:
-    given = code().replace("pool=", "user_stream_info={'a': {'stream_id': 7}}, pool=")
-    with pytest.raises(NotPortable, match="npu_stream_switch"):
-        portable(given, own())
-    portable(code().replace("pool=", "user_stream_info={}, pool="), own())
 
 
 def test_signature_has_neither_files_nor_options() -> None:
@@ -100,17 +86,6 @@ def test_signature_has_neither_files_nor_options() -> None:
         f"{title}compile options{title}\nuse_graph_pool=(0, 5)\n"
     )
     assert portable_signature(text, Own()) == f"{title}graph module{title}\n    x = arg0 + 1"
-
-
-def test_signature_names_neither_groups_nor_devices_of_a_rank() -> None:
-    reduced = "y = torch.ops._c10d_functional.all_reduce.default(x, 'sum', '12')"
-    text = f"{reduced}\nz: npu = device(type='npu', index=3)"
-    own = Own(groups={"tp": "12"}, device=("npu", 3))
-    found = portable_signature(text, own)
-    assert found.splitlines() == [
-        "y = torch.ops._c10d_functional.all_reduce.default(x, 'sum', 'warmrank group tp')",
-        "z: npu = device(type='npu')",
-    ]
 
 
 def test_device_is_that_of_the_rank_that_loads() -> None:
@@ -126,8 +101,3 @@ def test_device_is_that_of_the_rank_that_loads() -> None:
 def test_device_of_another_rank_is_refused() -> None:
     with pytest.raises(NotPortable, match="makes tensors on npu:3, and its module lies on npu:1"):
         portable(code(), own(device=("npu", 1)))
-
-
-def test_path_that_only_begins_like_the_configuration_s_stays() -> None:
-    given = code() + 'table = "/data/dump2/table.bin"\n'
-    assert "/data/dump2/table.bin" in portable(given, own(paths={"data_dump_path": "/data/dump"}))

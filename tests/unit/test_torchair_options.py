@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.options import Flat, Held, Loose, Nested, declared, samples, with_value
+from tests.support.options import Flat, Held, Nested, declared, samples, with_value
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.section import options
 from warmrank.worker.engines.torchair_options import (
@@ -41,29 +41,6 @@ def test_both_names_must_not_contradict_each_other() -> None:
     )
 
 
-def test_an_option_of_another_mode_stays_behind_with_the_reason() -> None:
-    theirs = Nested()
-    translation = translated(with_value("debug.aclgraph.clone_input", False, "max-autotune"), theirs)
-    assert theirs.debug.aclgraph.clone_input.value == "1"
-    assert translation.warnings == {
-        "debug.aclgraph.clone_input": "it belongs to mode reduce-overhead and npugraph_ex"
-    }
-
-
-def test_all_options_without_counterpart_are_named_at_once() -> None:
-    config = in_mode("reduce-overhead")
-    config.debug.aclgraph.enable_output_clone = True
-    config.experimental_config.frozen_parameter = True
-    config.debug.graph_dump.type = "pbtxt"
-    found = problems(config, Nested())
-    assert len(found) == 3
-    assert any("config.debug.aclgraph.enable_output_clone = True has no counterpart" in one for one in found)
-    assert any(
-        "config.experimental_config.frozen_parameter = True has no counterpart" in one for one in found
-    )
-    assert any("set config.debug.graph_dump.type = 'py'" in one for one in found)
-
-
 def test_a_value_that_the_installed_version_refuses_is_an_error() -> None:
     theirs = Nested(clone_input=Held(True, (True,)))
     (problem,) = problems(with_value("debug.aclgraph.clone_input", False, "reduce-overhead"), theirs)
@@ -73,13 +50,6 @@ def test_a_value_that_the_installed_version_refuses_is_an_error() -> None:
     )
 
 
-def test_a_default_that_they_refuse_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    theirs = Nested(clone_input=Held(False, (False,)))
-    translation = translated(in_mode("reduce-overhead"), theirs)
-    assert "refuses our default True" in translation.warnings["debug.aclgraph.clone_input"]
-    assert "config.debug.aclgraph.clone_input: the installed TorchAir refuses" in caplog.text
-
-
 def test_what_torchair_keeps_nothing_of_is_refused_only_where_it_is_to_be_kept() -> None:
     config = with_value("debug.run_eagerly", True, "max-autotune")
     (problem,) = problems(config, Nested())
@@ -87,15 +57,6 @@ def test_what_torchair_keeps_nothing_of_is_refused_only_where_it_is_to_be_kept()
     theirs = Nested()
     translated(config, theirs, kept=False)
     assert theirs.debug.run_eagerly.value == "1"
-
-
-@pytest.mark.parametrize(
-    ("mode", "theirs"),
-    [("npugraph_ex", Nested()), ("reduce-overhead", Flat()), ("reduce-overhead", Loose())],
-)
-def test_the_wrong_kind_of_object_is_refused(mode: Any, theirs: Any) -> None:
-    with pytest.raises(TypeError, match=rf"mode {mode} needs an object of \w+\.CompilerConfig"):
-        translated(in_mode(mode), theirs)
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in options(CompilerConfig()) if name != "mode"])
@@ -111,10 +72,3 @@ def test_a_section_that_takes_any_name_is_not_believed() -> None:
     (problem,) = problems(with_value("aclgraph_config.use_custom_pool", (0, 7), "reduce-overhead"), theirs)
     assert "config.aclgraph_config.use_custom_pool = (0, 7) has no counterpart" in problem
     assert not hasattr(theirs.aclgraph_config, "use_custom_pool")
-
-
-def test_our_default_replaces_another_one_of_theirs() -> None:
-    theirs = Nested(static_capture_size_limit=Held(32))
-    translation = translated(in_mode("reduce-overhead"), theirs)
-    assert theirs.debug.aclgraph.static_capture_size_limit.value == "64"
-    assert "debug.aclgraph.static_capture_size_limit" in translation.names

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.support.small_models import Plain
 from tests.support.tracing import traced
 
 ROWS = torch.ones(2, 4)
@@ -33,15 +32,3 @@ def test_writes_are_those_to_objects_of_before_the_call() -> None:
         ("L['self']", "calls"),
         ("L['log']", ""),
     }
-
-
-def test_writes_of_a_method_that_only_computes_are_none() -> None:
-    assert traced(Plain().affine, ROWS, dynamic=False).writes == ()
-
-
-def test_writes_are_noted_for_one_trace_only() -> None:
-    from torch._dynamo.side_effects import SideEffects
-
-    before = SideEffects.codegen_update_mutated
-    traced(Writes().forward, ROWS, [])
-    assert SideEffects.codegen_update_mutated is before

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from warmrank.worker.torch_private.recording import RANDOM, draws_nothing, is_mask, traits_of
+from warmrank.worker.torch_private.recording import RANDOM, traits_of
 
 aten = torch.ops.aten
 
@@ -51,30 +51,3 @@ def test_what_cannot_be_repeated_has_a_reason(operator: Any, why: str) -> None:
 def test_trait_is_seen_and_an_addition_lacks_it(operator: Any, trait: str) -> None:
     assert getattr(traits_of(operator), trait)
     assert not getattr(traits_of(aten.add.Tensor), trait)
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "nothing"),
-    [
-        ((0.5, True), {}, False),
-        ((0.5, False), {}, True),
-        ((0.0, True), {}, True),
-        ((0.5,), {"train": False}, True),
-    ],
-)
-def test_dropout_draws_unless_told_not_to(args: Any, kwargs: dict[str, Any], nothing: bool) -> None:
-    assert draws_nothing(aten.dropout.default, (torch.ones(2), *args), kwargs) is nothing
-
-
-@pytest.mark.parametrize(
-    ("index", "mask"),
-    [
-        (torch.tensor([True]), True),
-        (torch.tensor([1], dtype=torch.uint8), True),
-        (torch.tensor([1]), False),
-        (None, False),
-    ],
-    ids=["bool", "uint8", "int64", "none"],
-)
-def test_mask_is_told_from_positions(index: Any, mask: bool) -> None:
-    assert is_mask(index) is mask

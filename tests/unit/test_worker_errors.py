@@ -48,29 +48,3 @@ def test_error_of_every_kind_survives_pickling(kind: type[WorkerError]) -> None:
 def test_error_round_trips(message: str, fields: dict[str, object]) -> None:
     copy = pickled(WorkerError(message, **fields))
     assert (copy.message, copy.fields) == (message, fields)
-
-
-def test_error_gives_its_fields_as_attributes() -> None:
-    assert WorkerError("it broke", rank=3).rank == 3
-
-
-def test_error_without_a_field_says_which_one_is_missing() -> None:
-    with pytest.raises(AttributeError, match="BadFunction has no field 'rank'"):
-        _ = errors.BadFunction("it broke").rank
-
-
-def test_error_that_is_half_built_still_raises_attribute_error() -> None:
-    bare = WorkerError.__new__(WorkerError)
-    with pytest.raises(AttributeError):
-        _ = bare.rank
-
-
-def test_not_yet_names_the_feature_and_what_works_instead() -> None:
-    error = NotYet("engine aoti", instead='use mode "reduce-overhead"')
-    assert str(error) == 'not yet built: engine aoti; use mode "reduce-overhead"'
-    assert (error.feature, error.instead) == ("engine aoti", 'use mode "reduce-overhead"')
-
-
-def test_not_yet_keeps_its_words_through_pickling() -> None:
-    error = pickled(NotYet("engine aoti", instead="wait"))
-    assert str(error) == "not yet built: engine aoti; wait"
