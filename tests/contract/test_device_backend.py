@@ -68,9 +68,7 @@ def chain(x: torch.Tensor) -> tuple[Any, ...]:
 # One graph.
 
 
-def test_replay_computes_from_what_a_fixed_input_now_holds(
-    backend: DeviceBackend, device: torch.device
-) -> None:
+def test_replay_computes_from_what_a_fixed_input_now_holds(backend, device):
     x = torch.ones(3, device=device)
     captured = capture(backend, doubled, x)
     x.fill_(4.0)
@@ -126,9 +124,7 @@ def test_one_tensor_given_twice_has_two_buffers(backend: DeviceBackend, device: 
     assert captured.outputs[0].tolist() == [2.0, 2.0]
 
 
-def test_capture_keeps_the_values_of_inputs_that_lie_in_its_pool(
-    backend: DeviceBackend, device: torch.device
-) -> None:
+def test_capture_keeps_the_values_of_inputs_that_lie_in_its_pool(backend, device):
     pool = backend.pool()
     first = capture(backend, doubled, torch.ones(64, device=device), copied=(0,), pool=pool)
     first.replay()
@@ -141,9 +137,7 @@ def test_capture_keeps_the_values_of_inputs_that_lie_in_its_pool(
 # Pools.
 
 
-def test_replay_overwrites_outputs_of_other_graphs_of_its_pool(
-    backend: DeviceBackend, device: torch.device
-) -> None:
+def test_replay_overwrites_outputs_of_other_graphs_of_its_pool(backend, device):
     pool = backend.pool()
     one = capture(backend, doubled, torch.ones(256, device=device), copied=(0,), pool=pool)
     other = capture(backend, doubled, torch.ones(256, device=device) * 4, copied=(0,), pool=pool)
@@ -167,9 +161,7 @@ def test_graphs_of_a_pool_are_right_in_any_order(backend: DeviceBackend, device:
             assert torch.equal(ours, eager)
 
 
-def test_output_of_one_graph_fills_the_buffer_of_another(
-    backend: DeviceBackend, device: torch.device
-) -> None:
+def test_output_of_one_graph_fills_the_buffer_of_another(backend, device):
     pool = backend.pool()
     x = torch.arange(64.0, device=device).reshape(8, 8)
     one = capture(backend, doubled, x, copied=(0,), pool=pool)
@@ -181,9 +173,7 @@ def test_output_of_one_graph_fills_the_buffer_of_another(
     assert torch.equal(other.outputs[0], x * 4)
 
 
-def test_fixed_input_that_lies_in_the_pool_is_not_overwritten(
-    backend: DeviceBackend, device: torch.device
-) -> None:
+def test_fixed_input_that_lies_in_the_pool_is_not_overwritten(backend, device):
     pool = backend.pool()
     first = capture(backend, doubled, torch.ones(8, 8, device=device), copied=(0,), pool=pool)
     first.replay()
@@ -212,9 +202,7 @@ def test_largest_graph_first_leaves_room_for_all_others(backend: DeviceBackend, 
     assert max(graph.size_bytes for graph in kept) == kept[0].size_bytes
 
 
-def test_pool_grows_for_a_larger_graph_and_the_smaller_one_stays_right(
-    backend: DeviceBackend, device: torch.device
-) -> None:
+def test_pool_grows_for_a_larger_graph_and_the_smaller_one_stays_right(backend, device):
     pool = backend.pool()
     small = capture(backend, doubled, torch.ones(4, device=device), copied=(0,), pool=pool)
     before = pool.size_bytes
@@ -263,9 +251,7 @@ def test_output_outlives_graph_and_pool(backend: DeviceBackend, device: torch.de
 
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("then", [torch.inference_mode, torch.no_grad])
-def test_graph_captured_in_one_mode_replays_in_the_other(
-    backend: DeviceBackend, device: torch.device, first: Any, then: Any
-) -> None:
+def test_graph_captured_in_one_mode_replays_in_the_other(backend, device, first, then):
     with first():
         captured = capture(backend, doubled, torch.ones(2, device=device), copied=(0,))
     with then():

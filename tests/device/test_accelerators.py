@@ -126,9 +126,7 @@ def test_graph_that_waits_for_the_device_is_refused_and_the_device_stays_usable(
     assert torch.equal(graph.outputs[0], x + 1)
 
 
-def test_function_that_cannot_be_captured_runs_without(
-    kind: str, model: Decoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_function_that_cannot_be_captured_runs_without(kind, model, tmp_path, caplog):
     function = cache_compile(model.waiting, cache_dir=tmp_path)
     with torch.no_grad(), caplog.at_level(logging.INFO, "torchair"):
         for _ in range(2):

@@ -52,9 +52,7 @@ def write_files(document: Path) -> Path:
     [(README, ()), pytest.param(QUICKSTART, ("workload.arguments.layers=1",), marks=pytest.mark.slow)],
     ids=["readme", "hf"],
 )
-def test_model_of_a_document_is_warm_on_an_empty_node(
-    tmp_path: Path, document: Path, smaller: tuple[str, ...]
-):
+def test_model_of_a_document_is_warm_on_an_empty_node(tmp_path, document, smaller):
     overrides = (*smaller, f"store={store_config(tmp_path / 'store')}", "ranks=1", "parallel={}")
     config = load(write_files(document), overrides)
     cold = launch(config, launcher=InProcessLauncher())

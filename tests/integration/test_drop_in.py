@@ -156,9 +156,7 @@ def ran(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program_of_torchair_s_users_runs_unchanged_cold_and_warm(
-    name: str, printed: list[dict[str, str]]
-) -> None:
+def test_program_of_torchair_s_users_runs_unchanged_cold_and_warm(name, printed):
     for outputs, verb in zip(printed, ("saved to", "loaded from"), strict=True):
         assert outputs[name].count(f" {verb} ") == 1, outputs[name]
 

@@ -30,10 +30,7 @@ class House:
 
     def __init__(self, root: Path, entrypoint: str, arguments: dict[str, Any]) -> None:
         self.root, self.num_nodes = root, 0
-        self.workload = {
-            "entrypoint": f"tests.support.workloads:{entrypoint}",
-            "arguments": arguments,
-        }
+        self.workload = {"entrypoint": f"tests.support.workloads:{entrypoint}", "arguments": arguments}
 
     def launch(self, num_ranks: int, *, no_compile: bool = False) -> Report:
         self.num_nodes += 1
@@ -65,9 +62,7 @@ class House:
         pytest.param("elsewhere", {"place": "thread"}, 2, marks=pytest.mark.slow),
     ],
 )
-def test_an_empty_node_needs_no_compile_after_a_launch(
-    tmp_path: Path, entrypoint: str, arguments: dict[str, Any], num_variants: int
-) -> None:
+def test_an_empty_node_needs_no_compile_after_a_launch(tmp_path, entrypoint, arguments, num_variants):
     house = House(tmp_path, entrypoint, arguments)
     cold = house.launch(2)
     assert (cold.totals.num_compiled, cold.totals.num_adopted) == (num_variants, num_variants)

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +153,7 @@ def test_condition_that_inductor_adds_is_a_guard(kept: tuple[CachedFunction, Pat
     assert "n" in found.reason
 
 
-def test_inputs_that_share_memory_are_replayed(
-    kept: tuple[CachedFunction, Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_inputs_that_share_memory_are_replayed(kept, caplog):
     function, _ = kept
     reference = models.mixed()
     reference.seen.copy_(seen_by(function))
@@ -221,9 +218,7 @@ def test_adoption_copies_the_package(copied: Path) -> None:
     [(lambda path: path.write_bytes(b"torn"), "corrupt"), (Path.unlink, "missing")],
     ids=["torn", "gone"],
 )
-def test_damaged_package_is_a_miss_with_its_reason(
-    copied: Path, damage: Callable[[Path], Any], state: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_package_is_a_miss_with_its_reason(copied, damage, state, caplog):
     package = package_in(copied)
     damage(package)
     was_there = package.exists()
@@ -266,9 +261,7 @@ def test_package_goes_through_the_store(kept: tuple[CachedFunction, Path], tmp_p
     assert_as_eager(loaded(fetched))
 
 
-def test_offered_artifact_brings_its_package_from_the_store(
-    kept: tuple[CachedFunction, Path], tmp_path: Path
-) -> None:
+def test_offered_artifact_brings_its_package_from_the_store(kept, tmp_path):
     function, cache = kept
     store = open_store(tmp_path / "store")
     stored = function.variants[-1].stored
@@ -281,9 +274,7 @@ def test_offered_artifact_brings_its_package_from_the_store(
 
 
 @pytest.mark.slow
-def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(tmp_path, monkeypatch):
     compiles = 0
     compile_library = aoti_compile().compile_library
 
@@ -311,9 +302,7 @@ def test_without_ge_cache_kernels_are_compiled_again_without_a_trace(
 
 
 @pytest.mark.slow
-def test_cache_step_is_compiled_again_and_equals_eager(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cache_step_is_compiled_again_and_equals_eager(tmp_path, monkeypatch, caplog):
     """Writes to an argument, has a position and a number: conditions that Inductor adds to."""
 
     def call() -> tuple[Any, ...]:

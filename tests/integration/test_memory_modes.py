@@ -90,9 +90,7 @@ OFTEN = (
         for modes in itertools.product((True, False), repeat=4)
     ],
 )
-def test_each_combination_does_what_the_guide_says(
-    custom_pool: bool, reuse: bool, clone_input: bool, clone_output: bool
-) -> None:
+def test_each_combination_does_what_the_guide_says(custom_pool, reuse, clone_input, clone_output):
     config = configured(
         custom_pool=custom_pool, reuse=reuse, clone_input=clone_input, clone_output=clone_output
     )

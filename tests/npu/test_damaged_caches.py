@@ -272,9 +272,7 @@ def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-def test_process_that_is_killed_in_a_compile_leaves_the_cache_whole(
-    one_damage: Damage, private: Path
-) -> None:
+def test_process_that_is_killed_in_a_compile_leaves_the_cache_whole(one_damage, private):
     """And one that ends normally leaves nothing in the directory for temporary files."""
     one_damage.file.unlink()
     done = child(one_damage.mode, str(one_damage.cache), "killed", tmpdir=private)

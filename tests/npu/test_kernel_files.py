@@ -96,9 +96,7 @@ def test_next_process_finds_what_was_made_where_it_was_left(tmp_path: Path) -> N
     assert (private(again) / PACKAGE).stat().st_mode & 0o777 == 0o700  # TorchAir starts it
 
 
-def test_another_function_and_a_changed_one_are_not_offered_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_function_and_a_changed_one_are_not_offered_it(tmp_path, monkeypatch):
     left_by_tools(called(tmp_path))
     assert files(called(tmp_path, "other")) == set()
     monkeypatch.setattr(Model, "one", Model.other)
@@ -110,9 +108,7 @@ def test_graph_that_may_hold_frozen_parameters_is_kept_for_nobody(tmp_path: Path
     assert files(called(tmp_path, frozen=True)) == {PACKAGE}
 
 
-def test_graph_engine_is_pointed_to_the_private_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graph_engine_is_pointed_to_the_private_directory(tmp_path, monkeypatch):
     """With as much of GE as TorchAir needs to write its code and to load it; nothing can be run."""
     vendor_for("max-autotune")
     native = sys.modules["torchair.core._torchair"]
@@ -158,9 +154,7 @@ def test_each_format_keeps_its_own(tmp_path: Path, cast: Callable[[int], None]) 
     assert (private(called(tmp_path)) / GRAPH).read_text() == "for ND"
 
 
-def test_nothing_that_was_made_for_two_formats_is_kept(
-    tmp_path: Path, cast: Callable[[int], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_that_was_made_for_two_formats_is_kept(tmp_path, cast, caplog):
     function = called(tmp_path)
     cast(FRACTAL_NZ)
     left_by_tools(function)
@@ -180,8 +174,8 @@ CANN = "9.0.0"
 
 @pytest.mark.parametrize("vendor", sorted(VENDORS))
 def test_torchair_installs_packages_that_were_brought_in_into_a_cann_without_them(
-    vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    vendor, tmp_path, monkeypatch
+):
     mode, directory, switches = VENDORS[vendor]
     home, kept = tmp_path / "ascend", tmp_path / "node_caches/static_kernels/a/f"
     home.mkdir()

@@ -58,9 +58,7 @@ CHANGES: list[tuple[str, Callable[[Any], None], Callable[[Any], None]]] = [
 
 
 @pytest.mark.parametrize(("expected", "change", "back"), CHANGES, ids=[name for name, *_ in CHANGES])
-def test_public_switch_of_torch_npu_is_a_condition(
-    npu: Any, expected: str, change: Callable[[Any], None], back: Callable[[Any], None]
-) -> None:
+def test_public_switch_of_torch_npu_is_a_condition(npu, expected, change, back):
     back(npu)
     traced = encode(snapshot("npu"))
     change(npu)

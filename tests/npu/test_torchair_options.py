@@ -34,9 +34,7 @@ from warmrank.worker.errors import NoCounterpart
 pytestmark = pytest.mark.torchair
 
 _NAMES = [name for name, _, _ in options(CompilerConfig()) if name != "mode"]
-_NOT_OURS = {
-    "debug.fx_summary._path": "nothing documents it; the summary goes to the working directory",
-}
+_NOT_OURS = {"debug.fx_summary._path": "nothing documents it; the summary goes to the working directory"}
 _ONLY_FLAT = {
     "capture_error_mode",
     "deadlock_check",
@@ -168,9 +166,7 @@ def test_names_and_opposites_are_those_of_the_real_package() -> None:
         ("npugraphex_config.capture_error_mode", "relaxed", "npugraph_ex", "capture_error_mode", "relaxed"),
     ],
 )
-def test_values_reach_the_compiler_in_its_own_form(
-    name: str, value: Any, mode: str, key: str, text: Any
-) -> None:
+def test_values_reach_the_compiler_in_its_own_form(name, value, mode, key, text):
     theirs = theirs_for(mode)
     translated(with_value(name, value, mode), theirs)
     local_options, global_options = theirs.as_dict()
@@ -220,9 +216,7 @@ def test_passes_are_handed_over_as_they_are() -> None:
         ({"dump_config.enable_dump": True, "debug.run_eagerly": True}, "npugraph_ex"),
     ],
 )
-def test_torchair_keeps_nothing_where_we_refuse_and_something_where_not(
-    changes: dict[str, Any], mode: str, tmp_path: Path
-) -> None:
+def test_torchair_keeps_nothing_where_we_refuse_and_something_where_not(changes, mode, tmp_path):
     config = CompilerConfig()
     for name, value in {"mode": mode, **changes}.items():
         assign(config, name, value)

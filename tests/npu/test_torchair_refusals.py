@@ -76,9 +76,7 @@ def files(directory: Path) -> list[Path]:
         ("picks", {}, NotPortable, "depends on data, so TorchAir cannot capture it; use engine graph"),
     ],
 )
-def test_function_that_torchair_cannot_keep_is_refused(
-    name: str, options: dict[str, Any], error: type[Exception], words: str, config: Any, tmp_path: Path
-) -> None:
+def test_function_that_torchair_cannot_keep_is_refused(name, options, error, words, config, tmp_path):
     function = cache_compile(getattr(Model(), name), config=config, cache_dir=tmp_path, **options)
     with pytest.raises(error, match=words):
         function(torch.ones(4))
@@ -86,9 +84,7 @@ def test_function_that_torchair_cannot_keep_is_refused(
 
 
 @pytest.mark.parametrize("marked", [False, True], ids=["view of an input", "marked argument"])
-def test_engine_graph_compiles_what_torchair_cannot_keep(
-    marked: bool, config: Any, tmp_path: Path, said: list[str]
-) -> None:
+def test_engine_graph_compiles_what_torchair_cannot_keep(marked, config, tmp_path, said):
     config.npugraphex_config.frozen_parameter = marked
     method = "adds" if marked else "views"
     for verb in ("compiled", "loaded"):
@@ -112,9 +108,7 @@ def test_input_that_shares_memory_with_one_that_is_written_to_is_refused(config:
         function(rows[:2], rows[1:])
 
 
-def test_arguments_that_are_marked_static_are_refused_with_frozen_parameters(
-    config: Any, tmp_path: Path
-) -> None:
+def test_arguments_that_are_marked_static_are_refused_with_frozen_parameters(config, tmp_path):
     config.npugraphex_config.frozen_parameter = True
     function = cache_compile(Model().adds, config=config, cache_dir=tmp_path, engine="torchair")
     x = torch.ones(4)

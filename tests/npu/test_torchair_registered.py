@@ -99,9 +99,7 @@ LONG, SHORT = (sum_relu, relu_sum, (ROW, ROW.clone())), (relu, sigmoid, (ROW,))
 
 # In this mode alone: a process that compiled with npugraph_ex cannot compile with torchair afterwards.
 @pytest.mark.parametrize("config", ["npugraph_ex"], indirect=True)
-def test_other_order_of_patterns_is_compiled_anew(
-    register: Callable[..., None], config: CompilerConfig, tmp_path: Path
-) -> None:
+def test_other_order_of_patterns_is_compiled_anew(register, config, tmp_path):
     x, y = torch.tensor([[-2.0, 1, 2, 3]]), torch.tensor([[3.0, -4, 1, 1]])
     found = []
     for patterns in ((LONG, SHORT), (SHORT, LONG), (LONG, SHORT)):
@@ -126,9 +124,7 @@ def test_other_order_of_patterns_is_compiled_anew(
     ],
     ids=["types of the example", "gradients of the example", "scalar_workaround", "method of another object"],
 )
-def test_pattern_that_is_registered_otherwise_is_another_key(
-    one: Any, other: Any, register: Callable[..., None], config: CompilerConfig, tmp_path: Path
-) -> None:
+def test_pattern_that_is_registered_otherwise_is_another_key(one, other, register, config, tmp_path):
     keys = []
     for pattern in (one, other, one):
         register(pattern)
@@ -136,9 +132,7 @@ def test_pattern_that_is_registered_otherwise_is_another_key(
     assert keys[0] == keys[2] != keys[1]
 
 
-def test_function_that_traces_a_pattern_and_the_form_of_it_are_in_the_key(
-    register: Callable[..., None], config: CompilerConfig, tmp_path: Path
-) -> None:
+def test_function_that_traces_a_pattern_and_the_form_of_it_are_in_the_key(register, config, tmp_path):
     from torch._inductor.pattern_matcher import CallFunction, KeywordArg, fwd_only
 
     operators = torch.ops.aten
@@ -160,9 +154,7 @@ def test_function_that_traces_a_pattern_and_the_form_of_it_are_in_the_key(
     assert len(set(keys)) == len(forms)
 
 
-def test_pattern_of_another_make_is_refused(
-    register: Callable[..., None], config: CompilerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pattern_of_another_make_is_refused(register, config, tmp_path, monkeypatch):
     register()
     manager = sys.modules[f"{PACKAGES[config.mode]}.patterns.pattern_pass_manager"]
     entry = SimpleNamespace(extra_check=lambda match: None)
@@ -172,9 +164,7 @@ def test_pattern_of_another_make_is_refused(
         components(config, tmp_path)
 
 
-def test_vendors_pattern_counts_where_it_has_its_turn_before_a_users(
-    register: Callable[..., None], config: CompilerConfig, tmp_path: Path
-) -> None:
+def test_vendors_pattern_counts_where_it_has_its_turn_before_a_users(register, config, tmp_path):
     vendors = FunctionType(sigmoid.__code__, {"__name__": "torchair.patterns", "torch": torch})
     passed_off = functools.wraps(vendors)(FunctionType(sigmoid.__code__, globals()))
     keys = []
@@ -201,9 +191,7 @@ def operator() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("place", ["operator", "registry"])
-def test_converter_is_in_the_key_of_mode_max_autotune(
-    place: str, operator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_converter_is_in_the_key_of_mode_max_autotune(place, operator, tmp_path, monkeypatch):
     import torchair  # type: ignore[import-not-found]
 
     registry = importlib.import_module("torchair._ge_concrete_graph.fx2ge_converter")
@@ -227,9 +215,7 @@ def test_converter_is_in_the_key_of_mode_max_autotune(
     assert "converters" not in components(made, tmp_path)
 
 
-def test_converter_that_replaces_the_vendors_and_passes_for_it_is_in_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_converter_that_replaces_the_vendors_and_passes_for_it_is_in_the_key(tmp_path, monkeypatch):
     import torchair
 
     config = CompilerConfig()

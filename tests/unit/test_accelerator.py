@@ -67,9 +67,7 @@ def bind():
 """
 
 
-def test_graph_that_waits_for_the_device_is_refused_by_operator(
-    backend: AcceleratorBackend, module: FakeDevice
-) -> None:
+def test_graph_that_waits_for_the_device_is_refused_by_operator(backend, module):
     with pytest.raises(NotCapturable, match="operator aten_item cannot be captured on cuda") as caught:
         capture(backend, compiled(WAITING), [torch.ones(1)])
     assert caught.value.operator == "aten_item"
@@ -105,9 +103,7 @@ def test_replays_draw_the_numbers_of_eager_calls(backend: AcceleratorBackend) ->
     assert not torch.equal(replayed[0][1], replayed[1][1])
 
 
-def test_memory_is_not_shared_with_others_who_capture_under_the_handle(
-    backend: AcceleratorBackend, module: FakeDevice
-) -> None:
+def test_memory_is_not_shared_with_others_who_capture_under_the_handle(backend, module):
     handle = module.graph_pool_handle()
     capture(backend, lambda x: (x + 1,), [torch.ones(4)], backend.pool(handle))
     assert handle not in module.memories
@@ -136,9 +132,7 @@ def with_devices(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> Any:
     return module
 
 
-def test_variable_that_cann_would_cut_short_is_refused_before_torch_looks(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variable_that_cann_would_cut_short_is_refused_before_torch_looks(root, monkeypatch):
     machine.lay_out_npus(root, "910B2", 2)
     with_devices(monkeypatch, 1)
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,2")
@@ -146,9 +140,7 @@ def test_variable_that_cann_would_cut_short_is_refused_before_torch_looks(
         device_module("npu")
 
 
-def test_torch_npu_that_does_not_import_is_told_with_what_is_there(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_npu_that_does_not_import_is_told_with_what_is_there(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_npu", None)
     machine.lay_out_driver(root, "25.5.0")
     with pytest.raises(DeviceUnavailable, match="needs torch_npu on top of CANN") as raised:

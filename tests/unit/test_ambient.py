@@ -81,10 +81,7 @@ CHANGES: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
         "fill uninitialized memory",
         lambda: switched(torch.utils.deterministic, "fill_uninitialized_memory", False),
     ),
-    (
-        "float32 matmul precision",
-        lambda: called(torch.set_float32_matmul_precision, "medium", "highest"),
-    ),
+    ("float32 matmul precision", lambda: called(torch.set_float32_matmul_precision, "medium", "highest")),
     ("autocast cpu", lambda: torch.autocast("cpu")),
     ("autocast cpu dtype", lambda: torch.autocast("cpu", dtype=torch.float16)),
     ("tf32 cudnn", lambda: switched(torch.backends.cudnn, "allow_tf32", False)),
@@ -99,9 +96,7 @@ CHANGES: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
 
 
 @pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
-def test_change_of_state_is_named_and_ends_with_its_context(
-    name: str, change: Callable[[], AbstractContextManager[Any]]
-) -> None:
+def test_change_of_state_is_named_and_ends_with_its_context(name, change):
     before = snapshot("cpu")
     with change():
         found = differences(encode(before), snapshot("cpu"))
@@ -119,9 +114,7 @@ def test_change_of_state_is_named_and_ends_with_its_context(
     ],
     ids=["threads", "random state", "no_grad", "inference_mode"],
 )
-def test_state_that_changes_no_result_does_not_count(
-    change: Callable[[], AbstractContextManager[Any]],
-) -> None:
+def test_state_that_changes_no_result_does_not_count(change):
     before = snapshot("cpu")
     with change():
         assert snapshot("cpu") == before
@@ -135,9 +128,7 @@ def test_state_that_changes_no_result_does_not_count(
         ("kernels in Python", kernel_in_python),
     ],
 )
-def test_state_that_no_other_process_can_have_is_refused_by_name(
-    name: str, change: Callable[[], AbstractContextManager[Any]]
-) -> None:
+def test_state_that_no_other_process_can_have_is_refused_by_name(name, change):
     with change():
         values = snapshot("cpu")
     with pytest.raises(NotPortable, match=f"{name} are active while a cached function is traced") as raised:
@@ -157,9 +148,7 @@ CUDA_CHANGES: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("name", "place", "switch"), CUDA_CHANGES, ids=[name for name, *_ in CUDA_CHANGES])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_switches_of_cuda_libraries_count_on_every_device(
-    name: str, place: Any, switch: str, kind: str
-) -> None:
+def test_switches_of_cuda_libraries_count_on_every_device(name, place, switch, kind):
     traced = encode(snapshot(kind))
     before = getattr(place, switch)
     setattr(place, switch, not before)
@@ -222,9 +211,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> NativeNpu:
         ("TORCH_NPU_USE_COMPATIBLE_IMPL", "1", "npu compatible implementation: False -> True"),
     ],
 )
-def test_switch_of_torch_npu_counts_on_npu_only(
-    native: NativeNpu, option: str, value: str, expected: str
-) -> None:
+def test_switch_of_torch_npu_counts_on_npu_only(native, option, value, expected):
     traced = {kind: encode(snapshot(kind)) for kind in ("cpu", "npu")}
     native.options[option] = value
     assert differences(traced["npu"], snapshot("npu")) == (expected,)

@@ -196,9 +196,7 @@ def test_overlap_is_of_bytes(written: slice, other: slice, shared: bool, is_fixe
 @pytest.mark.parametrize(
     "another", [lambda memory: memory[:6], lambda memory: memory[:8:2]], ids=["shape", "strides"]
 )
-def test_overlap_is_looked_at_again_when_what_is_written_has_another_layout(
-    another: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
+def test_overlap_is_looked_at_again_when_what_is_written_has_another_layout(another):
     memory = torch.zeros(8)
     check = OverlapCheck((0,), (1,), ())
     assert check((memory[:4], memory[4:])) is False
@@ -253,9 +251,7 @@ def test_compile_place_is_the_same_for_equal_digests_and_gone_afterwards(tmp_pat
     [lambda root: root.mkdir(mode=0o755), lambda root: root.symlink_to(root.parent)],
     ids=["open", "link"],
 )
-def test_compile_place_of_others_is_not_used(
-    tmp_path: Path, spoil: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_compile_place_of_others_is_not_used(tmp_path, spoil, caplog):
     root = tmp_path / "root"
     spoil(root)
     with caplog.at_level(logging.WARNING, logger="torchair"), compile_place("0f", root) as place:
@@ -274,8 +270,6 @@ def test_compile_place_of_others_is_not_used(
         ("x86_64", frozenset(), "x86-64", "x86-64"),
     ],
 )
-def test_instruction_set_names_what_kernels_may_use(
-    machine: str, features: frozenset[str], march: str, text: str
-) -> None:
+def test_instruction_set_names_what_kernels_may_use(machine, features, march, text):
     found = of_features(machine, features)
     assert (found.march, found.text) == (march, text)

@@ -44,9 +44,7 @@ def test_artifact_round_trips(sections: dict[str, bytes], components: dict[str, 
     aliased=st.lists(st.integers(0, 9)),
     roles=st.lists(st.text(max_size=6)),
 )
-def test_artifact_round_trips_its_facts(
-    classes: list[str], num_outputs: int, aliased: list[int], roles: list[str]
-) -> None:
+def test_artifact_round_trips_its_facts(classes, num_outputs, aliased, roles):
     facts = GraphFacts(input_classes=tuple(classes), num_outputs=num_outputs, aliased_outputs=tuple(aliased))
     artifact = make_artifact(facts=facts, roles=tuple(roles))
     assert parse(artifact.to_bytes(), "here") == artifact

@@ -113,9 +113,7 @@ def test_tables_of_any_text_are_read_or_left(table: str) -> None:
 @pytest.mark.parametrize(
     ("device", "expected"), [("0xd802", "Ascend910B family"), ("0xd803", "Ascend910_93 family")]
 )
-def test_without_the_tool_the_model_is_the_family_on_the_bus(
-    places: Places, tmp_path: Path, caplog: pytest.LogCaptureFixture, device: str, expected: str
-) -> None:
+def test_without_the_tool_the_model_is_the_family_on_the_bus(places, tmp_path, caplog, device, expected):
     machine.write(tmp_path / "dev" / "davinci0", "")
     for slot, vendor, number in (
         ("a", "0x19e5", device),

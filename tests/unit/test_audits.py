@@ -87,9 +87,7 @@ def test_equal_traces_are_adopted_in_the_same_round(world: FakeWorld, tmp_path: 
 
 
 @pytest.mark.parametrize("audit", ["one", "all"])
-def test_hidden_difference_splits_the_class_and_is_a_problem(
-    world: FakeWorld, tmp_path: Path, audit: AuditMode
-) -> None:
+def test_hidden_difference_splits_the_class_and_is_a_problem(world, tmp_path, audit):
     world.trace_of = lambda rank, function: rank // 2
     report = launched(world, config_of(tmp_path, tp=4, audit=audit))
     digests = artifacts(report)

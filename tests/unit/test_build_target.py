@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,9 +62,7 @@ def without_torch(data: dict[str, str]) -> object:
     ],
     ids=["a component is missing", "a component is unknown", "a list", "a number"],
 )
-def test_file_that_is_no_environment_says_what_is_expected(
-    change: Callable[[dict[str, str]], object], says: str, tmp_path: Path
-):
+def test_file_that_is_no_environment_says_what_is_expected(change, says, tmp_path):
     path = tmp_path / "there.json"
     path.write_text(json.dumps(change(environment())))
     with pytest.raises(BadArgument, match=says):

@@ -147,9 +147,7 @@ def test_unknown_parameter_is_refused_with_the_nearest(model: Plain, name: str, 
     assert raised.value.parameter == name
 
 
-def test_unknown_parameter_that_is_like_no_other_is_ignored_with_a_warning(
-    model: Plain, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_parameter_that_is_like_no_other_is_ignored_with_a_warning(model, caplog):
     with caplog.at_level("WARNING", logger="torchair"):
         cache_compile(model.affine, zzz=1, fullgraph=True)
     assert caplog.messages == ["cache_compile ignores the unknown parameter 'zzz'"]

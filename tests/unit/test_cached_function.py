@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,7 @@ from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_o
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker import journal
 from warmrank.worker.compile import compiler
-from warmrank.worker.errors import (
-    BackwardNotSupported,
-    CompileForbidden,
-    GraphBreak,
-    RandomOp,
-)
+from warmrank.worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, RandomOp
 from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -86,9 +80,7 @@ def test_function_that_writes_in_place_does_so_once_for_each_call(cache: Path) -
 # What TorchAir logs.
 
 
-def test_saving_and_loading_are_logged_as_torchair_does(
-    cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_saving_and_loading_are_logged_as_torchair_does(cache, caplog):
     with caplog.at_level(logging.INFO, logger="torchair"):
         cached(Plain().affine, cache)(ROWS)
         cached(Plain().affine, cache)(ROWS)
@@ -116,9 +108,7 @@ def test_cache_dir_that_is_a_file_is_a_clear_error(cache: Path) -> None:
         ({"global_rank": 3}, "affine"),
     ],
 )
-def test_ranks_that_were_given_are_in_the_path_of_a_single_rank(
-    cache: Path, options: dict[str, int], partition: str
-) -> None:
+def test_ranks_that_were_given_are_in_the_path_of_a_single_rank(cache, options, partition):
     assert partition in cached(Plain().affine, cache, **options).place().function_dir.parts
 
 
@@ -130,9 +120,7 @@ def test_ranks_that_were_given_are_in_the_path_of_a_single_rank(
         ({"tp_rank": 0, "pp_rank": 1}, "world4global_rank2_tp_rank0_pp_rank1"),
     ],
 )
-def test_ranks_of_torch_distributed_are_in_the_path(
-    cache: Path, options: dict[str, int], partition: str
-) -> None:
+def test_ranks_of_torch_distributed_are_in_the_path(cache, options, partition):
     with fake_world(rank=2, world_size=4):
         assert cached(Plain().affine, cache, **options).place().function_dir.parent.name == partition
 
@@ -164,9 +152,7 @@ TORN = {
 
 
 @pytest.mark.parametrize("tear", TORN.values(), ids=TORN)
-def test_artifact_that_a_power_cut_tore_is_compiled_once_more(
-    cache: Path, affine_artifact: Path, tear: Callable[[bytes], bytes]
-) -> None:
+def test_artifact_that_a_power_cut_tore_is_compiled_once_more(cache, affine_artifact, tear):
     whole = affine_artifact.read_bytes()
     affine_artifact.write_bytes(tear(whole))
     outcomes = []
@@ -188,9 +174,7 @@ def test_artifact_that_others_can_read_is_not_used(cache: Path, affine_artifact:
 # What cannot be cached, with nothing half-written.
 
 
-def test_compiling_that_is_forbidden_is_an_error_with_the_reason(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiling_that_is_forbidden_is_an_error_with_the_reason(cache, monkeypatch):
     monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
     with pytest.raises(
         CompileForbidden,
@@ -275,9 +259,7 @@ def test_failure_does_not_spoil_later_calls(cache: Path) -> None:
 # The journal of a script.
 
 
-def test_every_look_up_is_written_to_the_journal(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_look_up_is_written_to_the_journal(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("WARMRANK_JOURNAL", str(tmp_path / "journal"))
     for _ in range(2):
         cached(Plain().affine, cache)(ROWS)

@@ -93,9 +93,7 @@ class Counts(nn.Module):
         return x * self.calls
 
 
-def test_function_that_changes_itself_runs_eagerly_after_some_traces(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_function_that_changes_itself_runs_eagerly_after_some_traces(cache, monkeypatch, caplog):
     monkeypatch.setattr(function_module, "MAX_TRACES_OF_CHANGING", 2)
     model = Counts()
     function = cached(model.forward, cache)
@@ -108,9 +106,7 @@ def test_function_that_changes_itself_runs_eagerly_after_some_traces(
     assert "self.calls: 0 -> 1" in caplog.text
 
 
-def test_function_that_runs_eagerly_after_too_many_traces_still_uses_what_is_loaded(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_function_that_runs_eagerly_after_too_many_traces_still_uses_what_is_loaded(cache, monkeypatch):
     monkeypatch.setattr(function_module, "MAX_TRACES", 2)
     function = cached(Plain().affine, cache, dynamic=False)
     sizes = (2, 3, 4, 2, 3)
@@ -243,9 +239,7 @@ def test_guards_are_not_checked_where_that_was_asked(cache: Path) -> None:
         ("always", {"guards": "once"}, 2),
     ],
 )
-def test_guards_are_checked_as_the_launch_says_unless_the_function_does(
-    cache: Path, launch: Any, options: dict[str, str], factor: int
-) -> None:
+def test_guards_are_checked_as_the_launch_says_unless_the_function_does(cache, launch, options, factor):
     function = cached_in_launch(Plain().affine, cache, LaunchDefaults(guards=launch), **options)
     function(ROWS)
     model_of(function).factor = 5

@@ -69,9 +69,7 @@ def test_calls_of_several_threads_do_not_mix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clone", [False, True])
-def test_threads_that_call_in_turns_are_warned_unless_outputs_are_copied(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, clone: bool
-) -> None:
+def test_threads_that_call_in_turns_are_warned_unless_outputs_are_copied(tmp_path, caplog, clone):
     config = CompilerConfig()
     config.debug.aclgraph.enable_output_clone = clone
     cached = cache_compile(Model().scaled, config=config, cache_dir=tmp_path)

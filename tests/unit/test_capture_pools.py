@@ -114,9 +114,7 @@ def test_output_fed_back_as_input_is_read_correctly(pool: dict[str, Any], clone:
 
 
 @pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
-def test_output_of_another_shape_fed_in_is_read_correctly(
-    pool: dict[str, Any], clone: dict[str, Any]
-) -> None:
+def test_output_of_another_shape_fed_in_is_read_correctly(pool, clone):
     run = runner_of(4, 8, **pool, **clone)
     run(numbers(4))
     for _ in range(2):

@@ -95,9 +95,7 @@ def test_values_and_places_of_tensors_may_change_without_a_compile(cache: Path) 
     assert len(function.variants) == 1
 
 
-def test_modes_of_autograd_take_turns_without_a_full_check(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modes_of_autograd_take_turns_without_a_full_check(cache, monkeypatch):
     model = Model().requires_grad_(False)
     function = cached(model.forward, cache)
     for _ in range(3):

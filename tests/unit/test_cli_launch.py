@@ -43,8 +43,8 @@ def launch(tmp_path: Path, *options: str, **more: Any) -> Result:
 
 
 def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_failed(
-    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, world, monkeypatch
+):
     def refuse(path: Path, _text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -56,9 +56,7 @@ def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_faile
     assert "report not written: [Errno 28] No space left on device" in result.stderr
 
 
-def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_only(
-    tmp_path: Path, world: FakeWorld
-) -> None:
+def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_only(tmp_path, world):
     _, public = save_key_pair(generate_key_pair("ci"), tmp_path)
     trust = {"policy": "require", "trusted_keys": {"ci": str(public)}}
     store = {"path": str(tmp_path / "store"), "trust": trust}
@@ -91,8 +89,8 @@ def test_full_disk_is_told_once_and_not_tried_again(tmp_path: Path, world: FakeW
     ],
 )
 def test_launch_refuses_in_the_words_of_config_check_what_every_rank_would_find(
-    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], key: str
-) -> None:
+    tmp_path, world, monkeypatch, more, key
+):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
     result = launch(tmp_path, **more)
@@ -108,9 +106,7 @@ def test_launch_refuses_in_the_words_of_config_check_what_every_rank_would_find(
     assert world.called("build") == []
 
 
-def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(
-    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(tmp_path, world, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
     (tmp_path / "cache").mkdir()
@@ -120,9 +116,7 @@ def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(
     assert "error: unusable cache" in result.stderr
 
 
-def test_what_an_override_set_is_refused_with_the_override(
-    tmp_path: Path, world: FakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_override_set_is_refused_with_the_override(tmp_path, world, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
     result = launch(tmp_path, "--set", "workload.entrypoint=json:dmups")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -49,9 +49,7 @@ def test_what_somebody_froze_stays_frozen() -> None:
 
 
 @pytest.mark.parametrize("freeze", [gc.freeze, collection.freeze], ids=["by somebody", "by warmrank"])
-def test_what_is_frozen_is_counted_once_at_most(
-    freeze: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_frozen_is_counted_once_at_most(freeze, monkeypatch):
     freeze()
     counted: list[int] = []
     count = gc.get_freeze_count

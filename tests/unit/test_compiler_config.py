@@ -206,9 +206,7 @@ SUPER_KERNEL = "experimental_config.aclgraph._super_kernel_optimize_options"
         ("post_grad_custom_pre_pass", double, other, False),
     ],
 )
-def test_canonical_form_holds_what_changes_a_compile(
-    dotted: str, one: Any, other: Any, *, same: bool
-) -> None:
+def test_canonical_form_holds_what_changes_a_compile(dotted, one, other, same):
     forms = [with_value(dotted, value, "reduce-overhead").canonical() for value in (one, other)]
     assert (forms[0] == forms[1]) is same
 
@@ -243,9 +241,7 @@ TORCHAIR_ONLY = "it belongs to engine torchair"
         ),
     ],
 )  # fmt: skip
-def test_option_without_effect_says_so_once(
-    case: tuple[str, str, str, Any, str], kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_option_without_effect_says_so_once(case, kind, caplog):
     mode, engine, dotted, value, why = case
     for _ in range(2):
         with_value(dotted, value, mode).check(kind, engine=engine)

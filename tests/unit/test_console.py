@@ -77,12 +77,7 @@ def test_store_error_shows_its_fields_as_rows():
     error = Corrupt(what="blob 12", where="cas/12", expected="sha256 1", actual="sha256 2", remedy="publish")
     head, (rows,), _ = describe(error)
     assert head == "corrupt: blob 12"
-    assert dict(rows) == {
-        "where": "cas/12",
-        "expected": "sha256 1",
-        "found": "sha256 2",
-        "remedy": "publish",
-    }
+    assert dict(rows) == {"where": "cas/12", "expected": "sha256 1", "found": "sha256 2", "remedy": "publish"}
 
 
 @pytest.mark.parametrize(

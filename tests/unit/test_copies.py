@@ -97,9 +97,7 @@ def test_spawned_process_serves_a_shared_module(tmp_path: Path) -> None:
     torch.testing.assert_close(model(ROWS), model.decode(ROWS), rtol=0, atol=0)
 
 
-def test_relative_directory_is_that_of_the_first_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_directory_is_that_of_the_first_call(tmp_path, monkeypatch):
     first, later = tmp_path / "first", tmp_path / "later"
     first.mkdir()
     later.mkdir()

@@ -207,9 +207,7 @@ def full(_descriptor: int) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_cache_directory_that_cannot_hold_private_files_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_cache_directory_that_cannot_hold_private_files_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -233,9 +231,7 @@ def test_cache_directory_that_cannot_hold_private_files_is_an_error(
         ({"f_flag": os.ST_NOEXEC}, {"disk.execution": "warning"}),
     ],
 )
-def test_disk_that_is_full_or_noexec_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int], expected: dict[str, str]
-):
+def test_disk_that_is_full_or_noexec_is_named(tmp_path, monkeypatch, change, expected):
     room = {"f_frsize": 4096, "f_bavail": 2**30, "f_files": 2**20, "f_favail": 2**20, "f_flag": 0, **change}
     monkeypatch.setattr(os, "statvfs", lambda _path: type("Room", (), room))
     assert levels(troubles(storage.check_disk(tmp_path / "cache")).values()) == expected

@@ -107,9 +107,7 @@ def test_cpu_with_another_instruction_set_differs(machine: Path, read: Read) -> 
 
 
 @pytest.mark.parametrize("place", ["nvidia/version", "nvidiactl"])
-def test_architecture_of_gpus_is_part_of_the_fingerprint(
-    machine: Path, read: Read, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_architecture_of_gpus_is_part_of_the_fingerprint(machine, read, monkeypatch, place):
     write(machine / place, "")
     monkeypatch.setattr(
         "warmrank.worker.keys.environment.architectures", lambda: ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90")
@@ -126,9 +124,7 @@ def test_architecture_of_gpus_is_part_of_the_fingerprint(
         ("__version__ = '1'\n", "none"),
     ],
 )
-def test_cuda_of_torch_is_read_without_importing_it(
-    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
-) -> None:
+def test_cuda_of_torch_is_read_without_importing_it(read, tmp_path, monkeypatch, text, expected):
     write(tmp_path / "version.py", text)
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,7 @@ def compiled_in_spite_of(cache: Path) -> str:
     return reason(function)
 
 
-def test_pickle_of_torchair_is_moved_aside_and_never_unpickled(
-    cache: Path, affine_artifact: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_pickle_of_torchair_is_moved_aside_and_never_unpickled(cache, affine_artifact, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     pickled = pickle.dumps(Bomb())
     affine_artifact.write_bytes(pickled)
@@ -41,9 +38,7 @@ def test_pickle_of_torchair_is_moved_aside_and_never_unpickled(
     assert not (tmp_path / "exploded").exists()
 
 
-def test_second_damaged_file_does_not_replace_the_first_that_was_moved_aside(
-    cache: Path, affine_artifact: Path
-) -> None:
+def test_second_damaged_file_does_not_replace_the_first_that_was_moved_aside(cache, affine_artifact):
     for content in (b"first", b"second"):
         affine_artifact.write_bytes(content)
         compiled_in_spite_of(cache)
@@ -74,9 +69,7 @@ def directory(artifact: Path) -> None:
         (directory, "found Is a directory"),
     ],
 )
-def test_what_is_not_this_users_own_file_is_left_where_it_is(
-    cache: Path, affine_artifact: Path, spoil: Callable[[Path], None], words: str
-) -> None:
+def test_what_is_not_this_users_own_file_is_left_where_it_is(cache, affine_artifact, spoil, words):
     spoil(affine_artifact)
     before = affine_artifact.lstat()
     assert words in compiled_in_spite_of(cache)

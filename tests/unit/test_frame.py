@@ -140,9 +140,7 @@ def test_frame_returns_an_argument_itself() -> None:
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {"x": 2}), ((ROWS, 3, 0.5), {})])
-def test_frame_refuses_arguments_that_the_method_does_not_take(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def test_frame_refuses_arguments_that_the_method_does_not_take(args, kwargs):
     with pytest.raises(TypeError, match=r"keyword_only\(\)"):
         bound_frame(Shapes().keyword_only, ROWS)(*args, **kwargs)
 

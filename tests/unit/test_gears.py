@@ -36,12 +36,7 @@ def test_geared_arguments_are_found_wherever_they_stand() -> None:
         set_dim_gears(tensor, {0: [2, 4]})
     batch = _Batch(x=tensors[0], rest=[{"k": tensors[1]}, (tensors[2],), tensors[4]])
     found = geared_arguments(_takes, (batch, tensors[0]), {"y": tensors[3]})
-    assert [where for where, _ in found] == [
-        "batch.x",
-        "batch.rest[0]['k']",
-        "batch.rest[1][0]",
-        "y",
-    ]
+    assert [where for where, _ in found] == ["batch.x", "batch.rest[0]['k']", "batch.rest[1][0]", "y"]
 
 
 @pytest.mark.parametrize(
@@ -112,9 +107,7 @@ def test_a_hundred_combinations_are_allowed_and_no_more(last: int) -> None:
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), unique=True, min_size=1),
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
 )
-def test_the_covering_combination_is_the_last_that_is_nowhere_smaller(
-    combinations: list[tuple[int, int]], sizes: tuple[int, int]
-) -> None:
+def test_the_covering_combination_is_the_last_that_is_nowhere_smaller(combinations, sizes):
     ordered = sorted(combinations, key=lambda item: -item[0] * item[1])
     covers = [item for item in ordered if item[0] >= sizes[0] and item[1] >= sizes[1]]
     assert covering(ordered, sizes) == (covers[-1] if covers else None)

@@ -96,9 +96,7 @@ def product() -> warmrank.CompilerConfig:
 @pytest.mark.parametrize("first", [1, 2, 8])
 @pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
 @torch.no_grad()
-def test_one_compile_serves_every_gear_also_a_gear_of_one(
-    tmp_path: Path, name: str, more: tuple[int, ...], first: int
-) -> None:
+def test_one_compile_serves_every_gear_also_a_gear_of_one(tmp_path, name, more, first):
     model = Model()
     function = cached(getattr(model, name), tmp_path)
     function(geared(rows(first, *more), 1, 2, 8))
@@ -122,9 +120,7 @@ def test_a_shape_between_gears_is_an_error_that_says_all(tmp_path: Path) -> None
 
 
 @torch.no_grad()
-def test_combinations_that_the_code_cannot_run_with_are_dropped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_combinations_that_the_code_cannot_run_with_are_dropped(tmp_path, caplog):
     function = cached(Model().add, tmp_path, config=product())
     with caplog.at_level(logging.INFO, "torchair"):
         function(geared(rows(2), 2, 4), geared(rows(2), 2, 4))

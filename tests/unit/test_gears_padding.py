@@ -24,9 +24,7 @@ def padded(method: Any, cache: Path, **options: Any) -> Any:
 @pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
 @pytest.mark.parametrize("first", [1, 3, 8])
 @torch.no_grad()
-def test_every_size_up_to_the_largest_gear_gives_eagers_answer(
-    tmp_path: Path, name: str, more: tuple[int, ...], first: int
-) -> None:
+def test_every_size_up_to_the_largest_gear_gives_eagers_answer(tmp_path, name, more, first):
     model = Model()
     function = padded(getattr(model, name), tmp_path)
     function(geared(rows(first, *more), 2, 8))
@@ -73,9 +71,7 @@ class Coupled(nn.Module):
 @pytest.mark.parametrize("values", [[3.5, -1.25, 2.5], [1.5, 2.5, 3.5], [-1.5, -2.5, -3.5]])
 @pytest.mark.parametrize("name", ["highest", "lowest", "every"])
 @torch.no_grad()
-def test_coupled_rows_are_refused_whatever_the_first_call_brings(
-    tmp_path: Path, name: str, values: list[float]
-) -> None:
+def test_coupled_rows_are_refused_whatever_the_first_call_brings(tmp_path, name, values):
     x = torch.tensor(values)[:, None].repeat(1, 4)
     with pytest.raises(GearError, match="the function mixes rows"):
         padded(getattr(Coupled(), name), tmp_path)(geared(x, 2, 4))

@@ -167,9 +167,7 @@ def two_rounds() -> list[dict[str, dict[str, bytes]]]:
 
 
 @pytest.mark.parametrize("name", [method.__qualname__ for method in METHODS])
-def test_sections_are_equal_bytes_for_equal_graphs(
-    two_rounds: list[dict[str, dict[str, bytes]]], name: str
-) -> None:
+def test_sections_are_equal_bytes_for_equal_graphs(two_rounds, name):
     assert two_rounds[0][name] == two_rounds[1][name]
 
 

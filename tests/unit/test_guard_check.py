@@ -86,9 +86,7 @@ CASES: list[tuple[str, Any, Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "expected", "fits", "differs", "said"), CASES)
-def test_condition_holds_for_what_was_traced_and_else_says_why(
-    kind: str, expected: Any, fits: Any, differs: Any, said: str
-) -> None:
+def test_condition_holds_for_what_was_traced_and_else_says_why(kind, expected, fits, differs, said):
     guards = made_guards(("L['x']", kind, expected))
     assert found(guards, fits) == ()
     (reason,) = found(guards, differs)

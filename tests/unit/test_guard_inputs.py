@@ -64,9 +64,7 @@ SIGNATURES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("function", "args", "kwargs"), SIGNATURES, ids=[f"{f.__name__}-{a}-{k}" for f, a, k in SIGNATURES]
 )
-def test_check_takes_its_arguments_as_the_function_does(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def test_check_takes_its_arguments_as_the_function_does(function, args, kwargs):
     of_y = [] if function is plain else [("L['y']", "equals", 2)]
     assert check_of(function, ("L['x']", "equals", 1), *of_y)(None, *args, **kwargs)
     assert not check_of(function, ("L['x']", "equals", 3))(None, *args, **kwargs)
@@ -84,9 +82,7 @@ def test_check_takes_its_arguments_as_the_function_does(
         (positional_only, (), {"x": 1}),
     ],
 )
-def test_arguments_that_the_function_does_not_take_are_a_type_error(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def test_arguments_that_the_function_does_not_take_are_a_type_error(function, args, kwargs):
     with pytest.raises(TypeError, match=f"{function.__name__}\\(\\)"):
         check_of(function)(None, *args, **kwargs)
 
@@ -134,9 +130,7 @@ IDS = [f"{number}-{kind}" for number, (kind, *_) in enumerate(CASES)]
 
 
 @pytest.mark.parametrize(("kind", "expected", "fits", "differs"), CASES, ids=IDS)
-def test_argument_fits_as_it_was_traced_and_no_other(
-    kind: str, expected: Any, fits: Any, differs: Any
-) -> None:
+def test_argument_fits_as_it_was_traced_and_no_other(kind, expected, fits, differs):
     check = check_of(plain, ("L['x']", kind, expected))
     assert check(None, fits)
     assert not check(None, differs)
@@ -205,8 +199,8 @@ DIVIDED = [("8 % {}()[0] == 0", "L['x'].size")]
     ],
 )
 def test_arguments_are_compared_with_each_other_the_module_and_globals(
-    function: Any, checks: Any, shapes: Any, fits: Any, differs: Any
-) -> None:
+    function, checks, shapes, fits, differs
+):
     check = check_of(function, *checks, shapes=shapes)
     assert check(*fits)
     assert not check(*differs)
@@ -226,9 +220,7 @@ def test_arguments_are_compared_with_each_other_the_module_and_globals(
         (torch.float32, torch.float16),
     ],
 )
-def test_variables_of_the_module_file_are_looked_at_on_every_call(
-    monkeypatch: pytest.MonkeyPatch, traced: Any, changed: Any
-) -> None:
+def test_variables_of_the_module_file_are_looked_at_on_every_call(monkeypatch, traced, changed):
     asked = ("G['LIMIT']", "none", None) if traced is None else ("G['LIMIT']", "equals", encode(traced))
     check = check_of(plain, asked)
     monkeypatch.setitem(globals(), "LIMIT", traced)
@@ -279,9 +271,7 @@ CONDITIONS = [("L['x']", kind, expected) for kind, expected, *_ in CASES]
     second=st.sampled_from(CONDITIONS),
     position=st.integers(0, len(VALUES) - 1),
 )
-def test_check_agrees_with_the_words_of_a_look_up(
-    condition: tuple[str, str, Any], second: tuple[str, str, Any], position: int
-) -> None:
+def test_check_agrees_with_the_words_of_a_look_up(condition, second, position):
     value = VALUES[position]
     # Never guarded without a type before it, and a tensor raises what no container raises.
     assume(not (isinstance(value, torch.Tensor) and {"has_key", "no_key"} & {condition[1], second[1]}))

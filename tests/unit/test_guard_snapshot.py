@@ -97,9 +97,7 @@ READ: dict[str, Callable[[Holder, pytest.MonkeyPatch], Any]] = {
 
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("beside", BESIDE)
-def test_conditions_count_as_well_where_other_things_change_on_every_call(
-    beside: str, read: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conditions_count_as_well_where_other_things_change_on_every_call(beside, read, monkeypatch):
     checked, module = holder()
     for number in range(12):
         BESIDE[beside](module, number)

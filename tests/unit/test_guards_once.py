@@ -56,9 +56,7 @@ def test_train_and_eval_are_noticed_and_each_has_its_variant(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("name", "value"), [("FACTOR", 4), ("FACTOR", 2.5), ("OFFSET", torch.ones(2, 3))])
 @torch.no_grad()
-def test_a_rebound_global_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
-) -> None:
+def test_a_rebound_global_is_noticed(tmp_path, monkeypatch, name, value):
     model = Outer()
     function = cached(model.scaled, tmp_path)
     function(ROWS)

@@ -171,8 +171,7 @@ def assert_equals_eager(function: Any, given: torch.Tensor, tolerance: float = 0
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS],
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in PROGRAMS]
 )
 def test_program_is_compiled_and_loaded_and_equals_eager(name: str, tmp_path: Path) -> None:
     program, given = PROGRAMS[name]

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +90,7 @@ def call_of(sections: Mapping[str, bytes]) -> dict[str, Any]:
 
 @compiles_ahead
 @pytest.mark.parametrize("name", list(CALLS))
-def test_compiling_again_comes_to_the_same_conditions(
-    name: str, sources: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_compiling_again_comes_to_the_same_conditions(name, sources, caplog):
     sections = built(name)
     assert call_of(sections)["added"] or name == "twice"
     with caplog.at_level(logging.WARNING, logger="torchair"):
@@ -107,9 +105,7 @@ def test_compiling_again_comes_to_the_same_conditions(
     [lambda call: call["added"].pop(), lambda call: call["tensors"].reverse()],
     ids=["a condition that does not stand in the artifact", "inputs in another order"],
 )
-def test_compiling_again_to_something_else_falls_back_with_a_warning(
-    change: Callable[[Any], Any], sources: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_compiling_again_to_something_else_falls_back_with_a_warning(change, sources, caplog):
     sections = built("written")
     call = call_of(sections)
     change(call)

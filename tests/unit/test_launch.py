@@ -118,9 +118,7 @@ def test_no_compile_compiles_nothing_after_a_refusal_either(launches: Launches) 
     assert launches.world.called("compile") == []
 
 
-def test_no_compile_in_the_environment_counts_too(
-    launches: Launches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_compile_in_the_environment_counts_too(launches, monkeypatch):
     monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
     with pytest.raises(CompileForbidden):
         launches()
@@ -144,9 +142,7 @@ def test_rank_that_would_have_to_compile_in_any_stage_is_a_miss(launches: Launch
         Conflict(what="manifest", where="/s", expected="a", actual="b", remedy="look"),
     ],
 )
-def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(
-    launches: Launches, error: Exception
-) -> None:
+def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(launches, error):
     launches.world.raises = {("publish", 1): error}
     report = launches(store={"path": str(launches.tmp_path / "store"), "trust": {"policy": "off"}})
     assert report.record == ""
@@ -191,9 +187,7 @@ STAGE_OF = {
 
 
 @pytest.mark.parametrize(("method", "stage"), STAGE_OF.items())
-def test_failure_stops_the_launch_and_names_stage_rank_and_cause(
-    launches: Launches, method: str, stage: str
-) -> None:
+def test_failure_stops_the_launch_and_names_stage_rank_and_cause(launches, method, stage):
     launches.world.raises = {(method, 1): RuntimeError("no such luck")}
     error = launches.failure()
     assert error.stage == stage

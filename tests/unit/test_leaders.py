@@ -5,14 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.orchestrator.launch.plan import (
-    Compile,
-    Leaders,
-    Tried,
-    begin,
-    lanes_of,
-    plan_round,
-)
+from warmrank.orchestrator.launch.plan import Compile, Leaders, Tried, begin, lanes_of, plan_round
 from warmrank.worker.results import FunctionProbe
 
 TWO_NODES = {0: 0, 1: 0, 2: 1, 3: 1}

@@ -22,9 +22,7 @@ def info_level() -> Iterator[None]:
     logger.setLevel(before)
 
 
-def test_logger_writes_one_line_in_torchairs_form(
-    info_level: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logger_writes_one_line_in_torchairs_form(info_level, capsys):
     logger.info("Cache %s", "saved")
     line = capsys.readouterr().out
     assert re.fullmatch(

@@ -14,11 +14,7 @@ from tests.support.stored import stored
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.explain import explain_if_away
-from warmrank.orchestrator.look.store_contents import (
-    list_store,
-    open_to_look,
-    show_partition,
-)
+from warmrank.orchestrator.look.store_contents import list_store, open_to_look, show_partition
 from warmrank.orchestrator.ui.table import render_explanation, render_listing
 from warmrank.worker.keys.environment import environment
 
@@ -91,7 +87,7 @@ def test_partition_is_found_by_name(config: Config):
 
 
 def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock_of_its_maker(
-    config: Config, tmp_path: Path
+    config, tmp_path
 ):
     other = config.model_copy(update={"device": "npu"})
     store_launch(other, tmp_path / "other", created=OLDER)

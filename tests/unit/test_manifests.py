@@ -75,9 +75,7 @@ def test_script_manifest_leaves_out_what_was_abandoned(spec: RankSpec) -> None:
     assert paths == [kept.relative_to(spec.cache_dir).as_posix()]
 
 
-def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(
-    spec: RankSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(spec, tmp_path, caplog):
     path = look_up(spec, "M.f", root=tmp_path / "elsewhere")
     with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.manifests"):
         assert manifests.of_script(spec).artifacts == ()
@@ -87,9 +85,7 @@ def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(
 # Publishing.
 
 
-def test_publish_names_functions_whose_compile_is_not_deterministic(
-    spec: RankSpec, store: Store, tmp_path: Path
-) -> None:
+def test_publish_names_functions_whose_compile_is_not_deterministic(spec, store, tmp_path):
     other = rank_spec(tmp_path / "other", rank=1, world_size=2, entrypoint="")
     look_up(spec, "M.f", sections={"graph.py": b"1"})
     look_up(other, "M.f", sections={"graph.py": b"2"})

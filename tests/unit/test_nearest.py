@@ -24,9 +24,7 @@ def test_absence_names_the_components_that_differ(tmp_path: Path) -> None:
     assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
 
 
-def test_artifact_of_the_same_model_is_nearer_than_that_of_another_tp_size(
-    tmp_path: Path,
-) -> None:
+def test_artifact_of_the_same_model_is_nearer_than_that_of_another_tp_size(tmp_path: Path) -> None:
     for directory, components in (
         ("1a", {**ASKED.components, "parameters": "of tp 2"}),
         ("2b", {**COMPONENTS, "cann": "7"}),

@@ -90,9 +90,7 @@ def files(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(
-    tmp_path: Path, kept: Path, private: Path
-):
+def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(tmp_path, kept, private):
     write(tmp_path / "made" / OLD, b"old")
     write(tmp_path / "made" / NEW, package_bytes())
     pack(tmp_path / "made", kept, PACKAGES)
@@ -114,9 +112,7 @@ def test_graphs_are_replaced_together_with_their_index(kept: Path, made: Path, p
     assert (private / INDEX).read_bytes() == b"of the later one"
 
 
-def test_older_archive_that_is_whole_stands_in_for_a_torn_one(
-    kept: Path, made: Path, private: Path, caplog: pytest.LogCaptureFixture
-):
+def test_older_archive_that_is_whole_stands_in_for_a_torn_one(kept, made, private, caplog):
     pack(made, kept, GRAPHS)
     (good,) = kept.iterdir()
     write(kept / f"{'0' * 32}.tar", good.read_bytes()[:-1])
@@ -126,9 +122,7 @@ def test_older_archive_that_is_whole_stands_in_for_a_torn_one(
     assert "not those that its name says" in caplog.text
 
 
-def test_name_that_leads_out_of_the_private_directory_is_refused(
-    kept: Path, private: Path, caplog: pytest.LogCaptureFixture
-):
+def test_name_that_leads_out_of_the_private_directory_is_refused(kept, private, caplog):
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../evil.om"))
@@ -138,9 +132,7 @@ def test_name_that_leads_out_of_the_private_directory_is_refused(
     assert "no file below a directory" in caplog.text
 
 
-def test_nothing_is_kept_where_others_can_write_a_part_of_it(
-    kept: Path, made: Path, caplog: pytest.LogCaptureFixture
-):
+def test_nothing_is_kept_where_others_can_write_a_part_of_it(kept, made, caplog):
     (made / GRAPH).chmod(0o666)
     pack(made, kept, GRAPHS)
     assert "compiled again" in caplog.text

@@ -176,9 +176,7 @@ def names(found: Collected) -> list[str]:
     return [Path(file.relative).name for file in found.files]
 
 
-def test_engines_files_of_this_manifests_artifacts_are_collected_whoever_made_them(
-    cache: Path, tool: Path, tmp_path: Path
-):
+def test_engines_files_of_this_manifests_artifacts_are_collected_whoever_made_them(cache, tool, tmp_path):
     name = handed_over(tmp_path, tool, b"by a script")
     handed_over(tmp_path, tool, b"of another workload", "1e" * 16)
     found = collect(engines(tool), cache, ROOM, before=listing(engines(tool)))
@@ -194,7 +192,7 @@ def test_torn_archive_is_left_out(cache: Path, tool: Path, tmp_path: Path):
 
 
 def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_did_not_make_anew(
-    cache: Path, tool: Path, tmp_path: Path
+    cache, tool, tmp_path
 ):
     def carried(artifact: str) -> NodeFile:
         return kept(cache, tmp_path / "fetched", f"ge/{artifact}/c/fetched.tar", artifact.encode())

@@ -113,9 +113,7 @@ def test_keeper_finds_what_the_launch_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_kept_files_are_dropped_unless_a_partition_waits_that_may_need_them(
-    tmp_path: Path, *, waits: bool
-) -> None:
+def test_kept_files_are_dropped_unless_a_partition_waits_that_may_need_them(tmp_path, waits):
     cache = tmp_path / "cache"
     old = kept_path(cache, kept(cache, tmp_path / "other", "tools/a.o", b"a").digest.sha256)
     os.utime(old, (0, 0))

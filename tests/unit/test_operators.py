@@ -9,11 +9,7 @@ import torch
 from torch import nn
 
 from tests.support.tracing import traced
-from warmrank.worker.torch_private.operators import (
-    aliased_arguments,
-    memory_of,
-    mutated_arguments,
-)
+from warmrank.worker.torch_private.operators import aliased_arguments, memory_of, mutated_arguments
 from warmrank.worker.torch_private.tracing import Trace
 
 aten = torch.ops.aten

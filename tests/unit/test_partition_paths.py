@@ -34,9 +34,7 @@ def test_model_directory_is_torchairs(dynamic: bool, mode: str, expected: str) -
         (1, 0, 0, 0, "tp_rank0_pp_rank0"),
     ],
 )
-def test_partition_name_appends_what_was_given(
-    world_size: int, rank: int, tp_rank: int | None, pp_rank: int | None, expected: str
-) -> None:
+def test_partition_name_appends_what_was_given(world_size, rank, tp_rank, pp_rank, expected):
     assert partition_name(world_size=world_size, rank=rank, tp_rank=tp_rank, pp_rank=pp_rank) == expected
 
 

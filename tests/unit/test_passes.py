@@ -73,9 +73,7 @@ def noting(graph_module: Any, example_inputs: Any, config: Any) -> None:
     logging.getLogger("tests.passes").warning("the pass ran")
 
 
-def test_pass_runs_when_compiled_and_never_when_loaded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pass_runs_when_compiled_and_never_when_loaded(tmp_path, caplog):
     x = torch.ones(2, 4)
     first = run(cached(tmp_path, with_pass(noting)), x)
     assert caplog.messages.count("the pass ran") == 1
@@ -126,9 +124,7 @@ def test_pass_that_breaks_the_graph_is_named(tmp_path: Path, function: Any) -> N
     assert not list(tmp_path.rglob("compiled_module"))
 
 
-def test_another_global_that_a_pass_reads_is_another_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_global_that_a_pass_reads_is_another_request(tmp_path, monkeypatch):
     x = torch.ones(2, 4)
     for factor in (3.0, 5.0):
         monkeypatch.setattr(f"{__name__}.FACTOR", [factor])
@@ -149,9 +145,7 @@ def multiplied(x: torch.Tensor, y: Any) -> torch.Tensor:
     return x / (1.0 / FACTOR[0])
 
 
-def test_what_a_decomposition_reads_may_change_after_a_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_decomposition_reads_may_change_after_a_load(tmp_path, monkeypatch):
     decompositions = {torch.ops.aten.mul.Tensor: multiplied}
     method = Doubling().forward
     function, x = (

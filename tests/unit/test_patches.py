@@ -83,9 +83,7 @@ def test_functions_of_torch_in_other_places_are_noticed(change: str, monkeypatch
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_artifact_of_functions_in_other_places_fits_no_process_without(
-    change: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_artifact_of_functions_in_other_places_fits_no_process_without(change, monkeypatch):
     module = Layered()
     with monkeypatch.context() as patch:
         patch.setattr(*CHANGES[change])

@@ -7,14 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
-from warmrank.orchestrator.launch.plan import (
-    Adopt,
-    AwaitLeader,
-    Compile,
-    GiveUp,
-    Load,
-    Slot,
-)
+from warmrank.orchestrator.launch.plan import Adopt, AwaitLeader, Compile, GiveUp, Load, Slot
 from warmrank.worker.results import ProbeState
 
 FUNCTIONS = ("f", "f[1]", "g")
@@ -109,9 +102,7 @@ def test_of_1024_ranks_four_compile(hidden: bool) -> None:
     [{"tp": 2, "pp": 2, "dp": 8}, {"tp": 2, "pp": 2, "dp": 1}, {"tp": 2, "pp": 2, "dp": 2, "placed": 3}],
     ids=["more ranks", "fewer ranks", "other places"],
 )
-def test_another_world_compiles_nothing_where_one_rank_of_each_stage_has_its_artifact(
-    other: dict[str, int],
-) -> None:
+def test_another_world_compiles_nothing_where_one_rank_of_each_stage_has_its_artifact(other):
     world = parallel(**other)  # type: ignore[arg-type] # whole numbers only
     known: dict[Slot, tuple[ProbeState, int]] = {
         slot: ("adoptable", kind) for slot, kind in world.kinds.items() if slot[0] < 4

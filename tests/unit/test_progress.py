@@ -78,8 +78,7 @@ def busy(rank: int, doing: str, at_s: float) -> e.RankBusy:
 
 SEATED = e.Seated(at_s=0.0, seats=seats(2, 1))
 ONE_HOST = e.Seated(
-    at_s=0.0,
-    seats=tuple(replace(seat, host="vm", node_id=f"{seat.rank}f{54 * '0'}") for seat in seats(2, 1)),
+    at_s=0.0, seats=tuple(replace(seat, host="vm", node_id=f"{seat.rank}f{54 * '0'}") for seat in seats(2, 1))
 )
 LOADED = e.StageFinished(at_s=1.5, stage="load", seconds=1.5)
 ADOPTED = result("Model.decode", compiled=False)

@@ -56,9 +56,7 @@ def test_exception_of_a_called_method_names_both_lines() -> None:
     )
 
 
-def test_advice_on_graph_breaks_is_not_given_and_dynamos_text_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_advice_on_graph_breaks_is_not_given_and_dynamos_text_is_logged(caplog):
     with caplog.at_level(logging.INFO, logger="warmrank.worker.torch_private.raised"):
         error = raised("bad")
     text = str(error)

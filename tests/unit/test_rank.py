@@ -108,9 +108,7 @@ def test_start_says_what_a_device_kind_lacks_on_this_node(cache: Path) -> None:
         RankWorker(rank_spec(cache, device_kind="npu"), None).start()
 
 
-def test_build_gives_the_entrypoint_its_place_and_arguments(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_gives_the_entrypoint_its_place_and_arguments(cache, monkeypatch):
     seen: list[Any] = []
     original: Callable[..., Any] = workloads.plain
 
@@ -249,18 +247,14 @@ def test_adopt_takes_the_artifact_of_another_rank_by_its_digest(cache: Path, off
     assert [result.digest for result in results] == list(offers.values())
 
 
-def test_adopt_from_the_store_where_no_partition_has_it(
-    tmp_path: Path, store: Store, offers: dict[str, str], cache: Path
-) -> None:
+def test_adopt_from_the_store_where_no_partition_has_it(tmp_path, store, offers, cache):
     store.put_blob(next(cache.rglob("affine/compiled_module")))
     (result,) = adopter(tmp_path / "other", store).adopt({"Plain.affine": offers["Plain.affine"]})
     assert (result.ok, result.outcome, result.reason) == (True, "adopted", "from the store")
     assert Path(result.path).is_relative_to(tmp_path / "other")
 
 
-def test_artifact_that_is_handed_over_brings_the_marks_of_its_directory(
-    tmp_path: Path, offers: dict[str, str], cache: Path
-) -> None:
+def test_artifact_that_is_handed_over_brings_the_marks_of_its_directory(tmp_path, offers, cache):
     permit_copies(cache, "require", ["0" * 32])
     name = "Plain.affine"
     handed = built(cache, world_size=2).hand_out({name: offers[name]})[name]
@@ -316,9 +310,7 @@ def test_manifest_of_a_rank_that_is_not_warm_is_refused(cache: Path) -> None:
         built(cache).manifest()
 
 
-def test_publish_puts_manifest_and_artifacts_into_the_store(
-    cache: Path, store: Store, tmp_path: Path, warmed: Warmed
-) -> None:
+def test_publish_puts_manifest_and_artifacts_into_the_store(cache, store, tmp_path, warmed):
     rank = warmed(cache, store)
     published = rank.publish(LAUNCH_KEY)
     assert published is not None
@@ -341,9 +333,7 @@ def test_what_a_rank_shared_when_it_compiled_counts_as_published(cache: Path, st
     assert (again.num_blobs_new, again.bytes_new) == (0, 0)
 
 
-def test_launch_of_a_warm_cache_traces_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, warmed: Warmed
-) -> None:
+def test_launch_of_a_warm_cache_traces_nothing(cache, monkeypatch, warmed):
     from warmrank.worker.compile import compiler
 
     warmed(cache)

@@ -93,9 +93,7 @@ def test_calls_are_proposed_and_then_what_the_plan_adds() -> None:
     ],
     ids=["another cache", "no plan", "another artifact"],
 )
-def test_plan_that_does_not_fit_is_left_out_with_the_reason(
-    plan: tuple[CaptureEntry, ...], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_plan_that_does_not_fit_is_left_out_with_the_reason(plan, reason, caplog):
     with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank.captures"):
         assert len(proposed([unit("M.f", 2, MadeVariant(runner()))], plan)) == 1
     assert reason in caplog.text
@@ -139,9 +137,7 @@ TP = frozenset({"tp"})
         ),
     ],
 )
-def test_streams_are_those_of_graphs_and_of_their_communicators(
-    captures: tuple[Captures, ...], expansion: str, expected: int
-) -> None:
+def test_streams_are_those_of_graphs_and_of_their_communicators(captures, expansion, expected):
     assert needed(captures, expansion=expansion) == expected
 
 

@@ -174,9 +174,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_pickle_of_torchair_is_refused_and_not_unpickled(
-    protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickle_of_torchair_is_refused_and_not_unpickled(protocol, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = private(tmp_path / "compiled_module", pickle.dumps(Bomb(), protocol))
     assert_refused(file, ArtifactCorrupt, "a pickle, as TorchAir writes them, and warmrank unpickles nothing")

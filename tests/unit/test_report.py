@@ -168,10 +168,7 @@ HOSTS = tuple(f"h{number}" for number in range(100))
         (report(), "nondeterministic compiles: 1: Model.decode (ranks 0-1)"),
         (report(problems=("the store was away",)), "problem: the store was away"),
         (report(tiers=TIERS), "store: /near (rw), s3://far (required, away)"),
-        (
-            report(rank(0), rank(1, node=1)),
-            "node 0 (node-0): 0 B fetched, 1.0 MiB published",
-        ),
+        (report(rank(0), rank(1, node=1)), "node 0 (node-0): 0 B fetched, 1.0 MiB published"),
         (
             report(queued_on=("b", "c", "a"), cache_dir="/my cache"),
             "run on b, c, and then on a: warmrank store publish CONFIG --set 'cache_dir=/my cache'",

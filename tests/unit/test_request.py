@@ -64,8 +64,7 @@ def test_format_of_the_artifact_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["debug.run_eagerly", "debug.aclgraph.enable_output_clone", "debug.aclgraph.clone_input"],
+    "name", ["debug.run_eagerly", "debug.aclgraph.enable_output_clone", "debug.aclgraph.clone_input"]
 )
 def test_option_counts_and_is_named(name: str) -> None:
     value = not functools.reduce(getattr, name.split("."), CompilerConfig())

@@ -195,9 +195,7 @@ def test_shared_module_counts_as_long_as_one_way_leads_to_it() -> None:
 # Cached functions.
 
 
-def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_no_look_up(
-    model: Plain, tmp_path: Path
-) -> None:
+def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_no_look_up(model, tmp_path):
     function = cached(model.affine, tmp_path)
     declare_runtime_state(model, {"blocks": 512})
     function(ROWS)
@@ -248,9 +246,7 @@ def test_next_process_loads_by_value(model: Plain, tmp_path: Path) -> None:
     ],
     ids=["one more", "float", "bool", "none"],
 )
-def test_load_with_other_state_is_a_miss_that_says_why(
-    declared: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_with_other_state_is_a_miss_that_says_why(declared, why, tmp_path, monkeypatch):
     first, second = (Plain().requires_grad_(requires_grad=False) for _ in range(2))
     declare_runtime_state(first, {"a": 1})
     cached(first.affine, tmp_path)(ROWS)

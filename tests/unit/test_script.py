@@ -170,9 +170,7 @@ def test_line_on_its_way_is_not_read_yet(file: Path) -> None:
     assert len(journal.read(file)) == 1
 
 
-def test_process_goes_on_where_a_directory_of_journals_takes_nothing(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_process_goes_on_where_a_directory_of_journals_takes_nothing(directory, caplog):
     directory.rmdir()
     journal.append(result(), ARTIFACT, Path("/cache"))
     assert "Not noted, so not published" in caplog.text

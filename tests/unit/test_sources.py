@@ -206,16 +206,12 @@ def test_collect_leads_to_the_code_by_name(module: MadeModule, text: str, reach:
     ],
     ids=["lambda", "class lambda", "shadowed", "maker is gone"],
 )
-def test_collect_falls_back_to_the_file_where_no_name_leads_to_the_code(
-    module: MadeModule, text: str, reach: Any
-) -> None:
+def test_collect_falls_back_to_the_file_where_no_name_leads_to_the_code(module, text, reach):
     source = only(collect([reach(module.write(text)).__code__]))
     assert (source.kind, source.module, source.name) == ("file", module.name, "")
 
 
-def test_collect_does_not_take_a_users_file_for_a_module_of_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect_does_not_take_a_users_file_for_a_module_of_python(tmp_path, monkeypatch):
     path = tmp_path / "tabnanny.py"
     path.write_text(BODY)
     shadow = ModuleType("tabnanny")
@@ -261,9 +257,7 @@ UNNAMED = "f = lambda x: x + 1\n"
         "nothing", "more", "comment", "body", "default", "gone", "nested", "lambda", "no name", "its comment",
     ],
 )  # fmt: skip
-def test_change_that_counts_is_named(
-    module: MadeModule, before: str, after: str, reach: Any, said: list[str]
-) -> None:
+def test_change_that_counts_is_named(module, before, after, reach, said):
     sources = collect([reach(module.write(before)).__code__])
     module.write(after)
     assert list(changed(sources)) == [f"source of made_module{text}" for text in said]

@@ -15,9 +15,7 @@ from warmrank.orchestrator.look.store_contents import list_store, open_to_look
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed
 from warmrank.orchestrator.seed.show import render_seeds
-from warmrank.orchestrator.ui.table import (
-    render_listing,
-)
+from warmrank.orchestrator.ui.table import render_listing
 from warmrank.worker.keys.environment import environment
 
 

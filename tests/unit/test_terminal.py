@@ -61,13 +61,7 @@ def test_json_escapes_what_its_grammar_lets_through():
     assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(text)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("ls", "--long"),
-        ("show", "world2global_rank0", "--json"),
-    ],
-)
+@pytest.mark.parametrize("arguments", [("ls", "--long"), ("show", "world2global_rank0", "--json")])
 def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
     config = loaded_config(tmp_path)
     functions = {f"{HOSTILE}.decode": FUNCTIONS["Llama.decode"]}

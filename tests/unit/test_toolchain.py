@@ -53,9 +53,7 @@ def test_old_compiler_is_named_with_its_version(compiler: Callable[[str], Path])
     assert caught.value.where == str(path)
 
 
-def test_compiler_is_checked_before_anything_is_traced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiler_is_checked_before_anything_is_traced(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
     config = CompilerConfig()

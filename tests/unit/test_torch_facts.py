@@ -91,9 +91,7 @@ def test_facts_hold_here(group: str) -> None:
     assert [fact for fact in facts.examined(group) if fact.instead] == []
 
 
-def test_fact_that_does_not_hold_is_named_before_anything_is_traced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_fact_that_does_not_hold_is_named_before_anything_is_traced(monkeypatch, tmp_path):
     from torch._dynamo.side_effects import SideEffects
 
     monkeypatch.delattr(SideEffects, "codegen_update_mutated")
@@ -105,9 +103,7 @@ def test_fact_that_does_not_hold_is_named_before_anything_is_traced(
     assert "torch 2.11 to 2.15" in str(caught.value)
 
 
-def test_newer_torch_compiles_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_newer_torch_compiles_with_one_warning(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.99.0.dev20300101"))
     model, x = Scaled(), torch.ones(3)
     with caplog.at_level(logging.WARNING):
@@ -118,9 +114,7 @@ def test_newer_torch_compiles_with_one_warning(
     assert len(warnings) == 1
 
 
-def test_newer_torch_that_traces_otherwise_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_newer_torch_that_traces_otherwise_is_refused(monkeypatch, tmp_path):
     from torch._subclasses.meta_utils import MetaTensorDescriber
 
     from warmrank.worker.torch_private import trial

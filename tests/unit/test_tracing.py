@@ -114,8 +114,7 @@ def test_global_with_a_name_that_frames_keep_is_refused(monkeypatch: pytest.Monk
             traced(Reads().forward, torch.ones(2))
 
 
-def test_replaced_dataclass_has_the_names_of_its_class_as_condition() -> None:
-    @dataclasses.dataclass(frozen=True)
+def test_replaced_dataclass_has_the_names_of_its_class_as_condition():
     class Frozen:
         size: int
         name: str = "a"

@@ -77,9 +77,7 @@ def test_change_of_an_object_is_seen(change: str) -> None:
 @pytest.mark.usefixtures("_reader")
 @pytest.mark.parametrize("cls", [Base, Derived])
 @pytest.mark.parametrize("name", ["value", "new"])
-def test_change_of_a_class_or_of_its_base_is_seen(
-    cls: type, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_change_of_a_class_or_of_its_base_is_seen(cls, name, monkeypatch):
     watched = Watched([("class", Derived), ("class", Slotted)])
     monkeypatch.setattr(cls, name, 2, raising=False)
     assert watched.changed() == [("class", id(Derived))]

@@ -71,9 +71,7 @@ def test_context_without_the_group_is_a_group_of_one() -> None:
     assert (context().group_size("tp"), context().group_rank("tp")) == (1, 0)
 
 
-def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(monkeypatch):
     def entry(_context: RankContext, *, layers: int = 2) -> Workload:
         raise AssertionError("it was called")
 
@@ -104,9 +102,7 @@ def test_call_of_a_plain_method_is_refused_with_its_position(returned: Callable[
     assert raised.value.position == 1
 
 
-def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(
-    returned: Callable[[object], str],
-) -> None:
+def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(returned):
     model, other = Plain(), Plain()
     calls = (Call(function=cache_compile(model.affine)), Call(function=cache_compile(other.affine)))
     workload = Workload(model=model, calls=calls, runtime_state={"kv_cache_bytes": 1 << 33})
@@ -114,9 +110,7 @@ def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(
     assert declared_for(model) == declared_for(other) == {"kv_cache_bytes": str(1 << 33)}
 
 
-def test_runtime_state_of_another_kind_is_refused_with_the_entrypoint(
-    returned: Callable[[object], str],
-) -> None:
+def test_runtime_state_of_another_kind_is_refused_with_the_entrypoint(returned):
     model = Plain()
     values: Any = {"kv_cache_bytes": torch.tensor(3)}
     workload = Workload(
