@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.npu_emulator.device import DEFAULT_STREAM
+from tests.npu_emulator.device import DEFAULT_STREAM, Device
+from tests.npu_emulator.graph import Graph
 from tests.support import ascend_machine as machine
-from tests.support.devices import FakeDevice
+from tests.support.devices import NAMES, Drawing, FakeDevice, assert_equal, drawn
+from tests.support.tracing import traced
+from warmrank.inference import cache_compile
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
+from warmrank.worker.compile.analysis import analyse
+from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices import CapturedGraph, accelerator
 from warmrank.worker.devices.accelerator import AcceleratorBackend, device_module
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool
-from warmrank.worker.errors import DeviceUnavailable, NotCapturable
+from warmrank.worker.engines.graph import GraphEngine
+from warmrank.worker.errors import BadConfig, DeviceUnavailable, NotCapturable, RandomOp
+from warmrank.worker.runtime.function import CachedFunction
 
 NONE: frozenset[int] = frozenset()
 FIRST = frozenset((0,))
@@ -146,3 +154,144 @@ def test_torch_npu_that_does_not_import_is_told_with_what_is_there(root, monkeyp
     with pytest.raises(DeviceUnavailable, match="needs torch_npu on top of CANN") as raised:
         device_module("npu")
     assert "Seen here: no CANN, driver 25.5.0, 0 files /dev/davinci<N>" in str(raised.value)
+
+
+ANY = (0, 7)
+
+
+@pytest.fixture
+def device() -> Device:
+    found = Device()
+    found.current_streams[0] = found.new_stream()
+    return found
+
+
+def captured(device: Device, work: Any, pool: tuple[int, int] = ANY) -> tuple[Graph, Any]:
+    graph: Graph = device.graph_type()
+    with torch.no_grad():
+        graph.capture_begin(pool=pool)
+        outputs = work()
+        graph.capture_end()
+    return graph, outputs
+
+
+def test_capture_leaves_what_it_wrote_to_as_it_was(device: Device) -> None:
+    cache, other = torch.zeros(3), torch.ones(2, 3)
+    graph, _ = captured(device, lambda: (cache.add_(1), other[1].mul_(5)))
+    assert cache.tolist() == [0.0] * 3
+    assert other.tolist() == [[1.0] * 3] * 2
+    graph.replay()
+    assert cache.tolist() == [1.0] * 3
+    assert other.tolist() == [[1.0] * 3, [5.0] * 3]
+
+
+def test_outputs_hold_nothing_before_the_first_replay(device: Device) -> None:
+    x = torch.ones(4)
+    graph, output = captured(device, lambda: x + 1)
+    assert output.tolist() != [2.0] * 4
+    graph.replay()
+    assert output.tolist() == [2.0] * 4
+
+
+def test_empty_tensor_is_a_place_that_replays_leave_alone(device: Device) -> None:
+    x = torch.ones(4)
+
+    def work() -> tuple[torch.Tensor, torch.Tensor]:
+        place = torch.empty_like(x)
+        return place, place * 2
+
+    graph, (place, output) = captured(device, work)
+    place.fill_(3.0)
+    graph.replay()
+    assert output.tolist() == [6.0] * 4
+
+
+@pytest.mark.parametrize(
+    "work",
+    [lambda x: x.item(), lambda x: x.nonzero(), lambda x: x.equal(x)],
+    ids=["item", "nonzero", "equal"],
+)
+def test_operator_that_waits_breaks_the_capture(device: Device, work: Any) -> None:
+    x = torch.ones(1)
+    graph: Graph = device.graph_type()
+    graph.capture_begin(pool=ANY)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        work(x)
+    with pytest.raises(RuntimeError, match="previous error"):
+        graph.capture_end()
+    assert not device.is_capturing
+
+
+def test_streams_for_graphs_are_used_up() -> None:
+    device = Device(num_streams=1)
+    device.current_streams[0] = device.new_stream()
+    first, _ = captured(device, lambda: torch.ones(1))
+    with pytest.raises(RuntimeError, match="207008"):
+        captured(device, lambda: torch.ones(1))
+    first.reset()
+    captured(device, lambda: torch.ones(1))
+
+
+def cached(method: Any, cache_dir: Path, **options: Any) -> CachedFunction:
+    return cache_compile(method, cache_dir=cache_dir, **{"rng": "allow", **options})
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", NAMES)
+def test_cached_function_draws_what_the_function_draws(name: str, tmp_path: Path) -> None:
+    method, x = getattr(Drawing(), name), torch.randn(4, 8)
+    expected = drawn(method, x)
+    assert not torch.equal(expected[0][0], expected[1][0])
+    cold = cached(method, tmp_path)
+    assert_equal(drawn(cold, x), expected)  # the first call compiles
+    warm = cached(method, tmp_path)
+    assert_equal(drawn(warm, x), expected)
+    assert warm.last_result is not None
+    assert warm.last_result.outcome == "loaded"
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", NAMES)
+def test_captured_graph_draws_afresh_on_every_replay(name: str) -> None:
+    method, x = getattr(Drawing(), name), torch.randn(4, 8)
+    expected = drawn(method, x)
+    with torch.no_grad():
+        lowered = traced(method, x, dynamic=False).lowered
+    facts = analyse(lowered, "self", random_on="cpu")
+    assert facts.random
+    built = GraphEngine().compile(lowered, facts, keep_compiled=False)
+    graph = GraphEngine().load(built.sections, {}, {})
+    backend = AcceleratorBackend("cuda", FakeDevice(), memory="cpu")
+    runner = GraphRunner(graph, facts, backend, CaptureOptions())
+    inputs = [
+        parameter(method.__self__, item.source) if item.source != "L['x']" else x for item in lowered.inputs
+    ]
+    assert_equal(drawn(lambda x: runner(*inputs), x), expected)
+    assert runner.statistics.captures == 1
+
+
+def parameter(module: Any, source: str) -> Any:
+    """A tensor of the linear layer by Dynamo's source for it."""
+    return module.linear.weight if "weight" in source else module.linear.bias
+
+
+def test_random_operators_are_refused_by_default(tmp_path: Path) -> None:
+    with torch.no_grad(), pytest.raises(RandomOp, match=r'pass rng="allow"') as caught:
+        cached(Drawing().rand_like, tmp_path, rng="refuse")(torch.ones(4, 8))
+    assert "torch.rand_like(x) + x" in str(caught.value)
+
+
+def test_numbers_of_another_device_than_the_graphs_are_refused() -> None:
+    """A captured graph of the device would hold what the host drew once."""
+    with torch.no_grad():
+        lowered = traced(Drawing().rand_like, torch.ones(4, 8)).lowered
+    with pytest.raises(RandomOp, match="on another device than cuda") as caught:
+        analyse(lowered, "self", random_on="cuda")
+    assert "torch.rand_like(x) + x" in str(caught.value)
+
+
+def test_mode_that_draws_other_numbers_is_refused(tmp_path: Path) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    with pytest.raises(BadConfig, match='rng is "allow", but mode max-autotune'):
+        cached(Drawing().rand_like, tmp_path, config=config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.ambient import differences, encode, snapshot
+from warmrank.worker.torch_private import switches
 
 pytestmark = pytest.mark.usefixtures("torch_state")
 
@@ -225,3 +226,59 @@ def test_deterministic_level_of_npu_counts_with_torch_s_own_switch(native: Nativ
     with called(torch.use_deterministic_algorithms, True, False):
         found = differences(traced, snapshot("npu"))
     assert "npu deterministic level: 0 -> 2" in found
+
+
+PROPERTIES: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    "mkldnn_enabled": (switches.mkldnn_enabled, torch.backends.mkldnn, "enabled"),
+    "mkldnn_deterministic": (switches.mkldnn_deterministic, torch.backends.mkldnn, "deterministic"),
+}
+CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], Any]]] = {
+    "flash_attention": (
+        switches.flash_attention, torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp,
+    ),
+    "memory_efficient_attention": (
+        switches.memory_efficient_attention,
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+    ),
+    "math_attention": (
+        switches.math_attention, torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=PROPERTIES)
+def switched_switches(request: pytest.FixtureRequest) -> Iterator[tuple[Callable[[], Any], Any, str]]:
+    getter, section, name = PROPERTIES[request.param]
+    before = getattr(section, name)
+    setattr(section, name, not before)
+    yield getter, section, name
+    setattr(section, name, before)
+
+
+def test_getter_reads_what_the_property_says(switched_switches: tuple[Callable[[], Any], Any, str]) -> None:
+    getter, section, name = switched_switches
+    for value in (True, False):
+        setattr(section, name, value)
+        assert getter() is getattr(section, name) is value
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_getter_reads_what_the_function_says(name: str) -> None:
+    getter, public, enable = CALLS[name]
+    before = public()
+    try:
+        for value in (True, False):
+            enable(value)
+            assert getter() is public() is value
+    finally:
+        enable(before)
+
+
+def test_default_device_that_was_set_is_seen() -> None:
+    torch.set_default_device("meta")
+    try:
+        assert switches.default_device_type() == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert switches.default_device_type() == "cpu"

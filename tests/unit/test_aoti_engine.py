@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
+import sys
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,14 +20,29 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.support.devices import fake_world
-from tests.support.tracing import traced
+from tests.support.small_models import Plain
+from tests.support.tracing import bound, compiles_ahead, traced
+from warmrank import CompilerConfig
+from warmrank.inference import cache_compile
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, Parts, pack, package_name, unpack
+from warmrank.worker.engines import check_choice, engine_for, toolchain
+from warmrank.worker.engines.aoti import (
+    AotiEngine,
+    CompiledGraph,
+    Parts,
+    _compile_again,
+    pack,
+    package_name,
+    unpack,
+)
 from warmrank.worker.engines.aoti_compile import Division, compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
-from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
+from warmrank.worker.engines.toolchain import check_cpp_compiler
+from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable, NotYet, ToolchainError
 from warmrank.worker.keys.environment import of_features
+from warmrank.worker.torch_private import inductor
 from warmrank.worker.torch_private.inductor import bind_inputs
+from warmrank.worker.torch_private.tracing import trace
 
 V3 = frozenset(
     ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",
@@ -273,3 +293,220 @@ def test_compile_place_of_others_is_not_used(tmp_path, spoil, caplog):
 def test_instruction_set_names_what_kernels_may_use(machine, features, march, text):
     found = of_features(machine, features)
     assert (found.march, found.text) == (march, text)
+
+
+XInductor = torch.arange(12.0).reshape(3, 4)
+
+
+class Steps(nn.Module):
+    """Calls whose conditions on sizes Inductor adds to."""
+
+    def numbered(self, x: torch.Tensor, n: int) -> Any:
+        return x * n + 1
+
+    def written(self, cache: torch.Tensor, x: torch.Tensor) -> Any:
+        cache.add_(x)
+        return cache.sum(1)
+
+    def twice(self, x: torch.Tensor, flags: torch.Tensor) -> Any:
+        return (x + flags)[0], x.shape[0], flags.shape[0]
+
+    def cached(self, cache: torch.Tensor, x: torch.Tensor, pos: int) -> Any:
+        cache.narrow(0, pos, 1).copy_(x)
+        return cache[: pos + 1].sum(0)
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "numbered": (XInductor, 5),
+    "written": (torch.ones(3, 4), XInductor),
+    "cached": (torch.zeros(6, 4), XInductor[:1], 3),
+    "twice": (XInductor, torch.ones(3, 1)),
+}
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Source of the kernels that Inductor would hand to the C++ compiler."""
+    from torch._inductor import config
+    from torch._inductor.codecache import AotCodeCompiler
+
+    found: list[str] = []
+
+    def compile_nothing(
+        graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any
+    ) -> list[str]:
+        found.append(wrapper_code + kernel_code)
+        made = Path(config.aot_inductor.output_path) / "graph.wrapper.so"
+        made.write_bytes(b"library")
+        return [str(made)]
+
+    monkeypatch.setattr(AotCodeCompiler, "compile", compile_nothing)
+    return found
+
+
+def built(name: str) -> dict[str, bytes]:
+    """Sections of one call's artifact."""
+
+    def build(lowered: Any) -> Any:
+        return AotiEngine().compile(lowered, analyse(lowered, "self"), keep_compiled=False)
+
+    with torch.no_grad():
+        _, made = trace(
+            bound(getattr(Steps(), name)), CALLS[name], {}, dynamic=True, decompositions={}, build=build
+        )
+    return dict(made.sections)
+
+
+def call_of(sections: Mapping[str, bytes]) -> dict[str, Any]:
+    call: dict[str, Any] = json.loads(sections["aoti"])
+    return call
+
+
+@compiles_ahead
+@pytest.mark.parametrize("name", list(CALLS))
+def test_compiling_again_comes_to_the_same_conditions(name, sources, caplog):
+    sections = built(name)
+    assert call_of(sections)["added"] or name == "twice"
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        assert _compile_again(sections, call_of(sections)) == {"graph.so": b"library"}
+    assert [record.message for record in caplog.records if record.name == "torchair"] == []
+    assert len(sources) == 2
+
+
+@compiles_ahead
+@pytest.mark.parametrize(
+    "change",
+    [lambda call: call["added"].pop(), lambda call: call["tensors"].reverse()],
+    ids=["a condition that does not stand in the artifact", "inputs in another order"],
+)
+def test_compiling_again_to_something_else_falls_back_with_a_warning(change, sources, caplog):
+    sections = built("written")
+    call = call_of(sections)
+    change(call)
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        assert _compile_again(sections, call) is None
+    assert "the kernels came out otherwise than the artifact says, so the graph is replayed" in caplog.text
+    assert sources
+
+
+def test_setting_that_is_unknown_is_an_error_unless_it_changes_no_results() -> None:
+    known = ["cpp.threads"]
+    optional = {"aot_inductor.enable_line_tables": False, "aot_inductor.precompile_headers": True}
+    assert inductor.known_settings({"cpp.threads": 3, **optional}, known) == {"cpp.threads": 3}
+    with pytest.raises(NotYet, match=r"has no cpp\.march"):
+        inductor.known_settings({"cpp.threads": 3, "cpp.march": "x86-64-v3"}, known)
+
+
+def test_variables_are_set_by_one_compile_at_a_time_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    seen: list[str] = []
+
+    def other() -> None:
+        with inductor._environment({"TORCHINDUCTOR_CACHE_DIR": "theirs"}):
+            seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+
+    with inductor._environment({"TORCHINDUCTOR_CACHE_DIR": "first"}):
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert inductor._ENVIRONMENT.locked()
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "first"
+    thread.join()
+    assert (seen, os.environ["TORCHINDUCTOR_CACHE_DIR"]) == (["theirs"], "mine")
+
+
+OLD = """#!/bin/sh
+case "$*" in *--version*) echo "g++ (Made up) 9.3.0"; exit 0;; esac
+echo "g++: error: unrecognized command line option '-std=c++20'" >&2; exit 1
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a script the compiler that CXX names."""
+
+    def make(text: str) -> Path:
+        path = tmp_path / "made-up-g++"
+        path.write_text(text)
+        path.chmod(0o700)
+        monkeypatch.setenv("CXX", str(path))
+        return path
+
+    toolchain._fault.cache_clear()
+    return make
+
+
+def test_missing_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ToolchainError, match=r"no-such-compiler is not on PATH.*CXX") as caught:
+        check_cpp_compiler()
+    assert (caught.value.where, caught.value.expected) == (
+        "no-such-compiler",
+        "GCC 10 or later, or Clang 10 or later",
+    )
+
+
+def test_old_compiler_is_named_with_its_version(compiler: Callable[[str], Path]) -> None:
+    path = compiler(OLD)
+    with pytest.raises(ToolchainError, match=r"9\.3\.0, and says: .*-std=c\+\+20") as caught:
+        check_cpp_compiler()
+    assert caught.value.where == str(path)
+
+
+def test_compiler_is_checked_before_anything_is_traced(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    function = cache_compile(Plain().forward, config=config, cache_dir=tmp_path)
+    with torch.no_grad(), pytest.raises(ToolchainError):
+        function(torch.ones(2, 4))
+
+
+def config(mode: str) -> CompilerConfig:
+    made = CompilerConfig()
+    made.mode = mode
+    return made
+
+
+@pytest.fixture
+def torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    package: Any = ModuleType("torch_npu")
+    package.__path__ = [str(tmp_path)]
+    monkeypatch.setitem(sys.modules, "torch_npu", package)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "name"),
+    [
+        ("reduce-overhead", "cpu", "graph"),
+        ("reduce-overhead", "cuda", "graph"),
+        ("max-autotune", "cpu", "aoti"),
+        ("max-autotune", "cuda", "aoti"),
+    ],
+)
+def test_auto_goes_by_mode_off_the_npu(mode: str, kind: str, name: str) -> None:
+    assert engine_for(config(mode), wanted="auto", device_kind=kind).name == name
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "npugraph_ex"])
+def test_auto_is_torchair_on_an_npu_where_torch_npu_has_it(mode: str, torch_npu: Path) -> None:
+    (torch_npu / "dynamo" / "torchair").mkdir(parents=True)
+    assert engine_for(config(mode), wanted="auto", device_kind="npu").name == "torchair"
+
+
+def test_auto_is_graph_on_an_npu_without_torchair(torch_npu: Path) -> None:
+    assert engine_for(config("reduce-overhead"), wanted="auto", device_kind="npu").name == "graph"
+
+
+def test_mode_of_torchair_elsewhere_names_the_device() -> None:
+    with pytest.raises(BadConfig, match=r"npugraph_ex is TorchAir's own.*lies on cpu"):
+        engine_for(config("npugraph_ex"), wanted="auto", device_kind="cpu")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mode"), [("graph", "max-autotune"), ("graph", "npugraph_ex"), ("aoti", "reduce-overhead")]
+)
+def test_engine_of_another_mode_is_refused(wanted: Any, mode: str) -> None:
+    with pytest.raises(BadConfig, match=f"engine {wanted} compiles in mode .*config.mode is {mode}"):
+        check_choice(wanted, config(mode))

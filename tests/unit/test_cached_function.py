@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import pickle
 import re
 import stat
 from pathlib import Path
@@ -14,11 +16,17 @@ from torch import nn
 
 from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.stored import COMPONENTS, lay_artifact
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason
+from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker import journal
 from warmrank.worker.compile import compiler
+from warmrank.worker.engines import engine_named
 from warmrank.worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, RandomOp
+from warmrank.worker.keys.request import Request
+from warmrank.worker.runtime.describe import explain_absence
+from warmrank.worker.runtime.find import model_directory, partition_name, sibling_variants
 from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -266,3 +274,144 @@ def test_every_look_up_is_written_to_the_journal(cache, tmp_path, monkeypatch):
     entries = journal.read(tmp_path / "journal")
     assert [result.outcome for result, _ in entries] == ["compiled", "loaded"]
     assert {details["root"] for _, details in entries} == {str(cache)}
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+def compiled_in_spite_of(cache: Path) -> str:
+    """Compiles and runs; gives the reason of the miss."""
+    function = cached(Plain().affine, cache)
+    assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
+    assert outcome(function) == "compiled"
+    return reason(function)
+
+
+def test_pickle_of_torchair_is_moved_aside_and_never_unpickled(cache, affine_artifact, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(Bomb())
+    affine_artifact.write_bytes(pickled)
+    assert "a pickle, as TorchAir writes them" in compiled_in_spite_of(cache)
+    assert affine_artifact.with_name("compiled_module.corrupt").read_bytes() == pickled
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_second_damaged_file_does_not_replace_the_first_that_was_moved_aside(cache, affine_artifact):
+    for content in (b"first", b"second"):
+        affine_artifact.write_bytes(content)
+        compiled_in_spite_of(cache)
+    aside = sorted(affine_artifact.parent.glob("*.corrupt*"))
+    assert [path.read_bytes() for path in aside] == [b"first", b"second"]
+
+
+def link_to_itself_elsewhere(artifact: Path) -> None:
+    target = artifact.with_name("elsewhere")
+    artifact.rename(target)
+    artifact.symlink_to(target)
+
+
+def readable_by_others(artifact: Path) -> None:
+    artifact.chmod(0o644)
+
+
+def directory(artifact: Path) -> None:
+    artifact.unlink()
+    artifact.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (link_to_itself_elsewhere, "is a symbolic link, which is never followed; remove it"),
+        (readable_by_others, "mode 0644"),
+        (directory, "found Is a directory"),
+    ],
+)
+def test_what_is_not_this_users_own_file_is_left_where_it_is(cache, affine_artifact, spoil, words):
+    spoil(affine_artifact)
+    before = affine_artifact.lstat()
+    assert words in compiled_in_spite_of(cache)
+    assert affine_artifact.lstat().st_ino == before.st_ino
+    assert not list(affine_artifact.parent.glob("*.corrupt*"))
+
+
+ASKED = Request(components={**COMPONENTS, "torch": "2.13.1"}, key="0f", engine=engine_named("graph"))
+MODEL_DIR = "Llama_dynamic_aclgraphcache_0f"
+
+
+def test_absence_in_an_empty_cache_names_class_and_function(tmp_path: Path) -> None:
+    reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
+    assert reason == "the cache holds nothing for Llama.decode"
+
+
+def test_absence_names_the_components_that_differ(tmp_path: Path) -> None:
+    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode")
+    reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
+    assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
+
+
+def test_artifact_of_the_same_model_is_nearer_than_that_of_another_tp_size(tmp_path: Path) -> None:
+    for directory, components in (
+        ("1a", {**ASKED.components, "parameters": "of tp 2"}),
+        ("2b", {**COMPONENTS, "cann": "7"}),
+    ):
+        lay_artifact(tmp_path / f"Llama_dynamic_aclgraphcache_{directory}" / "decode", components)
+    reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
+    assert "torch 2.13.0 -> 2.13.1" in reason
+    assert "parameters" not in reason
+
+
+def test_absence_names_a_few_conditions_each_once_and_counts_the_rest(tmp_path: Path) -> None:
+    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode", {"module": "aa"})
+    asked = Request(components={**COMPONENTS, "module": "bb"}, key="0f", engine=engine_named("graph"))
+    missing = [f"self._modules['{index}'] is missing" for index in (6, 6, 6, 7, 8, 9, 10)]
+    reason = explain_absence(tmp_path / MODEL_DIR, "decode", asked, lambda _path: tuple(missing))
+    named = "; ".join([*dict.fromkeys(missing[:5]), "and 2 more"])
+    assert reason.endswith(f"({named})")
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "mode", "expected"),
+    [
+        (True, "reduce-overhead", "Llama_dynamic_aclgraphcache_0f"),
+        (False, "reduce-overhead", "Llama_static_aclgraphcache_0f"),
+        (True, "npugraph_ex", "Llama_dynamic_aclgraphcache_0f"),
+        (True, "max-autotune", "Llama_dynamic_0f"),
+    ],
+)
+def test_model_directory_is_torchairs(dynamic: bool, mode: str, expected: str) -> None:
+    assert model_directory("Llama", dynamic=dynamic, mode=mode, key="0f") == expected
+
+
+@pytest.mark.parametrize(
+    ("world_size", "rank", "tp_rank", "pp_rank", "expected"),
+    [
+        (1, 0, None, None, ""),
+        (2, 1, None, None, "world2global_rank1"),
+        (4, 3, 1, None, "world4global_rank3_tp_rank1"),
+        (4, 3, None, 0, "world4global_rank3_pp_rank0"),
+        (4, 3, 1, 0, "world4global_rank3_tp_rank1_pp_rank0"),
+        (1, 0, 0, 0, "tp_rank0_pp_rank0"),
+    ],
+)
+def test_partition_name_appends_what_was_given(world_size, rank, tp_rank, pp_rank, expected):
+    assert partition_name(world_size=world_size, rank=rank, tp_rank=tp_rank, pp_rank=pp_rank) == expected
+
+
+def test_siblings_are_the_same_function_of_other_partitions(tmp_path: Path) -> None:
+    for partition in ("world2global_rank1", "world2global_rank0", "world1"):
+        add_variant(tmp_path / partition / "decode", partition.encode())
+        add_variant(tmp_path / partition / "prefill", partition.encode())
+    own = tmp_path / "world2global_rank0" / "decode"
+    assert [path.parent.parent.name for path in sibling_variants(own, tmp_path)] == [
+        "world1",
+        "world2global_rank1",
+    ]
+
+
+def test_siblings_of_a_partition_include_the_artifact_of_a_single_rank(tmp_path: Path) -> None:
+    alone = add_variant(tmp_path / "decode", b"made by one rank")
+    own = tmp_path / "world2global_rank0" / "decode"
+    assert sibling_variants(own, tmp_path) == (alone,)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.devices import fake_world
 from tests.support.small_models import Derived, Plain
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.worker.compile import compiler
+from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.runtime import function as function_module
 from warmrank.worker.runtime.function import CachedFunction
 from warmrank.worker.runtime.options import LaunchDefaults
@@ -309,3 +313,163 @@ def test_function_with_a_collective_is_not_adopted_by_a_group_of_another_size(ca
             function(ROWS)
             found.append(outcome(function))
     assert found == ["compiled", "compiled"]
+
+
+class Block(nn.Module):
+    """Caches its own body, as a layer of a model does."""
+
+    def __init__(self, cache: Path, *, factor: int = 2, width: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+        self.factor = factor
+        self.held = torch.ones(width)  # a tensor, but no buffer
+        self.body_cached = cached(self.body, cache)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x) * self.factor + self.held
+        return y
+
+
+class Stack(nn.Module):
+    def __init__(self, *blocks: Block) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [function(x) for function in functions(self)]
+
+
+class Other(Block):
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        return super().body(x) - 1
+
+
+def functions(stack: Stack) -> list[CachedFunction]:
+    return [block.body_cached for block in stack.blocks if isinstance(block, Block)]
+
+
+def check(stack: Stack) -> None:
+    wanted = [block.body(ROWS) for block in stack.blocks if isinstance(block, Block)]
+    for one, other in zip(stack(ROWS), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_one_class_at_two_places_shares_an_artifact_and_no_weights(cache: Path) -> None:
+    stack = Stack(Block(cache), Block(cache))
+    check(stack)
+    assert [outcome(function) for function in functions(stack)] == ["compiled", "loaded"]
+    assert len(files(cache)) == 1
+
+
+def test_one_class_at_two_places_with_other_attributes_shares_nothing(cache: Path) -> None:
+    stack = Stack(Block(cache), Block(cache, factor=3))
+    check(stack)
+    assert [outcome(function) for function in functions(stack)] == ["compiled", "compiled"]
+    assert reason(functions(stack)[1]) == "self.factor: 2 -> 3"
+
+
+def test_subclass_that_overrides_is_not_taken_for_its_base(cache: Path) -> None:
+    stack = Stack(Block(cache), Other(cache))
+    check(stack)
+    assert [outcome(function) for function in functions(stack)] == ["compiled", "compiled"]
+
+
+def test_tensor_attribute_that_was_replaced_is_followed(cache: Path) -> None:
+    stack = Stack(Block(cache))
+    for value in (1.0, 5.0):
+        block = stack.blocks[0]
+        assert isinstance(block, Block)
+        block.held = torch.full((4,), value)
+        check(stack)
+
+
+LAYOUTS = {
+    "whole": lambda x: x,
+    "turned": lambda x: x.t(),
+    "slice": lambda x: torch.cat([x, x], 1)[:, : x.shape[1]],
+    "row of another": lambda x: torch.stack([x, x])[1],
+    "expanded": lambda x: x[:1].expand(x.shape[0] or 2, -1) if x.numel() else x,
+}
+
+
+class Marked(torch.Tensor):
+    """A tensor of the user's own kind."""
+
+
+class Asking(nn.Module):
+    """Answers differently for whatever differs, so that another call's graph shows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 3 if x.is_contiguous() else x * 5
+        y = y + 7 if x.dtype is torch.float32 else y + 11
+        y = y * 13 if x.requires_grad else y
+        return y + x.shape[0] if x.shape[0] > x.shape[1] else y - x.shape[1]
+
+
+class Given(NamedTuple):
+    """What one argument is like."""
+
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    layout: str
+    requires_grad: bool
+    marked: bool
+
+    def tensor(self) -> torch.Tensor:
+        numbers = torch.arange(self.rows * self.columns, dtype=torch.float32).view(self.rows, self.columns)
+        x = LAYOUTS[self.layout](numbers.clone()).to(self.dtype)
+        x = x.detach().requires_grad_(self.requires_grad)
+        marked: torch.Tensor = x.as_subclass(Marked) if self.marked else x
+        return marked
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CachedFunction]:
+    with torch.no_grad():
+        yield cached(Asking().forward, tmp_path_factory.mktemp("asked"))
+
+
+ARGUMENTS = st.builds(
+    Given,
+    rows=st.integers(0, 5),
+    columns=st.integers(0, 5),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    layout=st.sampled_from(sorted(LAYOUTS)),
+    requires_grad=st.booleans(),
+    marked=st.sampled_from([False] * 9 + [True]),
+)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(given_=ARGUMENTS)
+def test_call_equals_eagers_or_is_refused(asked: CachedFunction, given_: Given) -> None:
+    x = given_.tensor()
+    wanted = asked.module(x)
+    try:
+        got = asked(x)
+    except WorkerError:
+        assert given_.marked
+        return
+    assert (got.dtype, got.shape, type(got)) == (wanted.dtype, wanted.shape, type(wanted))
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_tensor_of_the_users_own_kind_is_refused_by_name(cache: Path) -> None:
+    with pytest.raises(NotPortable, match="Marked"):
+        cached(Asking().forward, cache)(torch.ones(2, 3).as_subclass(Marked))
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_kind_of_device_is_looked_at(cache: Path) -> None:
+    function = cached(Asking().forward, cache)
+    function(torch.ones(2, 3))
+    here: Any = function.variants[0]
+    assert here.fits((torch.ones(4, 5),), {})
+    assert not here.fits((torch.ones(4, 5, device="meta"),), {})

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +15,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.stored import store_config
+from warmrank.cache_store.records.manifest import CaptureEntry
+from warmrank.orchestrator.config.reading import parse as config_of
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.launch.steps import order
+from warmrank.orchestrator.look.store_contents import short_signature
+from warmrank.orchestrator.store.stores import open_store
+from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.layout import InputLayout
-from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, parse, shapes_of
+from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shapes_of
+from warmrank.worker.capture.plan import parse as parse_plan
+from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
+from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.devices.failures import Captures, needed, not_capturable, problem
+from warmrank.worker.errors import NotCapturable
+from warmrank.worker.rank import captures
+from warmrank.worker.rank.captures import graphs_of
+from warmrank.worker.rank.rank_worker import RankWorker
+from warmrank.worker.results import CaptureProposal, FunctionProbe, FunctionResult
 from warmrank.worker.runtime.artifact import GraphFacts
 
 DIGEST = "ab" * 32
@@ -61,7 +84,7 @@ def any_shapes(draw: st.DrawFn) -> Shapes:
 
 @given(any_shapes())
 def test_text_round_trips(planned: Shapes) -> None:
-    assert parse(planned.to_text(DIGEST)) == (DIGEST, planned)
+    assert parse_plan(planned.to_text(DIGEST)) == (DIGEST, planned)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1j])
@@ -88,7 +111,7 @@ def test_number_that_json_cannot_hold_gives_no_plan(value: Any) -> None:
 def test_text_of_another_form_is_refused(changed: dict[str, Any]) -> None:
     plan = {"artifact": DIGEST, "format": 1, "inputs": [[0, [2]]], "numbers": []}
     with pytest.raises(ValueError, match=r"."):
-        parse(json.dumps({**plan, **changed}))
+        parse_plan(json.dumps({**plan, **changed}))
 
 
 # Inputs to capture again.
@@ -118,3 +141,348 @@ def test_mutated_input_of_another_shape_is_a_reason() -> None:
 def test_user_input_that_is_not_copied_has_to_be_the_real_one() -> None:
     planned = shapes(torch.ones(8), classes=("user",))
     assert isinstance(inputs_for(planned, layout("user", clone_input=False), (torch.ones(4),)), str)
+
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+DIGESTCaptures, OTHER = "ab" * 32, "cd" * 32
+CACHE = torch.zeros(4)
+
+
+def added(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    cache.add_(x.sum())
+    return (cache.sum() + x[0].view(1)[:1] + x,)
+
+
+def runner(**options: Any) -> GraphRunner:
+    facts = GraphFacts(input_classes=("mutated", "user"), num_outputs=1, aliased_outputs=())
+    return GraphRunner(added, facts, CpuBackend(), CaptureOptions(**options))
+
+
+class MadeVariant:
+    """An artifact whose graph takes the arguments of the call."""
+
+    def __init__(self, run: GraphRunner | EagerRunner) -> None:
+        self.runner, self.stored = run, SimpleNamespace(sha256=DIGESTCaptures)
+
+    def inputs_of(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
+        return args
+
+    def gear_inputs(self, args: tuple[Any, ...], kwargs: Any) -> list[tuple[Any, ...]]:
+        return [args]
+
+    def capture(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self.runner.prepare(*args)
+
+
+@dataclass
+class MadeUnit:
+    name: str
+    call: Any
+    variant: Any
+    signatures: tuple[str, ...] = field(default=())
+
+
+def unit(name: str, size: int, variant: MadeVariant | None) -> Any:
+    call = SimpleNamespace(args=(CACHE.clone(), torch.ones(size)), kwargs={})
+    return MadeUnit(name=name, call=call, variant=variant)
+
+
+def planned(*sizes: int, artifact: str = DIGESTCaptures, cache: int = 4) -> tuple[CaptureEntry, ...]:
+    made = []
+    for size in sizes:
+        shapes = runner().shapes_for((torch.zeros(cache), torch.ones(size)))
+        assert shapes is not None
+        made.append(CaptureEntry(function="M.f", signature=shapes.to_text(artifact)))
+    return tuple(made)
+
+
+def proposed(units: list[Any], plan: tuple[CaptureEntry, ...]) -> list[tuple[str, int, bool]]:
+    return [(item.function, item.num_elements, item.planned) for item in captures.propose(units, plan)]
+
+
+def test_calls_are_proposed_and_then_what_the_plan_adds() -> None:
+    units = [unit("M.f", 2, MadeVariant(runner()))]
+    assert proposed(units, planned(8, 2)) == [("M.f", 6, False), ("M.f", 12, True)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (planned(8, cache=5), "mutated input input 0 is (4,) here, and was (5,) where it was planned"),
+        ((CaptureEntry(function="M.f", signature="int64[1, 8]"),), "M.f of the plan: "),
+        (planned(8, artifact=OTHER), "M.f of the plan has artifact cdcdcdcdcdcd"),
+    ],
+    ids=["another cache", "no plan", "another artifact"],
+)
+def test_plan_that_does_not_fit_is_left_out_with_the_reason(plan, reason, caplog):
+    with caplog.at_level(logging.DEBUG, logger="warmrank.worker.rank.captures"):
+        assert len(proposed([unit("M.f", 2, MadeVariant(runner()))], plan)) == 1
+    assert reason in caplog.text
+
+
+def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
+    units = [unit("M.f", 2, MadeVariant(runner()))]
+    for step in captures.propose(units, planned(8)):
+        captures.capture(units, step)
+    run = units[0].variant.runner
+    assert [shapes.inputs[1].sizes for shapes in run.shapes()] == [(2,), (8,)]
+    assert torch.equal(units[0].call.args[0], CACHE)
+
+
+def test_manifest_lists_what_is_captured_under_the_call_that_needs_it() -> None:
+    variant = MadeVariant(runner())
+    units = [unit("M.f", 2, variant), unit("M.f[1]", 6, variant)]
+    for step in captures.propose(units, planned(8)):
+        captures.capture(units, step)
+    found = captures.captured(units)
+    (first, second), (third,) = found["M.f"], found["M.f[1]"]
+    assert (first, second, third) == tuple(entry.signature for entry in planned(8, 2, 6))
+
+
+TP = frozenset({"tp"})
+
+
+@pytest.mark.parametrize(
+    ("captures", "expansion", "expected"),
+    [
+        ((), "", 0),
+        ((Captures(name="f", num_graphs=0, roles=TP),), "", 0),
+        ((Captures(name="f", num_graphs=10),), "", 10),
+        ((Captures(name="f", num_graphs=10, roles=TP),), "", 40 + 10 * 3),
+        ((Captures(name="f", num_graphs=10, roles=TP),), "AIV", 10 * 2),
+        ((Captures(name="f", num_graphs=10, num_side_streams=2),), "", 30),
+        (
+            (Captures(name="f", num_graphs=2, roles=TP), Captures(name="g", num_graphs=3, roles=TP)),
+            "",
+            40 + 5 * 3,
+        ),
+    ],
+)
+def test_streams_are_those_of_graphs_and_of_their_communicators(captures, expansion, expected):
+    assert needed(captures, expansion=expansion) == expected
+
+
+@pytest.mark.parametrize(("layers", "num_groups"), [(48, 1), (64, 2), (28, 0)])
+def test_count_agrees_with_the_rule_of_vllm_ascend(layers: int, num_groups: int) -> None:
+    sizes = int((1800 - num_groups * 40) / (layers + 1) / (1 + num_groups * 2))
+    roles = frozenset(str(number) for number in range(num_groups))
+
+    def piecewise(num_sizes: int) -> str:
+        graphs = (Captures(name="layers", num_graphs=(layers + 1) * num_sizes, roles=roles),)
+        return problem(graphs, soc="Ascend910B2")
+
+    assert piecewise(sizes) == ""
+    assert piecewise(sizes + 1) != ""
+
+
+# Messages of vllm-ascend#9691, #8393 and #9564.
+NO_STREAM = (
+    "capture_begin:../torch_npu/csrc/core/npu/NPUGraph.cpp:230 NPU function error: "
+    "c10_npu::acl::AclmdlRICaptureBegin(capture_stream_, capture_mode), error code is 207008\n"
+    "[Error]: Stream resources are insufficient."
+)
+NO_RESOURCE = "stream wait event failed, runtime result = 207005[FUNC:ReportCallError][FILE:log_inner.cpp]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NO_STREAM,
+        NO_RESOURCE,
+        "Insufficient_Stream_Resources(EL0009): none left",
+        "driver error:no stream resource",
+    ],
+)
+def test_error_of_a_capture_without_streams_says_what_to_change(text: str) -> None:
+    found = not_capturable(RuntimeError(text), "npu")
+    assert isinstance(found, NotCapturable)
+    assert found.exhausted == "streams"
+    assert text.partition("\n")[0] in str(found)
+    assert "fewer gears or shapes" in str(found)
+
+
+# --- what a rank will capture ---
+
+
+def made_unit(name: str, digest: str, signatures: tuple[str, ...], *roles: str, code: str = "") -> Any:
+    sections = {"torchair.py": code.encode()} if code else {}
+    stored = SimpleNamespace(sha256=digest, artifact=SimpleNamespace(roles=roles, sections=sections))
+    return SimpleNamespace(name=name, variant=SimpleNamespace(stored=stored), signatures=signatures)
+
+
+def proposal(function: str, signature: str = "", *, planned: bool = False) -> CaptureProposal:
+    return CaptureProposal(function=function, signature=signature, shapes="", num_elements=1, planned=planned)
+
+
+def test_calls_of_equal_shapes_share_a_graph_and_gears_do_not() -> None:
+    units = [
+        made_unit("f", "a", ("1", "2"), "tp"),
+        made_unit("f[1]", "a", ("2",), "tp"),
+        made_unit("g", "b", ("1",)),
+    ]
+    steps = [proposal("f"), proposal("f[1]"), proposal("g"), proposal("f", "3", planned=True)]
+    assert graphs_of(units, steps) == (
+        Captures(name="f", num_graphs=3, roles=TP),
+        Captures(name="g", num_graphs=1),
+    )
+
+
+def proposal_order(
+    function: str, size: int, signature: str = "", *, planned_order: bool = False
+) -> CaptureProposal:
+    return CaptureProposal(
+        function=function,
+        signature=signature,
+        shapes=signature.partition(" ")[2],
+        num_elements=size,
+        planned_order=planned_order,
+    )
+
+
+def planned_order(function: str, size: int, artifact: str) -> CaptureProposal:
+    return proposal_order(function, size, f"{artifact} {size}", planned_order=True)
+
+
+def test_every_rank_takes_its_largest_call_in_the_first_step() -> None:
+    proposals = {
+        0: (proposal_order("f", 1), proposal_order("g", 7)),
+        1: (proposal_order("f", 8), proposal_order("g", 2)),
+    }
+    steps = order(proposals, {})
+    assert [{rank: item.function for rank, item in step.items()} for step in steps] == [
+        {0: "g", 1: "f"},
+        {0: "f", 1: "g"},
+    ]
+
+
+def test_ranks_with_one_artifact_capture_a_planned_shape_together() -> None:
+    one = planned_order("f", 5, "a")
+    assert order({0: (one,), 1: (one,)}, {(0, "f"): "a", (1, "f"): "a"}) == ({0: one, 1: one},)
+
+
+def test_planned_shape_that_a_rank_with_the_artifact_cannot_capture_is_left_out() -> None:
+    assert order({0: (planned_order("f", 5, "a"),), 1: ()}, {(0, "f"): "a", (1, "f"): "a"}) == ()
+
+
+def test_order_is_the_same_whatever_the_order_of_proposals() -> None:
+    items = (planned_order("f", 5, "a"), planned_order("g", 5, "b"), planned_order("f", 3, "a"))
+    digests = {(0, "f"): "a", (0, "g"): "b"}
+    assert order({0: items}, digests) == order({0: items[::-1]}, digests)
+
+
+DIGESTShown = "80ebff0a1b2c" + "0" * 52
+
+
+def planned_shown(
+    *tensors: tuple[int, tuple[int, ...], tuple[int, ...]], numbers: dict[int, float] | None = None
+) -> str:
+    inputs = tuple(PlannedInput(position=at, sizes=sizes, strides=strides) for at, sizes, strides in tensors)
+    return Shapes(inputs=inputs, numbers=tuple((numbers or {}).items())).to_text(DIGESTShown)
+
+
+@pytest.mark.parametrize(
+    ("signature", "short"),
+    [
+        ("(torch.Size([2, 1]), torch.Size([1]))", "[2, 1] [1]"),
+        ("(torch.Size([2, 8]), torch.Size([2, 8]), torch.Size([2, 8]), 32)", "[2, 8] x3 32"),
+        ("int64[1, 8]", "int64[1, 8]"),
+        ("()", ""),
+    ],
+)
+def test_short_signature(signature: str, short: str):
+    assert short_signature(signature) == short
+
+
+def test_plan_is_told_in_words():
+    text = planned_shown((3, (2, 64), (64, 1)), (5, (8, 4), (1, 8)), numbers={4: 32, 6: True})
+    assert short_signature(text) == (
+        "inputs 3: [2, 64], 5: [8, 4] strides [1, 8]; numbers 4: 32, 6: true; artifact 80ebff0a1b2c"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"artifact": DIGESTShown, "format": 2, "inputs": [[3, [2, 64]]], "numbers": []}),
+        json.dumps({"artifact": DIGESTShown, "format": 1, "inputs": [[3]], "numbers": []}),
+        json.dumps({"artifact": DIGESTShown, "format": 1, "inputs": [3], "numbers": []}),
+        json.dumps({"format": 1, "inputs": [], "numbers": []}),
+        '{"artifact": [2',
+    ],
+    ids=["later format", "no sizes", "no pair", "no artifact", "cut off"],
+)
+def test_what_is_no_plan_of_this_format_is_given_as_it_is(text: str):
+    assert short_signature(text) == text
+
+
+class WatchedRank(RankWorker):
+    """Notes the rows that were captured when the first call came."""
+
+    seen: list[list[int]]
+
+    def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
+        (unit,) = self._units.values()
+        assert unit.variant is not None
+        type(self).seen.append([shapes.inputs[0].sizes[0] for shapes in unit.variant.runner.shapes()])
+        return super().first_call(place)
+
+
+@pytest.fixture
+def watched() -> type[WatchedRank]:
+    WatchedRank.seen = []
+    return WatchedRank
+
+
+class House:
+    """One store, and a node with a cache directory of its own for each launch."""
+
+    def __init__(self, root: Path, worker: type[WatchedRank]) -> None:
+        self.root, self.worker, self.num_nodes = root, worker, 0
+
+    def launch(self, num_ranks: int = 1) -> list[list[int]]:
+        """Rows that were captured on each rank before its first call."""
+        self.num_nodes += 1
+        config = config_of(
+            {
+                "name": "sized",
+                "workload": {"entrypoint": "tests.support.workloads:sized"},
+                "ranks": num_ranks,
+                "parallel": {"dp": num_ranks},
+                "cache_dir": str(self.root / f"node{self.num_nodes}"),
+                "store": store_config(self.root / "store"),
+            }
+        )
+        self.worker.seen.clear()
+        self.config: Any = config
+        self.report = launch(config, launcher=InProcessLauncher(self.worker))
+        return [list(rows) for rows in self.worker.seen]
+
+    def captures(self) -> list[CaptureEntry]:
+        """The plan of rank 0's newest manifest."""
+        store = open_store(self.config.store)
+        (summary, *_) = store.launch_summaries(launch_key(self.config))
+        (stored,) = store.take_launches([summary.name])
+        return list(store.manifest(stored.record.partitions[0].manifest_key).captures)
+
+
+@pytest.fixture
+def house(tmp_path: Path, watched: type[WatchedRank]) -> House:
+    return House(tmp_path, watched)
+
+
+def test_everything_that_a_launch_captured_is_in_its_manifest(house: House) -> None:
+    house.launch()
+    captures = house.captures()
+    assert {entry.function for entry in captures} == {"Plain.affine"}
+    assert [parse_plan(entry.signature)[1].inputs[0].sizes for entry in captures] == [(8, 4), (5, 4), (2, 4)]
+
+
+def test_later_launch_captures_the_plan_before_its_first_call_and_the_largest_first(house: House) -> None:
+    house.launch()
+    assert house.launch() == [[8, 5, 2]]
+
+
+def test_ranks_of_a_larger_world_capture_the_plan_of_a_smaller_one(house: House) -> None:
+    house.launch(1)
+    assert house.launch(2) == [[8, 5, 2]] * 2

@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FakeWorld
-from tests.support.stored import save_key_pair
-from warmrank.cache_store.errors import UnwritableDisk
+from tests.support.launching import loaded_config, make_report, store_launch
+from tests.support.processes import await_true
+from tests.support.stored import FUNCTIONS, save_key_pair
+from warmrank.cache_store.errors import Corrupt, UnwritableDisk
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
-from warmrank.orchestrator.cli.console import ExitCode
+from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.cli.console import (
+    ExitCode,
+    SafeConsole,
+    defused,
+    defused_json,
+    describe,
+    exit_code_of,
+    session,
+)
+from warmrank.orchestrator.cli.demo import MARKER, demo, prepare, run_process
 from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.errors import (
+    CannotStart,
+    ConfigError,
+    ConfigProblem,
+    DemoFailed,
+    LaunchFailed,
+    NotOurs,
+)
+from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch import driver
+from warmrank.orchestrator.launch.report import Report, to_json
+from warmrank.orchestrator.others_output import others_on_stderr
+from warmrank.orchestrator.signals import Terminated, undisturbed
 from warmrank.orchestrator.ui import outputs
-from warmrank.worker.errors import WorkloadError
+from warmrank.orchestrator.whole_file import write_whole
+from warmrank.worker.errors import NotYet, WorkloadError
+from warmrank.worker.keys.environment import environment
 
 
 @pytest.fixture
@@ -123,3 +162,226 @@ def test_what_an_override_set_is_refused_with_the_override(tmp_path, world, monk
     assert "where   --set workload.entrypoint=json:dmups: workload.entrypoint" in result.stderr
     assert "did you mean json:dumps? (read in " in result.stderr
     assert world.called("build") == []
+
+
+def problem(key: str) -> ConfigProblem:
+    return ConfigProblem(place="a.yaml", key=key, found="'x' (str)", expected="an int", nearest="")
+
+
+def launch_failed(*kinds: str) -> LaunchFailed:
+    failures = [
+        WorkerFailure(rank=rank, stage="build", kind=kind, message="") for rank, kind in enumerate(kinds)
+    ]
+    return LaunchFailed("build", failures, num_ranks=2)
+
+
+def caused_by(cause: Exception) -> CannotStart:
+    message = "no Ray cluster can be joined at '10.0.0.1:6379'"
+    return CannotStart(message, blames_cluster=ray_session.is_unreachable(cause))
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_raises():
+    """Also where the tests run in the background of a shell, which lets its jobs ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def receive(number: signal.Signals) -> None:
+    """Get a signal, and give its handler the time to run."""
+    os.kill(os.getpid(), number)
+    time.sleep(0.1)
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as caught, session():
+        receive(signal.SIGTERM)
+    assert caught.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_teardown_is_not_cut_short():
+    with undisturbed():
+        receive(signal.SIGINT)
+        receive(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        receive(signal.SIGINT)
+
+
+def test_config_error_has_a_block_for_each_problem():
+    head, blocks, rest = describe(ConfigError([problem("ranks"), problem("device")]))
+    assert head == "the config cannot be used: 2 problems"
+    assert [block[0] for block in blocks] == [("where", "a.yaml: ranks"), ("where", "a.yaml: device")]
+    assert rest == ()
+
+
+def test_store_error_shows_its_fields_as_rows():
+    error = Corrupt(what="blob 12", where="cas/12", expected="sha256 1", actual="sha256 2", remedy="publish")
+    head, (rows,), _ = describe(error)
+    assert head == "corrupt: blob 12"
+    assert dict(rows) == {"where": "cas/12", "expected": "sha256 1", "found": "sha256 2", "remedy": "publish"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError([]), 2),
+        (NotYet("cuda", instead="use cpu"), 2),
+        (CannotStart("no CPUs"), 1),
+        (caused_by(ConnectionRefusedError()), 5),
+        (caused_by(TimeoutError()), 5),
+        (caused_by(OSError(errno.EHOSTUNREACH, "no route")), 5),
+        (caused_by(socket.gaierror(socket.EAI_NONAME, "no such host")), 1),
+        (DemoFailed("cold failed", exit_code=3), 3),
+        (PermissionError("denied"), 1),
+        (launch_failed("WorkloadError"), 2),
+        (launch_failed("UnusableCache", "UnusableCache"), 4),
+        (launch_failed("WorkloadError", "died"), 5),
+    ],
+)
+def test_exit_code_of_error(error: Exception, code: int):
+    assert exit_code_of(error) == code
+
+
+HOSTILE = "de\x1b]0;owned\x07code\x1b[2J\x9b31m\u202e\x7f"
+
+
+def printed(renderable: object) -> str:
+    file = io.StringIO()
+    SafeConsole(file=file, width=100, color_system=None, legacy_windows=False).print(renderable)
+    return file.getvalue()
+
+
+def is_safe(text: str) -> bool:
+    return all(char.isprintable() or char in "\n\t" for char in text)
+
+
+def test_no_control_character_is_printed_from_text_cells_and_strings():
+    table = Table(HOSTILE)
+    table.add_row(Text(HOSTILE))
+    for renderable in (Text(HOSTILE), table, HOSTILE):
+        text = printed(renderable)
+        assert is_safe(text)
+        assert "?]0;owned" in text
+    assert defused("a\tb\n\x9b\r\x7f\udc80") == "a\tb\n????"
+
+
+def test_lines_of_libraries_are_folded_and_go_to_stderr(capsys):
+    with others_on_stderr():
+        sys.stdout.write(f"(raylet) A worker died. {'Worker ID: 0123456789abcdef ' * 40}\n")
+        sys.stdout.write("short")
+    out, err = capsys.readouterr()
+    assert not out
+    told, short = err.splitlines()
+    assert told.startswith("(raylet) A worker died. ")
+    assert told.endswith("characters more, with --debug)")
+    assert len(told) < 250
+    assert short == "short"
+
+
+def test_json_escapes_what_its_grammar_lets_through():
+    text = defused_json(json.dumps(HOSTILE, ensure_ascii=False))
+    assert json.loads(text) == HOSTILE
+    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(text)
+
+
+@pytest.mark.parametrize("arguments", [("ls", "--long"), ("show", "world2global_rank0", "--json")])
+def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
+    config = loaded_config(tmp_path)
+    functions = {f"{HOSTILE}.decode": FUNCTIONS["Llama.decode"]}
+    here = {**environment(), HOSTILE: HOSTILE}
+    store_launch(config, tmp_path / "work", here=here, functions=functions)
+    wide = CliRunner(env={"COLUMNS": "400"})  # so that nothing is folded
+    result = wide.invoke(app, [*arguments, "--store", str(tmp_path / "store")])
+    assert (result.exit_code, "owned" in result.stdout) == (0, True)
+    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(result.output)
+
+
+class FakeRuns:
+    """Stands in for the two processes; writes their reports."""
+
+    def __init__(self, *reports: Report | int) -> None:
+        self.reports = list(reports)
+        self.commands: list[Sequence[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> int:
+        self.commands.append(command)
+        report = self.reports.pop(0)
+        if isinstance(report, int):
+            return report
+        write_whole(Path(command[command.index("--json") + 1]), to_json(report))
+        return 0
+
+
+def shown(out: Path, runs: FakeRuns) -> str:
+    text = StringIO()
+    demo(out, Console(file=text, width=100), run=runs)
+    return text.getvalue()
+
+
+def cold() -> Report:
+    return make_report("compiled", trace_s=1.0, wall_s=10.0)
+
+
+def test_demo_shows_the_saving_first_then_each_rank_and_where_everything_lies(tmp_path: Path):
+    text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
+    headline = (
+        "Ready to serve: 2.01 s of tracing and compiling, cold; 10 ms of loading, warm   201.0 x faster"
+    )
+    assert text.index(headline) < text.index("cold and warm")
+    (line,) = (line for line in text.splitlines() if "rank 1: trace + compile + load" in line)
+    assert line.split()[-6:] == ["2.01", "s", "10", "ms", "201.0", "x"]
+    assert "The warm launch compiled nothing: 2 loaded" in text
+    assert str(tmp_path / "out" / "warm.html") in text
+
+
+def test_demo_fails_when_the_warm_launch_compiled(tmp_path: Path):
+    with pytest.raises(DemoFailed, match="compiled 2 functions") as caught:
+        shown(tmp_path / "out", FakeRuns(cold(), cold()))
+    assert caught.value.exit_code == 1
+
+
+def test_prepare_empties_what_a_demo_made(tmp_path: Path):
+    prepare(tmp_path / "out")
+    (tmp_path / "out" / "cache" / "old").mkdir(parents=True)
+    (tmp_path / "out" / "warm.json").write_text("old")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    prepare(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {MARKER, "notes.txt"}
+
+
+def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
+    store = tmp_path / "out" / "store"
+    store.mkdir(parents=True)
+    with pytest.raises(NotOurs, match="no demo made it"):
+        prepare(tmp_path / "out")
+    assert store.exists()
+
+
+def test_terminated_demo_ends_its_launch_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out, has_handler = tmp_path / "out", tmp_path / "has_handler"
+    code = f"""
+import signal, sys, time
+def end(*_):
+    open({str(out)!r}, 'w').write('cleaned up')
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+open({str(has_handler)!r}, 'w').close()
+time.sleep(600)
+"""
+    original = subprocess.Popen.wait
+    waits: list[str] = []
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waits.append("wait")
+        if len(waits) == 1:
+            assert await_true(has_handler.exists, timeout_s=60)
+            raise Terminated
+        return original(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(Terminated):
+        run_process([sys.executable, "-c", code])
+    assert out.read_text() == "cleaned up"

@@ -6,15 +6,19 @@ import copy
 import io
 import multiprocessing
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.tracing import ROWS, outcome
+from tests.support.tracing import ROWS, outcome, reason
+from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
+from warmrank.worker.errors import BackwardNotSupported
 
 
 class Decoder(nn.Module):
@@ -108,3 +112,129 @@ def test_relative_directory_is_that_of_the_first_call(tmp_path, monkeypatch):
     model(torch.ones(1, 4))
     assert list(later.iterdir()) == []
     assert len(list(first.rglob("compiled_module*"))) > 0
+
+
+CUBE = ROWS.expand(3, 2, 4).clone()
+
+
+class Nested(nn.Module):
+    def __init__(self, cache: Path, scale: float = 2.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.scale = scale
+        config = CompilerConfig()
+        config.debug.aclgraph.enable_output_clone = True  # for calls in threads
+        self.cached_outer = cache_compile(self.outer, cache_dir=cache, config=config)
+        self.cached_inner = cache_compile(self.inner, cache_dir=cache, config=config)
+        self.cached_often = cache_compile(self.often, cache_dir=cache)
+
+    def inner(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * self.scale
+
+    def outer(self, x: torch.Tensor) -> Any:
+        return self.cached_inner(x) + self.cached_inner(x * 2)
+
+    def often(self, x: torch.Tensor, times: int) -> Any:
+        return self.cached_often(torch.relu(x), times - 1) if times else self.inner(x)
+
+
+def eagerly(model: Nested, x: torch.Tensor) -> Any:
+    return model.inner(x) + model.inner(x * 2)
+
+
+def test_function_called_by_another_is_part_of_it(tmp_path: Path) -> None:
+    for expected in ("compiled", "loaded"):
+        model = Nested(tmp_path)
+        torch.testing.assert_close(model.cached_outer(ROWS), eagerly(model, ROWS), rtol=0, atol=0)
+        assert outcome(model.cached_outer) == expected
+        assert model.cached_inner.variants == ()
+
+
+def test_change_of_what_the_called_function_reads_is_a_miss(tmp_path: Path) -> None:
+    Nested(tmp_path).cached_outer(ROWS)
+    model = Nested(tmp_path, scale=3.0)
+    torch.testing.assert_close(model.cached_outer(ROWS), eagerly(model, ROWS), rtol=0, atol=0)
+    assert "scale" in reason(model.cached_outer)
+
+
+def test_function_that_calls_itself(tmp_path: Path) -> None:
+    for expected in ("compiled", "loaded"):
+        model = Nested(tmp_path)
+        torch.testing.assert_close(model.cached_often(ROWS, 3), model.inner(torch.relu(ROWS)), rtol=0, atol=0)
+        assert outcome(model.cached_often) == expected
+
+
+def test_function_inside_torch_compile(tmp_path: Path) -> None:
+    model = Nested(tmp_path)
+    compiled = torch.compile(model.outer, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ROWS), eagerly(model, ROWS), rtol=0, atol=0)
+
+
+def test_function_inside_vmap_and_grad(tmp_path: Path) -> None:
+    model = Nested(tmp_path)
+    model.cached_inner(CUBE[0])
+    torch.testing.assert_close(torch.vmap(model.cached_inner)(CUBE), torch.vmap(model.inner)(CUBE))
+    for function in (model.cached_inner, model.inner):
+        torch.testing.assert_close(
+            torch.func.grad(lambda x, f=function: f(x).sum())(ROWS),
+            torch.func.grad(lambda x: model.inner(x).sum())(ROWS),
+        )
+
+
+def test_function_inside_other_traces_is_traced_through(tmp_path: Path) -> None:
+    model = Nested(tmp_path)
+    model.cached_inner(ROWS)
+    graph = make_fx(model.cached_inner)(ROWS)
+    torch.testing.assert_close(graph(-ROWS), model.inner(-ROWS))
+    exported = torch.export.export(_Calling(model), (ROWS,)).module()
+    torch.testing.assert_close(exported(-ROWS), model.inner(-ROWS))
+
+
+class _Calling(nn.Module):
+    def __init__(self, model: Nested) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.model.cached_inner(x)
+
+
+def test_threads_and_hooks_call_one_function(tmp_path: Path) -> None:
+    model = Nested(tmp_path)
+    calling = _Calling(model)
+    seen = []
+    calling.register_forward_hook(lambda _module, args, _result: seen.append(model.cached_outer(*args)))
+    with ThreadPoolExecutor(4) as pool:
+
+        def call(scale: float) -> Any:
+            with torch.no_grad():
+                return calling(ROWS * scale).clone()
+
+        results = list(pool.map(call, (1.0, 2.0, 3.0, 4.0)))
+    for scale, result in zip((1.0, 2.0, 3.0, 4.0), results, strict=True):
+        torch.testing.assert_close(result, model.inner(ROWS * scale))
+    assert len(seen) == 4
+
+
+class Helper:
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(torch.ones(4))
+
+
+def test_weights_outside_of_the_module_demand_no_no_grad(tmp_path: Path) -> None:
+    outside, helper = nn.Linear(4, 4), Helper()
+
+    class Reaching(nn.Module):
+        def forward(self, x: torch.Tensor, layer: nn.Module) -> Any:
+            return outside(x) * helper.weight + layer(x)
+
+    with torch.enable_grad():
+        for expected in ("compiled", "loaded"):
+            model = Reaching()
+            function = cache_compile(model.forward, cache_dir=tmp_path)
+            for _ in range(3):
+                torch.testing.assert_close(function(ROWS, outside), model.forward(ROWS, outside).detach())
+            assert outcome(function) == expected
+        with pytest.raises(BackwardNotSupported, match="argument x"):
+            function(ROWS.clone().requires_grad_(), outside)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import nn
 
 from tests.support.random_graphs import RandomGraph
+from tests.support.tracing import cached
 from warmrank.worker.devices import CapturedGraph
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.errors import NotCapturable, StateChanged
+from warmrank.worker.errors import NotCapturable, NotPortable, StateChanged, WorkerError
+from warmrank.worker.torch_private.kernels import call_of, out_variant, run
+from warmrank.worker.torch_private.places import check, lazily, ordinary, place_of
+from warmrank.worker.torch_private.recording import Recording, record
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -222,3 +232,255 @@ def test_random_graphs_of_one_pool_equal_eager(seed: int) -> None:
         expected = graphs[number](x, weight, cache)
         assert all(map(same_bits, captured[number].outputs, expected))
         assert same_bits(inputs[number][2], cache)
+
+
+CONSTANT = torch.full((2, 4), 3.0)
+
+
+def graph(x: torch.Tensor, factor: int) -> Sequence[Any]:
+    y = x * CONSTANT
+    y.t().add_(1.0)
+    return y[0], x, factor
+
+
+@pytest.fixture
+def recording() -> Recording:
+    return record(graph, [torch.ones(2, 4), 5])
+
+
+def test_kernels_are_noted_and_views_are_not(recording: Recording) -> None:
+    names = [str(operation.overload) for operation in recording.operations]
+    assert names == ["aten.mul.Tensor", "aten.add_.Tensor"]
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (lambda x: (x.nonzero(),), "size depends on values"),
+        (lambda x: (x[x > 0],), "of a mask"),
+        (lambda x: (x.bernoulli(),), "draws random numbers"),
+        (lambda x: (CONSTANT.mul_(1.0),), "neither an input nor made by the graph"),
+        (lambda x: (x.t_(),), "changes the layout of an input"),
+    ],
+    ids=["size", "mask", "random", "constant", "layout"],
+)
+def test_what_cannot_be_repeated_is_refused(run: Any, why: str) -> None:
+    with pytest.raises(NotCapturable, match=why):
+        record(run, [torch.ones(2, 4)])
+
+
+class Own(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
+        return NotImplemented
+
+
+def test_ordinary_tensor_shares_memory_and_can_be_written_after_inference_mode() -> None:
+    with torch.inference_mode():
+        made = torch.zeros(2, 2)
+    ordinary(made.t())[0, 1].fill_(5.0)
+    assert made.tolist() == [[0.0, 0.0], [5.0, 0.0]]
+
+
+@pytest.mark.parametrize("change", [torch.conj, lambda x: x.conj().imag], ids=["conjugate", "negative"])
+def test_lazy_bits_are_carried_over(change) -> None:
+    x = change(torch.tensor([1 + 2j]))
+    place = place_of(0, x)
+    assert place.conjugate or place.negative
+    plain = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
+    assert torch.equal(lazily(plain, place), x)
+    assert not torch.equal(plain, x)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "what"),
+    [
+        (torch.ones(2, device="meta"), "a tensor on meta"),
+        (torch.ones(2).to_sparse(), "layout torch.sparse_coo"),
+        (torch.ones(2).as_subclass(Own), "a Own, which has a __torch_dispatch__"),
+        (torch._efficientzerotensor(2), "zeros without memory"),
+    ],
+    ids=["device", "sparse", "subclass", "zeros"],
+)
+def test_tensor_that_is_more_than_a_layout_is_refused_by_name(tensor: torch.Tensor, what: str) -> None:
+    with pytest.raises(NotCapturable, match=what):
+        check(tensor)
+
+
+aten = torch.ops.aten
+
+XKernels = torch.linspace(-2.0, 3.0, 12).reshape(3, 4)
+SCALAR = torch.tensor(2.0)
+
+
+def called(call: Any) -> Any:
+    """The binding behind a call."""
+    assert isinstance(call, partial)
+    return call.func
+
+
+def empty() -> torch.Tensor:
+    return torch.empty(3, 4)
+
+
+# Bindings. Fact: a binding takes `out` by keyword, one tensor or a tuple in the schema's order.
+
+
+@pytest.mark.parametrize(
+    ("overload", "args"),
+    [
+        (aten.add.out, (XKernels, XKernels)),
+        (aten.add.out, (XKernels, SCALAR)),
+        (aten.mul.out, (XKernels, 2.0)),
+        (aten.clamp.out, (XKernels, -1, None)),
+        (aten.silu.out, (XKernels,)),
+        (aten.cat.out, ([XKernels[:1], XKernels[1:]], 0)),
+        (aten.cumsum.out, (XKernels, 1)),
+    ],
+    ids=str,
+)
+def test_binding_is_used_and_equals_the_overload(overload: Any, args: tuple[Any, ...]) -> None:
+    ours, theirs = empty(), empty()
+    call = call_of(overload, args, {"out": ours})
+    assert called(call) is not overload._op
+    call()
+    overload(*args, out=theirs)
+    assert torch.equal(ours, theirs)
+
+
+def test_binding_that_reaches_another_overload_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Home:
+        tanh = staticmethod(lambda x, out: torch.sigmoid(x, out=out))
+
+    monkeypatch.setattr("warmrank.worker.torch_private.kernels._HOMES", (Home,))
+    monkeypatch.setattr("warmrank.worker.torch_private.kernels._BINDINGS", {})
+    assert called(call_of(aten.tanh.out, (XKernels,), {"out": empty()})) is aten.tanh.out._op
+
+
+# Out variants.
+
+
+@pytest.mark.parametrize(
+    ("overload", "expected"),
+    [
+        (aten.add.Tensor, aten.add.out),
+        (aten.mean.dim, aten.mean.out),
+        (aten.arange.start_step, None),
+        (aten.sort.stable, aten.sort.values_stable),
+        (aten.add_.Tensor, None),
+        (aten.unbind.int, None),
+        (aten._scaled_dot_product_flash_attention_for_cpu.default, None),
+    ],
+    ids=str,
+)
+def test_out_variant_has_the_same_arguments(overload: Any, expected: Any) -> None:
+    variant = out_variant(overload)
+    assert (variant and variant.overload) is expected
+
+
+@pytest.mark.parametrize(
+    "overload", [aten.binary_cross_entropy.default, aten.huber_loss.default, aten.full.default], ids=str
+)
+def test_variant_that_is_no_structured_kernel_is_not_trusted(overload: Any) -> None:
+    assert out_variant(overload) is None
+
+
+def test_calls_run_in_turn_and_below_autograd() -> None:
+    x = torch.ones(2, requires_grad=True)
+    out = torch.empty(2)
+    with torch.enable_grad():
+        run([call_of(aten.mul.out, (x, 3.0), {"out": out}), call_of(aten.add_.Tensor, (out, 1), {})])
+    assert out.tolist() == [4.0, 4.0]
+    assert not out.requires_grad
+
+
+class Loss(nn.Module):
+    """A loss, by name; their variants with ``out`` use it as scratch, or resize it."""
+
+    def __init__(self, name: str, reduction: str) -> None:
+        super().__init__()
+        self.loss: Callable[..., torch.Tensor] = getattr(F, name)
+        self.reduction = reduction
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.loss(x, y, reduction=self.reduction)
+
+
+class Window(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((2, 2), (2, 1), 1) + 1
+
+
+class Overlapping(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "name", ["binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "l1_loss"]
+)
+def test_loss_is_eagers_on_every_replay(tmp_path: Path, name: str, reduction: str) -> None:
+    model = Loss(name, reduction)
+    function = cached(model.forward, tmp_path)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x, y = torch.rand(5, 5), torch.rand(5, 5)
+        assert torch.equal(function(x, y), model(x, y))
+    assert function.statistics.replays >= 2
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)], ids=type
+)
+def test_running_statistics_are_updated_once_a_call(tmp_path: Path, norm: nn.Module) -> None:
+    twin = copy.deepcopy(norm)
+    function = cached(norm.forward, tmp_path)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(3, 4, 6)
+        assert torch.equal(function(x), twin(x))
+        for (name, ours), theirs in zip(norm.named_buffers(), twin.buffers(), strict=True):
+            assert torch.equal(ours, theirs), name
+
+
+def test_inputs_over_one_block_of_memory_see_each_others_writes(tmp_path: Path) -> None:
+    function = cached(Overlapping().forward, tmp_path)
+    for _ in range(4):
+        block = np.arange(8.0, dtype=np.float32)
+        x, y = torch.from_numpy(block[:4]), torch.from_numpy(block[2:6])
+        assert function(x, y).tolist() == [6.0, 8.0, 8.0, 10.0]
+
+
+def test_view_by_place_in_the_storage_is_that_of_the_callers_storage(tmp_path: Path) -> None:
+    model = Window()
+    function = cached(model.forward, tmp_path)
+    for start in (0, 0, 0, 4, 4, 8):
+        x = torch.randn(32)[start : start + 16]
+        assert torch.equal(function(x), model(x))
+
+
+def test_view_by_place_in_the_storage_is_refused_in_max_autotune(tmp_path: Path) -> None:
+    from warmrank import CompilerConfig
+
+    config: Any = CompilerConfig()
+    config.mode = "max-autotune"
+    with pytest.raises(NotPortable, match=r"as_strided looks at the storage of x"):
+        cached(Window().forward, tmp_path, config=config)(torch.randn(16))
+
+
+def test_parameter_that_is_gone_is_looked_up_anew(tmp_path: Path) -> None:
+    model = nn.LayerNorm(4)
+    function = cached(model.forward, tmp_path)
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        function(x)
+    model.register_parameter("weight", None)
+    try:
+        found = function(x)
+    except WorkerError as error:
+        assert isinstance(error, StateChanged)  # noqa: PT017 - one of two right ends
+    else:
+        assert torch.equal(found, model(x))

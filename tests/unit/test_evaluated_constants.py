@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
-from collections.abc import Callable
+import importlib.util
+import os
+import sys
+import types
+from collections import namedtuple
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.tracing import compiled, misfits
+from tests.support.tracing import compiled, misfits, traces_more
 from warmrank.worker.errors import GraphBreak, NotPortable
 
 X = torch.ones(3)
@@ -155,3 +161,253 @@ def test_constants_that_differ_may_be_asked_whether_they_are_one() -> None:
     artifact = compiled(IfSame((1.5, 2), (1.5, 3)).forward, X)
     assert misfits(artifact, IfSame((1.5, 2), (1.5, 3)).forward, X) == ()
     assert misfits(artifact, IfSame((1.5, 2), (1.5, 2)).forward, X) != ()
+
+
+NUMBERS = [1]
+NEWER = pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo before 2.13 breaks the graph there")
+
+
+class Asks(nn.Module):
+    """Multiplies by what a function says."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, self.ask())
+
+
+class MetaFolds(type):
+    number = 5
+
+    def __getitem__(cls, _: int) -> int:
+        return MetaFolds.number
+
+    def __add__(cls, _: int) -> int:
+        return MetaFolds.number
+
+
+class Made(metaclass=MetaFolds):
+    """A class of a metaclass of the user's."""
+
+
+class Indexed:
+    number = 5
+
+    def __class_getitem__(cls, _: int) -> int:
+        return Indexed.number
+
+
+class PlainFolds:
+    """Has no text of its own."""
+
+
+PLAIN, OTHER = PlainFolds(), PlainFolds()
+
+
+@contextlib.contextmanager
+def recursion_limit() -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(before + 7)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@contextlib.contextmanager
+def module_installed() -> Iterator[None]:
+    sys.modules["not_installed"] = types.ModuleType("not_installed")
+    sys.modules["not_installed"].__spec__ = importlib.util.spec_from_loader("not_installed", None)
+    try:
+        yield
+    finally:
+        del sys.modules["not_installed"]
+
+
+@contextlib.contextmanager
+def metaclass_of(**attributes: Any) -> Iterator[None]:
+    before = {name: vars(MetaFolds)[name] for name in attributes if name in vars(MetaFolds)}
+    for name, value in attributes.items():
+        setattr(MetaFolds, name, value)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            delattr(MetaFolds, name)
+        for name, value in before.items():
+            setattr(MetaFolds, name, value)
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], contextlib.AbstractContextManager[None]]]] = {
+    "recursion limit": (lambda: sys.getrecursionlimit(), recursion_limit),  # noqa: PLW0108 - traced
+    "attribute of a metaclass": (lambda: Made.number, lambda: metaclass_of(number=7)),
+    "one more method of a metaclass": (
+        lambda: 2 if Made else 3,  # type: ignore[truthy-function]
+        lambda: metaclass_of(__bool__=lambda _cls: False),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_change_of_what_a_call_read_is_noticed(kind: str) -> None:
+    ask, change = CHANGES[kind]
+    module = Asks(ask)
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    with change():
+        assert misfits(artifact, module.forward, X)
+
+
+@NEWER
+def test_module_that_is_installed_later_is_noticed() -> None:
+    module = Asks(lambda: 2 if importlib.util.find_spec("not_installed") else 3)
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    with module_installed():
+        assert any("find_spec" in reason for reason in misfits(artifact, module.forward, X))
+
+
+ADDRESSES: dict[str, Callable[[], Any]] = {
+    "repr": lambda: len(repr(PLAIN)),
+    "str": lambda: len(str(PLAIN)),
+    "repr of a function": lambda: len(repr(metaclass_of)),
+    "order by text": lambda: sorted([PLAIN, OTHER], key=str).index(PLAIN),
+    "hash of an object": lambda: hash(PLAIN) % 7,
+    "hash of a class": lambda: hash(PlainFolds) % 7,
+    "hash of a dtype": lambda: hash((torch.float32, 1)) % 7,
+    "hash of a frozen set": lambda: hash(frozenset([None, 1])) % 7,
+    "id of a list": lambda: id(NUMBERS) % 7,
+    "id of a function": lambda: id(metaclass_of) % 7,
+    "ids as keys": lambda: {id(NUMBERS): 3}[id(NUMBERS)],
+    "order of classes": lambda: list({PlainFolds, Indexed}).index(PlainFolds),
+}
+
+
+@NEWER
+@pytest.mark.parametrize("kind", ADDRESSES)
+def test_what_hangs_on_an_address_is_refused(kind: str) -> None:
+    with pytest.raises(NotPortable, match="address"):
+        compiled(Asks(ADDRESSES[kind]).forward, X)
+
+
+UNTRACED: dict[str, Callable[[], Any]] = {
+    "index of a class": lambda: Indexed[0],  # type: ignore[misc]
+    "index by a metaclass": lambda: Made[0],
+    "operator of a metaclass": lambda: Made + 1,
+}
+
+
+@NEWER
+@pytest.mark.parametrize("kind", UNTRACED)
+def test_code_of_the_users_that_runs_untraced_is_refused(kind: str) -> None:
+    with pytest.raises(NotPortable, match="not traced itself"):
+        compiled(Asks(UNTRACED[kind]).forward, X)
+
+
+def test_variable_of_the_environment_that_a_fake_kernel_reads_is_a_condition(monkeypatch):
+    def sized(x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(int(os.environ.get("WARMRANK_TEST_SIZE", "4")))
+
+    sized.register_fake(lambda x: x.new_empty(int(os.environ.get("WARMRANK_TEST_SIZE", "4"))))
+    module = Asks(lambda: sized(X).shape[0])
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    monkeypatch.setenv("WARMRANK_TEST_SIZE", "5")
+    assert misfits(artifact, module.forward, X) == ("getenv(WARMRANK_TEST_SIZE): None -> 5",)
+
+
+class Counted:
+    """A class that counts."""
+
+    number = 3
+
+
+class Counts(nn.Module):
+    """Writes to a class."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Counted.number += 1
+        return x * Counted.number
+
+
+@traces_more
+def test_trace_writes_nothing_to_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "number", 3)
+    artifact = compiled(Counts().forward, X)
+    assert Counted.number == 3
+    assert misfits(artifact, Counts().forward, X) == ()
+    Counted.number = 4
+    assert misfits(artifact, Counts().forward, X) != ()
+
+
+class ColorValues(enum.Enum):
+    RED = 2
+    BLUE = 5
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Name(enum.StrEnum):
+    ONE = "one"
+    TWO = "two"
+
+
+Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the untyped form is what is tried
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "enum": (ColorValues.RED, ColorValues.BLUE),
+    "int enum": (Level.LOW, Level.HIGH),
+    "str enum": (Name.ONE, Name.TWO),
+    "named tuple": (Pair(3, 2), Pair(3, 3)),
+    "tuple": ((1, 2), (1, 3)),
+    "dtype": (torch.float32, torch.float64),
+    "frozenset": (frozenset((1,)), frozenset((2,))),
+}
+TABLE: dict[Any, int] = {value: number for pair in VALUES.values() for number, value in enumerate(pair, 2)}
+FIRST = frozenset(pair[0] for pair in VALUES.values())
+
+
+class Owner:
+    """An object of the user's."""
+
+    value: Any
+
+
+class Reads(nn.Module):
+    """Reads a value in one way."""
+
+    def __init__(self, way: str, value: Any) -> None:
+        super().__init__()
+        self.way = way
+        self.owner = Owner()
+        self.owner.value = value
+        self.other = value
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.owner.value
+        if self.way == "item":
+            return x * TABLE[value]
+        if self.way == "in dict":
+            return x * (2 if value in {self.other: 1} else 3)
+        if self.way == "in set":
+            return x * (2 if value in FIRST else 3)
+        if self.way == "in nested":
+            return x * (2 if (value, 1) in {(self.other, 1): 1} else 3)
+        return x * (2 if value == self.other else 3)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("way", ["item", "in dict", "in set", "in nested", "equal"])
+@pytest.mark.parametrize("kind", VALUES)
+def test_value_that_is_looked_up_or_compared_is_guarded(kind: str, way: str) -> None:
+    first, second = VALUES[kind]
+    module = Reads(way, first)
+    made = compiled(module.forward, X)
+    assert misfits(made, module.forward, X) == ()
+    module.owner.value = second
+    assert misfits(made, module.forward, X)

@@ -12,13 +12,16 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Plain, Spread
-from tests.support.tracing import traced
+from tests.support.tracing import operators_of, traced
 from warmrank.worker import groups
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.engines.graph import GraphEngine, pack_constants, unpack_constants
+from warmrank.worker.engines.graph import BINDINGS, GraphEngine, pack_constants, unpack_constants
+from warmrank.worker.torch_private.dynamo_guards import TracedGuard
+from warmrank.worker.torch_private.lowering import LoweredGraph, lower
 from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.arange(8.0).reshape(2, 4)
@@ -192,3 +195,219 @@ def test_constants_of_two_loads_are_apart() -> None:
     first, second = unpack_constants(data), unpack_constants(data)
     first[0].add_(1.0)
     assert torch.equal(second[0], torch.ones(2))
+
+
+_A = torch.linspace(-2.0, 2.0, 24).reshape(2, 3, 4)
+_B = torch.linspace(1.0, 3.0, 24).reshape(2, 3, 4)
+_M = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
+_N = torch.linspace(-1.0, 1.0, 8).reshape(4, 2)
+_I = torch.tensor([1, 0])
+_W = torch.linspace(0.5, 1.5, 4)
+
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "pow.Tensor_Scalar": (_B, 2),
+    "mean.dim": (_A, [-1], True),
+    "sum.dim_IntList": (_A, [0, 2], False),
+    "softmax.int": (_A, -1),
+    "matmul.default": (_M, _N),
+    "mm.default": (_M, _N),
+    "bmm.default": (_A, _B.transpose(1, 2)),
+    "addmm.default": (torch.ones(3, 2), _M, _N),
+    "reshape.default": (_A, [6, -1]),
+    "transpose.int": (_A, 0, 2),
+    "permute.default": (_A, [2, 0, 1]),
+    "unsqueeze.default": (_A, 1),
+    "squeeze.dim": (_A[:, :1], 1),
+    "select.int": (_A, 1, 2),
+    "index_select.default": (_A, 1, _I),
+    "gather.default": (_M, 1, torch.tensor([[0, 1], [2, 3], [1, 1]])),
+    "cat.default": ([_A, _B], 1),
+    "stack.default": ([_A, _B], 2),
+    "chunk.default": (_A, 2, -1),
+    "unbind.int": (_A, 1),
+    "where.self": (_A > 0, _A, _B),
+    "masked_fill.Scalar": (_A, _A > 0, 7.0),
+    "embedding.default": (_M, _I, -1, False, False),
+    "layer_norm.default": (_A, [4], _W, _W, 1e-5),
+    "rms_norm.default": (_A, [4], _W, 1e-5),
+    "bitwise_and.Tensor": (_A > 0, _B > 2),
+    "logical_not.default": (_A > 0,),
+    "view.default": (_A, [2, 12]),
+    "expand.default": (_A[:, :1], [2, 3, 4]),
+    "index_copy_.default": (_M.clone(), 0, _I, torch.zeros(2, 4)),
+    "to.dtype": (_A, torch.float64),
+    "linear.default": (_A, torch.ones(5, 4), torch.ones(5)),
+    "scaled_dot_product_attention.default": (_A, _B, _A),
+}
+_UNARY = {
+    "neg",
+    "rsqrt",
+    "sqrt",
+    "exp",
+    "cos",
+    "sin",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "contiguous",
+    "detach",
+    "gelu",
+    "silu",
+}
+
+
+class Recorder(TorchDispatchMode):
+    """Records the overloads that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def _arguments(path: str) -> tuple[Any, ...]:
+    name = path.removeprefix("torch.ops.aten.")
+    base, _, overload = name.partition(".")
+    if name in _ARGUMENTS:
+        return _ARGUMENTS[name]
+    if base in _UNARY or name == "sum.default":
+        return (_B,)
+    if base.endswith("_"):
+        return (_A.clone(), _B)
+    return (_A, 0.5 if overload == "Scalar" else _B)
+
+
+def _run(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, list[str]]:
+    copies = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in arguments)
+    with torch.no_grad(), Recorder() as recorder:
+        result = function(*copies)
+    return result, recorder.seen
+
+
+def _resolve(path: str) -> Any:
+    value: Any = torch
+    for part in path.split(".")[1:]:
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize("path", sorted(BINDINGS))
+def test_binding_reaches_the_same_overload(path: str) -> None:
+    arguments = _arguments(path)
+    wanted, wanted_operators = _run(_resolve(path), arguments)
+    got, got_operators = _run(_resolve(BINDINGS[path]), arguments)
+    assert got_operators == wanted_operators
+    for ours, theirs in zip(_leaves(got), _leaves(wanted), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_binding_takes_a_number_where_the_schema_has_a_tensor() -> None:
+    for name in ("add", "sub", "mul", "div"):
+        path = f"torch.ops.aten.{name}.Tensor"
+        wanted, wanted_operators = _run(_resolve(path), (_A, 2))
+        got, got_operators = _run(_resolve(BINDINGS[path]), (_A, 2))
+        assert got_operators == wanted_operators
+        assert torch.equal(got, wanted)
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+ROWSLowering = torch.ones(2, 4)
+aten = torch.ops.aten
+
+
+@pytest.fixture(scope="module")
+def store() -> Trace:
+    """A method with a parameter, a buffer that it writes to, and a dynamic input."""
+    return traced(Cached().store, ROWSLowering)
+
+
+@pytest.fixture(scope="module")
+def affine() -> Trace:
+    return traced(Plain().affine, ROWSLowering, dynamic=False)
+
+
+def test_operators_in_place_stay_in_place(store: Trace) -> None:
+    assert "aten.copy_.default" in operators_of(store.lowered)
+
+
+def test_every_operator_keeps_its_line(store: Trace) -> None:
+    calls = [node for node in store.lowered.graph.graph.nodes if node.op == "call_function"]
+    assert all("small_models.py" in (node.stack_trace or "") for node in calls)
+
+
+def test_casts_of_autocast_within_the_method_are_operators_of_the_graph() -> None:
+    class Casts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return nn.functional.linear(x, x)
+
+    assert "aten._to_copy.default" in operators_of(traced(Casts().forward, ROWSLowering).lowered)
+
+
+def test_operator_without_effect_or_use_is_dropped() -> None:
+    class Wasteful(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.exp()
+            return x + 1
+
+    assert operators_of(traced(Wasteful().forward, ROWSLowering).lowered) == ["aten.add.Tensor"]
+
+
+def test_lower_works_inside_torch_compile() -> None:
+    seen: list[LoweredGraph] = []
+
+    def backend(graph_module: Any, _: Any) -> Any:
+        seen.append(lower(graph_module, {}))
+        return graph_module
+
+    with torch.no_grad():
+        torch.compile(Plain().affine, backend=backend)(ROWSLowering)
+    assert "L['x']" in [item.source for item in seen[0].inputs]
+    torch._dynamo.reset()
+
+
+# Sizes in guards.
+
+
+class Doubles(nn.Module):
+    """Takes any size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def guards(trace_: Trace, kind: str) -> list[TracedGuard]:
+    return [guard for guard in trace_.guards if guard.kind == kind]
+
+
+def sizes_of_x(trace_: Trace) -> tuple[Any, Any]:
+    (guard,) = [guard for guard in guards(trace_, "TENSOR_MATCH") if guard.source == "L['x']"]
+    return guard.sizes, guard.strides
+
+
+def test_size_that_the_method_asked_for_is_fixed() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(-1, 2, 2) if x.shape[1] == 4 else x
+
+    assert sizes_of_x(traced(Halves().forward, ROWSLowering)) == ((None, 4), (4, 1))
+
+
+def test_size_that_a_decomposition_asked_for_is_fixed() -> None:
+    def by_rows(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x + x if x.shape[0] == 2 else x - x
+
+    trace_ = traced(Plain().affine, ROWSLowering, decompositions={aten.mul.Tensor: by_rows})
+    assert sizes_of_x(trace_)[0] == (2, 4)
+
+
+@pytest.mark.parametrize("dim", [0, 1], ids=["first", "second"])
+def test_sizes_of_one_are_never_dynamic(dim: int) -> None:
+    x = torch.ones(1, 4) if dim == 0 else torch.ones(4, 1)
+    assert sizes_of_x(traced(Doubles().forward, x))[0][dim] == 1

@@ -15,6 +15,9 @@ from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.errors import RandomOp
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.lowering import LoweredGraph
+from warmrank.worker.torch_private.operators import aliased_arguments, memory_of, mutated_arguments
+from warmrank.worker.torch_private.recording import RANDOM, traits_of
+from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.ones(2, 4)
 CACHE = torch.zeros(8, 4)
@@ -170,3 +173,88 @@ def test_random_operator_is_refused_by_name(method: Callable[..., Any], operator
 )
 def test_operator_that_is_told_not_to_draw_is_allowed(method: Callable[..., Any], x: torch.Tensor) -> None:
     assert facts(method, x).num_outputs == 1
+
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("target", "positions"),
+    [
+        (aten.add.Tensor, ()),
+        (aten.add_.Tensor, (0,)),
+        (aten.copy_.default, (0,)),
+        (aten.slice.Tensor, ()),
+        (aten.index_put_.default, (0,)),
+        (aten._foreach_add_.List, (0,)),
+        (aten.add.out, (3,)),
+    ],
+    ids=str,
+)
+def test_schema_says_what_is_written(target: Any, positions: tuple[int, ...]) -> None:
+    assert mutated_arguments(target) == positions
+
+
+@pytest.mark.parametrize(
+    ("target", "positions"),
+    [(aten.add.Tensor, ()), (aten.view.default, (0,)), (aten.slice.Tensor, (0,)), (aten.add_.Tensor, (0,))],
+    ids=str,
+)
+def test_schema_says_what_is_shared(target: Any, positions: tuple[int, ...]) -> None:
+    assert aliased_arguments(target) == positions
+
+
+def memory(trace_: Trace, name: str) -> set[int]:
+    (node,) = [node for node in trace_.lowered.graph.graph.nodes if node.name == name]
+    return set(memory_of(node.meta["val"]))
+
+
+def test_memory_of_a_composite_operator_without_a_copy_is_that_of_its_input() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return torch.einsum("ij->ji", x) + torch.broadcast_tensors(x, y)[1].T
+
+    trace_ = traced(Turned().forward, torch.ones(2, 4), torch.ones(2, 4), dynamic=False)
+    assert memory(trace_, "einsum") == memory(trace_, "arg0_1")
+    assert memory(trace_, "broadcast_tensors") == memory(trace_, "arg0_1") | memory(trace_, "arg1_1")
+
+
+@pytest.mark.parametrize(
+    ("operator", "written"),
+    [(aten.add.Tensor, ()), (aten.add_.Tensor, (0,)), (aten.add.out, ("out",)), (aten.copy_.default, (0,))],
+    ids=str,
+)
+def test_what_is_written_stands_where_a_call_gives_it(operator: Any, written: tuple[Any, ...]) -> None:
+    assert traits_of(operator).written == written
+
+
+@pytest.mark.parametrize(
+    ("operator", "why"),
+    [
+        (aten.bernoulli.default, RANDOM),
+        (aten._local_scalar_dense.default, "hands a value of a tensor to Python"),
+        (aten.nonzero.default, "size depends on values"),
+        (aten.resize_.default, "changes the memory behind a tensor"),
+        (torch.ops.higher_order.cond, "is a higher-order operator"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_repeated_has_a_reason(operator: Any, why: str) -> None:
+    assert why in traits_of(operator).refused
+
+
+@pytest.mark.parametrize(
+    ("operator", "trait"),
+    [
+        (aten.view.default, "views"),
+        (aten.t_.default, "changes_metadata"),
+        (aten.empty.memory_format, "idle"),
+        (aten.index.Tensor, "masked"),
+        (torch.ops._c10d_functional.all_reduce.default, "collective"),
+        (torch.ops._c10d_functional.wait_tensor.default, "idle"),
+    ],
+    ids=str,
+)
+def test_trait_is_seen_and_an_addition_lacks_it(operator: Any, trait: str) -> None:
+    assert getattr(traits_of(operator), trait)
+    assert not getattr(traits_of(aten.add.Tensor), trait)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.devices import fake_world
 from tests.support.made_guards import like, made_guards
 from warmrank.worker import groups
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.keys.code import type_name
 from warmrank.worker.runtime import asked
 from warmrank.worker.runtime.artifact import PortableGuards, TracedSource
-from warmrank.worker.runtime.check import mismatches
+from warmrank.worker.runtime.check import MISSING, mismatches, resolve
 from warmrank.worker.runtime.constants import describe, encode
 from warmrank.worker.runtime.describe import tensor_differences
 
@@ -246,3 +254,142 @@ def test_rank_or_size_that_differs_is_named(pair: Any, call: asked.Call, said: s
 )
 def test_group_is_compared_by_role_and_size(pair: Any, kind: str, expected: Any, fits: bool) -> None:
     assert (found(made_guards(("L['x']", kind, expected)), pair) == ()) is fits
+
+
+ARGUMENTS = st.one_of(
+    st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a")))
+)
+NODES = st.lists(st.tuples(st.integers(-1, 5), st.sampled_from(["local", "attr", "item"]), ARGUMENTS))
+EXPECTED = st.none() | ARGUMENTS | st.lists(st.integers()) | st.dictionaries(st.text(), st.integers())
+GUARDS = st.builds(
+    PortableGuards,
+    nodes=NODES.map(tuple),
+    checks=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["type", "equals"]), EXPECTED)).map(tuple),
+    shapes=st.lists(st.tuples(st.text(), st.lists(st.integers(0, 5)).map(tuple))).map(tuple),
+    ambient=st.dictionaries(st.text(), st.text()),
+    sources=st.lists(
+        st.builds(TracedSource, kind=st.text(), module=st.text(), name=st.text(), digest=st.text())
+    ).map(tuple),
+    asked=st.lists(
+        st.tuples(
+            st.text(),
+            st.lists(ARGUMENTS, max_size=2),
+            st.dictionaries(st.text(), ARGUMENTS, max_size=1),
+            ARGUMENTS,
+        ),
+        max_size=2,
+    ).map(tuple),
+    volatile=st.lists(st.integers(0, 5)).map(tuple),
+    runtime_state=st.dictionaries(st.text(), st.text(), max_size=3),
+)
+
+
+def through_json(guards: PortableGuards) -> PortableGuards:
+    data: dict[str, Any] = json.loads(json.dumps(guards.to_json()))
+    return PortableGuards.from_json(data)
+
+
+@settings(max_examples=40)
+@given(guards=GUARDS)
+def test_guards_round_trip_through_json(guards: PortableGuards) -> None:
+    assert through_json(guards) == guards
+
+
+@given(guards=GUARDS)
+def test_guards_without_runtime_state_are_written_as_before_it_existed(guards: PortableGuards) -> None:
+    stateless = replace(guards, runtime_state={})
+    assert "runtime_state" not in stateless.to_json()
+
+
+@dataclasses.dataclass
+class Options:
+    width: int = 3
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+def table_of(*expressions: str) -> PathTable:
+    table = PathTable({"__import_math": "math", "__import_gone": "no_such_module"})
+    for expression in expressions:
+        table.add(expression)
+    return table
+
+
+def found_paths(expression: str, local: Mapping[str, Any], global_: Mapping[str, Any] | None = None) -> Any:
+    """What an expression leads to."""
+    table = table_of(expression)
+    values: list[Any] = []
+    for index in range(len(table.nodes)):
+        values.append(resolve(table.nodes, values, index, {"local": local, "global": global_ or {}}))
+    return values[-1]
+
+
+VALUE = Holder(
+    items=[10, 11],
+    table={"a": 1, 2: "two", (1, 2): "pair", 1.5: "half"},
+    options=Options(),
+    point=Point(5, 6),
+)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("L['x']", VALUE),
+        ("L['x'].items", VALUE.__dict__["items"]),
+        ("L['x'].items[1]", 11),
+        ("L['x'].table['a']", 1),
+        ("L['x'].table[2]", "two"),
+        ("L['x'].table[(1, 2)]", "pair"),
+        ("L['x'].table[1.5]", "half"),
+        ("dict.__getitem__(L['x'].table, 'a')", 1),
+        ("list(dict.keys(L['x'].table))[1]", 2),
+        ("list(L['x'].items)[1]", 11),
+        ("getattr(L['x'], 'items')", VALUE.__dict__["items"]),
+        ("object.__getattribute__(L['x'], 'items')", VALUE.__dict__["items"]),
+        ("type(L['x'])", Holder),
+        ("dict(L['x'].table)", VALUE.__dict__["table"]),
+        ("___namedtuple_fields(L['x'].point)", ("x", "y")),
+        ("L['x'].__dict__['items']", VALUE.__dict__["items"]),
+        ("G['__import_math'].pi", math.pi),
+        ("G['__builtins_dict___0']['len']", len),
+        ("G['LIMIT']", 7),
+    ],
+)
+def test_expression_of_dynamo_leads_to_its_object(expression: str, expected: Any) -> None:
+    assert found_paths(expression, {"x": VALUE}, {"LIMIT": 7}) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "L['y']",
+        "L['x'].gone",
+        "L['x'].items[9]",
+        "L['x'].items['a']",
+        "L['x'].table['gone']",
+        "L['x'].options['a']",
+        "list(L['x'].options)[0]",
+        "L['x'].gone.more[1]",
+        "G['gone']",
+        "G['__import_gone'].pi",
+    ],
+)
+def test_expression_that_leads_nowhere_is_missing(expression: str) -> None:
+    assert found_paths(expression, {"x": VALUE}) is MISSING
+
+
+def test_keys_of_equal_value_and_different_type_are_different_nodes() -> None:
+    table = table_of("L['x'][1]", "L['x'][1.0]", "L['x'][True]")
+    assert len(table.nodes) == 4
+
+
+@pytest.mark.parametrize(
+    "expression", ["L['x'] + 1", "f(L['x'])", "weird(L['x']).a", "3", "L['x'].items[L['y']]", "L['x'][y]"]
+)
+def test_expression_without_a_portable_form_is_refused_with_its_text(expression: str) -> None:
+    with pytest.raises(NotPortable, match="cannot be found_paths again in another process"):
+        table_of(expression)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -10,13 +12,18 @@ import pytest
 from rich.console import Console
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.stored import stored
+from tests.support.stored import blob_path, make_artifact, overwrite, stored
+from warmrank.cache_store.cache_dir.local import add_companion, add_variant
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import NoStoreYet
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import NothingThere
-from warmrank.orchestrator.look.explain import explain_if_away
-from warmrank.orchestrator.look.store_contents import list_store, open_to_look, show_partition
+from warmrank.orchestrator.look.explain import Explanation, explain, explain_if_away
+from warmrank.orchestrator.look.store_contents import list_store, open_if_there, open_to_look, show_partition
+from warmrank.orchestrator.look.verify import verify, verify_cache
 from warmrank.orchestrator.ui.table import render_explanation, render_listing
 from warmrank.worker.keys.environment import environment
+from warmrank.worker.runtime.artifact import ArtifactFile
 
 OLDER = "2026-01-01T12:00:00+00:00"
 
@@ -108,3 +115,148 @@ def test_key_of_a_launch_names_its_partitions(config: Config):
 def test_unknown_partition_names_those_that_are_there(config: Config):
     with pytest.raises(NothingThere, match="world2global_rank0, world2global_rank1"):
         show_partition(open_to_look(config, None), "world3global_rank0")
+
+
+OTHER_TORCH = {**environment(), "torch": "2.12.0"}
+
+
+@pytest.fixture
+def config_launch(tmp_path: Path) -> Config:
+    return loaded_config(tmp_path)
+
+
+def explained(config_launch: Config) -> Explanation:
+    return explain(config_launch, open_if_there(config_launch))
+
+
+def test_without_a_store_ranks_may_compile(tmp_path: Path):
+    found = explained(loaded_config(tmp_path, store=None))
+    assert (found.outlook, found.store) == ("compile", "")
+    assert "no store is configured" in found.verdict
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_before_the_first_launch_there_is_no_store_yet(config_launch: Config, tmp_path: Path, is_made: bool):
+    if is_made:
+        (tmp_path / "store").mkdir()
+    found = explained(config_launch)
+    assert found.outlook == "compile"
+    assert found.store == str(tmp_path / "store")
+    assert str(NoStoreYet(what="store", where=found.store)) in found.verdict
+    assert f"relative paths are read from {Path.cwd()}" in found.verdict
+    with pytest.raises(NoStoreYet) as caught:
+        open_to_look(config_launch, None)
+    assert str(caught.value) in found.verdict
+
+
+def test_same_world_and_environment_loads(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work")
+    found = explained(config_launch)
+    assert found.outlook == "load"
+    assert found.verdict.startswith("load, if the model's code is unchanged: a launch here loads")
+    assert found.verdict.endswith("2026-01-31 12:00 UTC")
+    assert [record.chosen for record in found.records] == [True]
+
+
+def test_other_world_size_adopts(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work", world_size=4)
+    found = explained(config_launch)
+    assert found.outlook == "adopt"
+    assert "stored by 4 ranks, launched with 2" in found.verdict
+
+
+def test_other_environment_compiles_and_names_what_differs(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work", here=OTHER_TORCH)
+    found = explained(config_launch)
+    assert found.outlook == "compile"
+    assert f"torch 2.12.0 -> {environment()['torch']}" in found.verdict
+
+
+def test_other_arguments_name_the_nearest_launch(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work")
+    found = explained(
+        loaded_config(tmp_path, workload={"entrypoint": "models.tiny:workload", "arguments": {"layers": 4}})
+    )
+    assert found.nearest_launch == ("argument layers 8 -> 4",)
+
+
+def test_functions_hold_the_stored_request_components(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work")
+    prefill, decode = explained(config_launch).functions
+    assert (prefill.function, decode.function) == ("Llama.prefill", "Llama.decode")
+    assert prefill.requests[0].components["function"] == "Llama.prefill"
+    assert prefill.requests[0].ranks == (0, 1)
+
+
+def test_record_that_cannot_be_read_is_a_problem(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work")
+    overwrite(stored(tmp_path / "store", "launch")[0], b"{}")
+    assert len(explained(config_launch).problems) == 1
+
+
+def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work")
+    code = (
+        "import sys\n"
+        "from warmrank.orchestrator.cli.main import app\n"
+        f"app(['explain', {str(tmp_path / 'tiny.yaml')!r}], standalone_mode=False)\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def cached(tmp_path: Path, data: bytes = b"nothing of ours") -> Path:
+    path = tmp_path / "cache" / "Tiny_static_0f" / "double" / "compiled_module"
+    path.parent.mkdir(parents=True, mode=0o700)
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return path
+
+
+def test_damaged_blob_is_a_fault(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
+    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
+    assert verify(open_to_look(config, None), None, signatures_checked=True).faults
+
+
+def test_file_that_is_no_artifact_is_a_fault(tmp_path: Path):
+    path = cached(tmp_path)
+    report = verify_cache(tmp_path / "cache")
+    assert report.num_files == 1
+    assert str(path) in report.faults[0]
+
+
+def test_file_that_others_may_read_is_a_fault(tmp_path: Path):
+    cached(tmp_path).chmod(0o644)
+    assert "0600" in verify_cache(tmp_path / "cache").faults[0]
+
+
+def kernels(tmp_path: Path, data: bytes = b"kernels") -> tuple[Path, Path]:
+    """An artifact that is whole, and the file that it needs beside it."""
+    digest = digest_bytes(data)
+    name = f"ge_cache_{digest.sha256[:16]}.pt2"
+    file = ArtifactFile(name=name, sha256=digest.sha256, size_bytes=digest.size_bytes)
+    function_dir = tmp_path / "cache" / "Tiny_static_0f" / "double"
+    beside = add_companion(function_dir, name, data)
+    return add_variant(function_dir, make_artifact(files=(file,)).to_bytes()), beside
+
+
+@pytest.mark.parametrize("is_needed", [True, False], ids=["needed", "orphan"])
+def test_flipped_byte_beside_an_artifact_is_a_fault(tmp_path: Path, is_needed: bool):
+    artifact, beside = kernels(tmp_path)
+    beside.write_bytes(b"kernelz")
+    if not is_needed:
+        artifact.unlink()
+        other, _ = kernels(tmp_path, b"other")
+        assert other.parent == beside.parent
+    (fault,) = verify_cache(tmp_path / "cache").faults
+    assert str(beside) in fault
+
+
+def test_missing_file_beside_an_artifact_is_a_fault(tmp_path: Path):
+    _, beside = kernels(tmp_path)
+    beside.unlink()
+    found = verify_cache(tmp_path / "cache")
+    assert (found.num_artifacts, found.num_files) == (1, 1)
+    assert found.faults[0].startswith(f"{beside} is missing")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.node_artifacts import destinations, kept, publish_nodes
+from tests.support.fake_rank import FakeWorld
+from tests.support.launching import loaded_config
+from tests.support.node_artifacts import destinations, kept, publish_nodes, write
 from tests.support.stored import (
     CREATED,
     ENVIRONMENT,
@@ -15,12 +19,14 @@ from tests.support.stored import (
     OFF,
     blob_path,
     make_partition,
+    make_record,
     open_store,
     overwrite,
     publish_launch,
+    store_config,
 )
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
-from warmrank.cache_store.cache_dir.node_files import kept_files, kept_path
+from warmrank.cache_store.cache_dir.node_files import NodeFile, kept_files, kept_path
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.fetch.manifests import take_pinned
 from warmrank.cache_store.gc.evict_plan import EvictPolicy
@@ -32,10 +38,25 @@ from warmrank.cache_store.publish_pending import (
     add_partition,
     publish_pending,
 )
-from warmrank.cache_store.seed import SeedReport, Wanted, seed
+from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.cache_store.seed import NodeSeedReport, SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.reading import Config, load, node_caches_of, parse
+from warmrank.orchestrator.errors import ConfigError
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
+from warmrank.orchestrator.gang.rank_host import RankHost, RankInit
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.report import Report, from_json, to_json
+from warmrank.orchestrator.look.verify import verify_cache
+from warmrank.orchestrator.nodes import NodeArtifacts
+from warmrank.orchestrator.seed.here import seed_here
+from warmrank.worker.keys.environment import environment
 from warmrank.worker.rank.manifests import with_node_files
+from warmrank.worker.rank.rank_worker import RankWorker
 
 ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
@@ -288,3 +309,249 @@ def test_nearer_place_gets_the_blobs_of_node_artifacts(tmp_path, source, node):
     both = open_tiers([TierSpec(location=str(near)), TierSpec(location=str(far))], trust=OFF)
     run(both, node, ranks=(0, 1))
     assert blob_path(near, b"add").exists()
+
+
+def config(tmp_path: Path, **changes: Any) -> Config:
+    return parse(
+        {
+            "workload": {"entrypoint": "models.tiny:workload"},
+            "ranks": 4,
+            "parallel": {"dp": 4},
+            "cache_dir": str(tmp_path / "cache"),
+            "node_caches": {"tools": {"path": str(tmp_path / "tools"), "patterns": ["*.o"]}},
+            **changes,
+        }
+    )
+
+
+def keeper(tmp_path: Path, **changes: Any) -> NodeKeeper:
+    return NodeKeeper(config(tmp_path, **changes))
+
+
+def manifest(tmp_path: Path) -> PartitionManifest:
+    """What the first rank has by itself."""
+    return make_partition(tmp_path / "work")
+
+
+def init(tmp_path: Path, rank: int) -> RankInit:
+    processes = [Process(node_id=node, host=node, address=node, pid=1) for node in "aabb"]
+    seat = seat_ranks(processes)[1][rank]
+    return RankInit(
+        config=config(tmp_path), seat=seat, master_addr="10.0.0.1", master_port=1, no_compile=False
+    )
+
+
+# The config.
+
+
+def names(found: Config) -> list[str]:
+    return [item.name for item in node_caches_of(found)]
+
+
+def test_npu_has_the_engines_own_node_caches_without_a_config(tmp_path: Path) -> None:
+    assert names(config(tmp_path, device="npu")) == ["static_kernels", "ge", "tools"]
+    assert names(config(tmp_path, device="npu", node_caches={"ge": None})) == ["static_kernels"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tools": {"pth": "/x"}}, "node_caches.tools.path"),
+        ({"tools": {"path": ""}}, "of tools a path"),
+        ({"triton": {}}, "of triton a path"),
+        ({"ge": {"path": "/x"}}, "engine torchair looks"),
+        ({"tools": {"path": "/x", "collect": "some"}}, "what a launch adds or changes"),
+        ({"tools": {"path": "/x", "scope": "rank"}}, "once a node"),
+        ({"Tools/x": {"path": "/x"}}, "mapping of a name"),
+        ({"tools": {"path": "/x", "patterns": []}}, "list of patterns"),
+    ],
+)
+def test_node_caches_that_are_none_are_refused(given: Any, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(tmp_path, node_caches=given)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/", "relative", "{root}/cache", "{root}"])
+def test_place_that_no_node_can_use_is_an_error_of_the_config(path: str, tmp_path: Path) -> None:
+    data = config(tmp_path, node_caches={"tools": {"path": path.format(root=tmp_path)}})
+    file = tmp_path / "launch.yaml"
+    file.write_text(yaml.safe_dump(data.model_dump(mode="json")))
+    with pytest.raises(ConfigError, match=r"node_caches\.tools\.path"):
+        load(file)
+
+
+# The keeper.
+
+
+def test_keeper_finds_what_the_launch_added(tmp_path: Path) -> None:
+    write(tmp_path / "tools/old.o", b"old")
+    found = keeper(tmp_path)
+    found.begin()
+    write(tmp_path / "tools/new.o", b"new")
+    assert [file.relative for file in found.collect(manifest(tmp_path))] == ["new.o"]
+    report = found.report()
+    assert (report.num_files, report.size_bytes, report.num_new, report.bytes_new) == (1, 3, 1, 3)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_kept_files_are_dropped_unless_a_partition_waits_that_may_need_them(tmp_path, waits):
+    cache = tmp_path / "cache"
+    old = kept_path(cache, kept(cache, tmp_path / "other", "tools/a.o", b"a").digest.sha256)
+    os.utime(old, (0, 0))
+    if waits:
+        add_partition(cache, "1" * 64, make_partition(cache))
+    keeper(tmp_path).collect(manifest(tmp_path))
+    assert old.exists() is waits
+
+
+def test_what_was_placed_from_the_store_is_not_new(tmp_path: Path) -> None:
+    found = keeper(tmp_path)
+    found.begin()
+    file = kept(tmp_path / "cache", tmp_path / "other", "tools/a.o", b"a")
+    write(tmp_path / "tools/a.o", b"a")  # as the seeding of the node does
+    found.take_over(NodeSeedReport(files=(file,), num_fetched=1, num_placed=1))
+    assert found.collect(manifest(tmp_path)) == (file,)
+    assert (found.report().num_new, found.report().num_fetched) == (0, 1)
+
+
+# The rank's process.
+
+
+class Worker:
+    """A rank that keeps what it is told."""
+
+    def __init__(self, *_: Any) -> None:
+        self.files: tuple[NodeFile, ...] | None = None
+
+    def start(self) -> Any:
+        return FakeWorld().make_worker(rank_spec_like(), None).start()
+
+    def keep_for_node(self, files: tuple[NodeFile, ...]) -> None:
+        self.files = files
+
+    def manifest(self) -> Any:
+        return FakeWorld().make_worker(rank_spec_like(), None).manifest()
+
+
+def rank_spec_like() -> Any:
+    from types import SimpleNamespace
+
+    return SimpleNamespace(rank=0, world_size=4)
+
+
+@pytest.mark.parametrize(("rank", "is_first"), [(0, True), (1, False), (2, True), (3, False)])
+def test_only_the_first_rank_of_a_node_collects(rank: int, tmp_path: Path, *, is_first: bool) -> None:
+    worker = Worker()
+    host = RankHost(lambda *_: worker)
+    host.open(init(tmp_path, rank))
+    write(tmp_path / "tools/new.o", b"new")
+    host.call("publish", ("1" * 64, True, False))
+    assert (worker.files is not None, host.call("node_report", ()) is not None) == (is_first, is_first)
+
+
+# Other commands.
+
+
+def launched(tmp_path: Path) -> Config:
+    """A config whose store has a launch with node artifacts, one of them a package."""
+    found = loaded_config(
+        tmp_path,
+        node_caches={
+            "tools": {"path": str(tmp_path / "tools")},
+            "others": {"path": str(tmp_path / "others")},
+        },
+    )
+    assert found.store is not None
+    store, work = open_store(Path(found.store.tiers[0].path)), tmp_path / "work"
+    refs = []
+    for rank in range(2):
+        manifest = make_partition(work, rank=rank, world_size=2, environment=environment())
+        of_node = (
+            kept(work, tmp_path / "made", f"{name}/a.o", name.encode()) for name in ("tools", "others")
+        )
+        files = tuple(of_node) if rank == 0 else ()
+        refs.append(store.publish_partition(launch_key(found), with_node_files(manifest, files), work).ref)
+    record = make_record(tuple(refs), launch_key=launch_key(found), environment=environment())
+    store.commit_launch(record.model_copy(update={"identity": identity(found)}))
+    return found
+
+
+def test_preseed_puts_node_artifacts_in_place(tmp_path: Path) -> None:
+    found = seed_here(launched(tmp_path))
+    assert found.node_artifacts is not None
+    assert (found.node_artifacts.num_fetched, found.node_artifacts.num_placed) == (2, 2)
+    assert (tmp_path / "tools/a.o").read_bytes() == b"tools"
+    assert found.node_artifacts.skipped == ()
+
+
+def test_verify_reads_node_artifacts_of_a_cache_directory(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    file = kept(cache, tmp_path / "made", "tools/a.o", b"a")
+    assert (verify_cache(cache).num_files, verify_cache(cache).faults) == (1, ())
+    (path,) = cache.glob(f"node/??/{file.digest.sha256}")
+    path.write_bytes(b"b")
+    assert "its bytes have" in verify_cache(cache).faults[0]
+
+
+KERNEL = "atc_data/kernel_cache/Ascend910/add.o"
+
+
+class Cluster:
+    """A store, and nodes with a home and a cache directory each; a tool compiles what its home lacks."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root, self.patch = root, patch
+        self.num_compiles = 0
+        first_call = RankWorker.first_call
+
+        def with_tool(worker: RankWorker, place: int) -> Any:
+            self._run_tool(self.root / self.node / KERNEL)
+            return first_call(worker, place)
+
+        patch.setattr(RankWorker, "first_call", with_tool)
+        self.node = ""
+
+    def _run_tool(self, kernel: Path) -> None:
+        if not kernel.exists():
+            self.num_compiles += 1
+            kernel.parent.mkdir(parents=True, mode=0o700)
+            kernel.write_bytes(b"kernel")
+
+    def launch(self, node: str, num_ranks: int) -> Report:
+        self.node = node
+        self.patch.setenv("HOME", str(self.root / node))
+        config = parse(
+            {
+                "workload": {"entrypoint": "tests.support.tiny_workload:workload"},
+                "ranks": num_ranks,
+                "parallel": {"dp": num_ranks},
+                "cache_dir": str(self.root / node / "cache"),
+                "store": store_config(self.root / "store"),
+                "node_caches": {"operators": {"path": "~/atc_data", "patterns": ["kernel_cache*/*"]}},
+            }
+        )
+        report = launch(config, launcher=InProcessLauncher())
+        return from_json(to_json(report))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(tmp_path, monkeypatch)
+
+
+def of(report: Report) -> NodeArtifacts:
+    (node,) = report.node_artifacts
+    return node.artifacts
+
+
+@pytest.mark.slow
+def test_new_node_finds_what_another_ones_tools_made(cluster: Cluster) -> None:
+    cold = of(cluster.launch("one", 2))
+    assert (cold.num_new, cold.num_files, cold.num_fetched, cluster.num_compiles) == (1, 1, 0, 1)
+    report = cluster.launch("two", 4)
+    assert (of(report).num_fetched, of(report).num_placed, of(report).num_new) == (1, 1, 0)
+    assert (cluster.num_compiles, report.totals.num_compiled) == (1, 0)
+    assert (cluster.root / "two" / KERNEL).read_bytes() == b"kernel"
+    # What came from the store stays in the manifests of those who use it.
+    assert of(cluster.launch("three", 4)).num_placed == 1

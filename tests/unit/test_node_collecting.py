@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import stat
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from tests.support.node_artifacts import kept, write
-from warmrank.cache_store.cache_dir.node_files import NodeFile, find_kept, keep, kept_files, kept_path
+from tests.support.node_artifacts import PACKAGE, kept, package_bytes, write
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
+from warmrank.cache_store.cache_dir.node_files import (
+    NodeFile,
+    find_kept,
+    is_reserved,
+    keep,
+    kept_files,
+    kept_path,
+)
 from warmrank.cache_store.cache_dir.placing import Destination, Vouched, place_files, refusal
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt
+from warmrank.cache_store.records.manifest import (
+    ArtifactEntry,
+    PartitionManifest,
+    parse_manifest,
+    partition_key,
+)
 from warmrank.worker import node_collecting
-from warmrank.worker.node_caches import GRAPHS, NodeCache, pack
-from warmrank.worker.node_collecting import Collected, Room, collect, listing
+from warmrank.worker.node_caches import (
+    GRAPHS,
+    PACKAGES,
+    NodeCache,
+    archive_name,
+    engine_directory,
+    pack,
+    place_faults,
+    unpack,
+)
+from warmrank.worker.node_collecting import Collected, Room, collect, entries, listing
+from warmrank.worker.rank.manifests import with_node_files
 
 ARTIFACT = "0f" * 16
 ROOM = Room(artifacts=frozenset({ARTIFACT}))
@@ -204,3 +237,220 @@ def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_di
     found = collect(engines(tool), cache, room, carried=files)
     assert names(found) == [name, "fetched.tar"]
     assert found.num_new == 1
+
+
+CACHE = Path("/data/cache")
+OWN = {name: engine_directory(CACHE, name) for name in ("static_kernels", "ge")}
+
+
+# Where they may lie.
+
+
+def faults(**directories: str) -> dict[str, str]:
+    caches = [NodeCache(name=name, directory=directory) for name, directory in directories.items()]
+    return place_faults(caches, CACHE, OWN)
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [
+        ("relative", "not absolute"),
+        ("~nobody_here/x", "not absolute"),
+        ("$NOBODY_SET_THIS/x", "not absolute"),
+        ("/", "root of the file system"),
+        ("/data/cache", "overlaps with the cache directory"),
+        ("/data", "overlaps with the cache directory"),
+        ("/data/cache/node", "overlaps with the cache directory"),
+        ("/data/cache/node_caches", "overlaps with the cache directory"),
+        ("/data/cache/node_caches/../M", "overlaps with the cache directory"),
+        ("/data/cache/node_caches/ge/x", "overlaps with that of node cache 'ge'"),
+    ],
+)
+def test_place_that_is_not_a_tools_alone_is_refused(directory: str, expected: str):
+    assert expected in faults(mine=directory)["mine"]
+
+
+def test_link_into_the_cache_directory_is_seen_through(tmp_path: Path):
+    (tmp_path / "cache/M").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "cache/M")
+    cache = NodeCache(name="mine", directory=str(tmp_path / "link"))
+    own_places = {"ge": engine_directory(tmp_path / "cache", "ge")}
+    assert "overlaps" in place_faults([cache], tmp_path / "cache", own_places)["mine"]
+
+
+OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
+NEW = f"static_kernel_compile_outputs/ts20260101000000_pid1_outputs/{PACKAGE}"
+GRAPH, INDEX = "graph_1_2026.om", "graph_1.idx"
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    return tmp_path / "node_caches/ge/artifact/formats"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Where GE left a graph and its index."""
+    for name in (GRAPH, INDEX):
+        write(tmp_path / "made" / name, name.encode())
+    return tmp_path / "made"
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    (tmp_path / "private").mkdir(mode=0o700)
+    return tmp_path / "private"
+
+
+def files(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(tmp_path, archives, private):
+    write(tmp_path / "made" / OLD, b"old")
+    write(tmp_path / "made" / NEW, package_bytes())
+    pack(tmp_path / "made", archives, PACKAGES)
+    unpack(archives, private)
+    assert files(private) == {NEW}
+    assert (private / NEW).read_bytes() == package_bytes()
+    assert stat.S_IMODE((private / NEW).stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / NEW).parent.stat().st_mode) == 0o700
+
+
+def test_graphs_are_replaced_together_with_their_index(archives: Path, made: Path, private: Path):
+    pack(made, archives, GRAPHS)
+    (made / GRAPH).unlink()
+    write(made / "graph_1_2027.om", b"later")
+    write(made / INDEX, b"of the later one")
+    pack(made, archives, GRAPHS)
+    unpack(archives, private)
+    assert files(private) == {INDEX, "graph_1_2027.om"}
+    assert (private / INDEX).read_bytes() == b"of the later one"
+
+
+def test_older_archive_that_is_whole_stands_in_for_a_torn_one(archives, made, private, caplog):
+    pack(made, archives, GRAPHS)
+    (good,) = archives.iterdir()
+    write(archives / f"{'0' * 32}.tar", good.read_bytes()[:-1])
+    os.utime(good, (1, 1))
+    unpack(archives, private)
+    assert (private / GRAPH).read_bytes() == GRAPH.encode()
+    assert "not those that its name says" in caplog.text
+
+
+def test_name_that_leads_out_of_the_private_directory_is_refused(archives, private, caplog):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../evil.om"))
+    write(archives / archive_name(digest_bytes(data.getvalue())), data.getvalue())
+    unpack(archives, private)
+    assert not (private.parent / "evil.om").exists()
+    assert "no file below a directory" in caplog.text
+
+
+def test_nothing_is_kept_where_others_can_write_a_part_of_it(archives, made, caplog):
+    (made / GRAPH).chmod(0o666)
+    pack(made, archives, GRAPHS)
+    assert "compiled again" in caplog.text
+    assert list(archives.iterdir()) == []
+
+
+DIGEST = digest_bytes(b"kernel")
+FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)
+RANK_ENTRY: dict[str, Any] = {
+    "function": "Llama.decode",
+    "path": "Llama_0f/world1global_rank0/decode/compiled_module",
+    "request_key": "1" * 64,
+    "provenance": "2" * 64,
+    "sha256": "3" * 64,
+    "size_bytes": 7,
+}
+
+
+def manifest(**changes: Any) -> PartitionManifest:
+    fields: dict[str, Any] = {
+        "partition": "world1global_rank0",
+        "rank": 0,
+        "world_size": 1,
+        "environment": ENVIRONMENT,
+        "requests": (),
+        "artifacts": (ArtifactEntry(**RANK_ENTRY),),
+        "captures": (),
+        "created": CREATED,
+    }
+    return PartitionManifest(**(fields | changes))
+
+
+def node_entry(**changes: Any) -> ArtifactEntry:
+    (entry,) = entries([FILE])
+    return ArtifactEntry(**(dict(entry) | changes))
+
+
+def test_older_manifest_parses_and_keeps_its_bytes_and_key():
+    data = manifest().to_bytes()
+    found = parse_manifest(data, "here")
+    assert found.to_bytes() == data
+    assert found.artifacts[0].scope == "rank"
+    # Of a release without scopes.
+    assert (
+        partition_key(LAUNCH_KEY, found) == "91760e350019751b94ef8b8f23a600ac9ba0d1ceb83ab124392ddb0c1375e837"
+    )
+
+
+def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
+    value = with_node_files(manifest(), [FILE])
+    document = json.loads(value.to_bytes())
+    assert (document["format"], document["artifacts"][1]["scope"]) == (2, "node")
+    found = parse_manifest(value.to_bytes(), "here")
+    assert (found, found.node_files()) == (value, (FILE,))
+
+
+def test_format_1_has_no_node_artifacts():
+    document = json.loads(with_node_files(manifest(), [FILE]).to_bytes())
+    with pytest.raises(Corrupt, match="node artifacts in a manifest of format 1"):
+        parse_manifest(json.dumps(document | {"format": 1}).encode(), "here")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "node/operators/../escape",
+        "node/operators//x",
+        "/node/operators/x",
+        "node/operators",
+        "node/other/x",
+        "node/Operators/x",
+        "elsewhere/operators/x",
+        "node/operators/a\\b",
+        "node/operators/new\nline",
+        "node/operators/" + "x" * 256,
+        "Llama_0f/world1global_rank0/decode/compiled_module",
+    ],
+)
+def test_node_entry_with_another_path_is_refused(path: str):
+    with pytest.raises(ValidationError, match="path"):
+        node_entry(path=path)
+
+
+@pytest.mark.parametrize("directory", ["node/operators", "Node/operators/kernel_cache", "node"])
+def test_rank_artifacts_may_lie_below_a_directory_called_node(directory: str):
+    entry = ArtifactEntry(**(RANK_ENTRY | {"path": f"{directory}/compiled_module"}))
+    of_rank = manifest(artifacts=(entry,))
+    assert parse_manifest(of_rank.to_bytes(), "here").artifacts == (entry,)
+    file = NodeFile(cache="operators", relative="compiled_module", digest=DIGEST)
+    assert with_node_files(of_rank, [file]).node_files() == (file,)
+
+
+@pytest.mark.parametrize("name", [".unverified", ".signers/x", ".warmrank-x", "a.lock", "locks/x", ".bashrc"])
+def test_node_entry_with_the_name_of_a_mark_or_a_lock_is_refused(name: str):
+    with pytest.raises(ValidationError, match="path"):
+        node_entry(path=f"node/operators/{name}")
+
+
+RELATIVE = st.lists(st.from_regex(r"[a-zA-Z0-9_.]{1,8}", fullmatch=True), min_size=1, max_size=4)
+
+
+@given(RELATIVE.filter(lambda parts: not any(map(is_reserved, parts))).map("/".join))
+def test_every_ordinary_path_below_a_node_cache_round_trips(relative: str):
+    value = with_node_files(manifest(), [NodeFile(cache="mine", relative=relative, digest=DIGEST)])
+    assert parse_manifest(value.to_bytes(), "here").node_files()[0].relative == relative

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.planned_world import PlannedWorld, carried_out, digest_of
 from warmrank.orchestrator.launch.plan import (
     Action,
     Adopt,
@@ -16,12 +19,15 @@ from warmrank.orchestrator.launch.plan import (
     Compile,
     Failed,
     GiveUp,
+    Leaders,
     Load,
     PlanState,
     Slot,
+    Tried,
     apply_round,
     begin,
     forbidden,
+    lanes_of,
     plan_round,
 )
 from warmrank.worker.results import FunctionProbe, ProbeState
@@ -207,3 +213,160 @@ def test_planning_asks_for_each_rank_a_few_times_whatever_the_number_of_classes(
     plan = plan_round(begin(probes), max_rounds=4, nodes=nodes)
     assert sum(action == Compile() for action in plan.values()) == num_classes
     assert nodes.num_asked <= 2 * len(nodes)
+
+
+TWO_NODES = {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def probe_leaders(function: str, cost: int) -> FunctionProbe:
+    return FunctionProbe(
+        function=function, request_key="k", components={}, state="miss", reason="not there", cost=cost
+    )
+
+
+def led(costs: dict[str, int], nodes: dict[int, int], lanes: dict[int, int] | None = None) -> dict[str, int]:
+    """The leader of every function, the first to be planned first."""
+    probes = {rank: tuple(probe_leaders(name, cost) for name, cost in costs.items()) for rank in nodes}
+    plan = plan_round(begin(probes), max_rounds=4, nodes=nodes, lanes=lanes)
+    return {function: rank for (rank, function), action in plan.items() if isinstance(action, Compile)}
+
+
+def test_leaders_go_to_other_nodes_before_other_ranks_of_a_node() -> None:
+    assert led({"f": 1, "g": 1, "h": 1, "i": 1}, TWO_NODES) == {"f": 0, "g": 2, "h": 1, "i": 3}
+
+
+def test_node_has_no_more_leaders_than_lanes_while_another_can_lead() -> None:
+    found = led(dict.fromkeys("abcdef", 1), {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}, lanes={0: 1, 1: 1})
+    assert len(set(found.values())) == 2
+
+
+def test_leader_that_failed_is_passed_over_for_another_node_then_for_another_rank() -> None:
+    tried = Tried(ranks=frozenset({0}), nodes=frozenset({0}))
+    assert Leaders(TWO_NODES).choose([0, 1, 2], 1, tried) == 2
+    assert Leaders(TWO_NODES).choose([0, 1], 1, tried) == 1
+    assert Leaders(TWO_NODES).choose([0], 1, tried) == 0
+
+
+def test_lanes_are_the_cpus_that_ranks_reserved() -> None:
+    nodes = [0] * 8 + [1] * 2
+    assert lanes_of(nodes, 1.0) == {0: 8, 1: 2}
+    assert lanes_of(nodes, 0.25) == {0: 2, 1: 1}
+    assert lanes_of(nodes, 4.0) == {0: 8, 1: 2}
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
+def test_no_rank_works_longer_than_four_thirds_of_the_best(costs: list[int], num_ranks: int) -> None:
+    nodes = {rank: rank for rank in range(num_ranks)}
+    found = led({f"f{index}": cost for index, cost in enumerate(costs)}, nodes)
+    load = dict.fromkeys(nodes, 0)
+    for index, cost in enumerate(costs):
+        load[found[f"f{index}"]] += cost
+    ordered = sorted(costs, reverse=True)
+    pair = sum(ordered[num_ranks - 1 : num_ranks + 1]) if len(costs) > num_ranks else 0
+    best = max(sum(costs) / num_ranks, ordered[0], pair)
+    # Graham's bound, over a lower bound of the best: list scheduling by falling cost.
+    assert max(load.values()) <= best + ordered[min(num_ranks, len(costs) - 1)] * (num_ranks - 1) / num_ranks
+
+
+FUNCTIONS = ("f", "f[1]", "g")
+STATES: st.SearchStrategy[ProbeState] = st.sampled_from(["hit", "adoptable", "miss"])
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, cold: bool = False, breaks: bool = True) -> PlannedWorld:
+    num_ranks = draw(st.integers(1, 8))
+    slots = [(rank, name) for rank in range(num_ranks) for name in FUNCTIONS]
+    says_why = draw(st.booleans())
+    return PlannedWorld(
+        nodes={rank: draw(st.integers(0, 2)) for rank in range(num_ranks)},
+        kinds={slot: draw(st.integers(0, 3)) for slot in slots},
+        keys={slot: draw(st.sampled_from(["k", "l"])) for slot in slots},
+        held={} if cold else {slot: (draw(STATES), draw(st.integers(0, 3))) for slot in slots},
+        broken=draw(st.frozensets(st.sampled_from(slots))) if breaks else frozenset(),
+        reason=(lambda made, own: f"found {own}") if says_why else (lambda made, own: "it does not fit"),
+    )
+
+
+bounds = st.integers(1, 6)
+few = settings(max_examples=40)  # launches, of up to 24 functions each
+
+
+@few
+@given(worlds(), bounds)
+def test_every_rank_ends_with_what_fits_or_is_named(world: PlannedWorld, max_rounds: int) -> None:
+    course = carried_out(world, max_rounds=max_rounds)
+    lost = {demand.slot for demand in course.end.lost}
+    assert course.got.keys() | lost == world.kinds.keys()
+    assert not course.got.keys() & lost
+    assert course.got == {slot: digest_of(slot[1], world.kinds[slot]) for slot in course.got}
+
+
+@few
+@given(worlds(), bounds)
+def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_rounds: int) -> None:
+    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
+        for demand in state.demands:
+            action = actions[demand.slot]
+            if isinstance(action, Load | Adopt):
+                assert action.digest not in demand.refused
+
+
+@few
+@given(worlds(), bounds)
+def test_rank_that_failed_does_not_try_again_while_another_can(world: PlannedWorld, max_rounds: int) -> None:
+    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
+        tried = {(one.class_key[:2], one.rank) for one in state.failed}
+        needy = [
+            demand for demand in state.demands if isinstance(actions[demand.slot], Compile | AwaitLeader)
+        ]
+        fresh = {demand.class_key for demand in needy if (demand.class_key[:2], demand.rank) not in tried}
+        for demand in needy:
+            if actions[demand.slot] == Compile() and (demand.class_key[:2], demand.rank) in tried:
+                assert demand.class_key not in fresh
+
+
+@few
+@given(worlds(cold=True, breaks=False))
+def test_a_cold_launch_compiles_each_true_class_once(world: PlannedWorld) -> None:
+    # Four kinds are at most four rounds, even where refusals do not say why.
+    course = carried_out(world, max_rounds=4)
+    true_classes = {(slot[1], world.keys[slot], kind) for slot, kind in world.kinds.items()}
+    assert sum(course.compiled().values()) == len(true_classes)
+
+
+def parallel(*, tp: int, pp: int, dp: int, hidden: bool = False, placed: int = 8) -> PlannedWorld:
+    """Ranks with `tp` innermost and `dp` outermost, whose pipeline stages differ."""
+    ranks = range(tp * pp * dp)
+    stage = {rank: rank // tp % pp for rank in ranks}
+    slots: list[Slot] = [(rank, "decode") for rank in ranks]
+    return PlannedWorld(
+        nodes={rank: rank // placed for rank in ranks},
+        kinds={slot: stage[slot[0]] for slot in slots},
+        keys={slot: "" if hidden else f"stage {stage[slot[0]]}" for slot in slots},
+    )
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["found by request", "found by guards"])
+def test_of_1024_ranks_four_compile(hidden: bool) -> None:
+    course = carried_out(parallel(tp=8, pp=4, dp=32, hidden=hidden), max_rounds=4)
+    assert sorted(course.compiled().values()) == [1, 1, 1, 1]
+    assert len(course.rounds) == (2 if hidden else 1)
+    leaders = {slot[0] // 8 for _, plan in course.rounds for slot in plan if isinstance(plan[slot], Compile)}
+    assert len(leaders) == 4  # four nodes
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"tp": 2, "pp": 2, "dp": 8}, {"tp": 2, "pp": 2, "dp": 1}, {"tp": 2, "pp": 2, "dp": 2, "placed": 3}],
+    ids=["more ranks", "fewer ranks", "other places"],
+)
+def test_another_world_compiles_nothing_where_one_rank_of_each_stage_has_its_artifact(other):
+    world = parallel(**other)  # type: ignore[arg-type] # whole numbers only
+    known: dict[Slot, tuple[ProbeState, int]] = {
+        slot: ("adoptable", kind) for slot, kind in world.kinds.items() if slot[0] < 4
+    }
+    again = PlannedWorld(nodes=world.nodes, kinds=world.kinds, keys=world.keys, held=known)
+    course = carried_out(again, max_rounds=4)
+    assert not any(
+        isinstance(action, Compile | GiveUp) for _, plan in course.rounds for action in plan.values()
+    )

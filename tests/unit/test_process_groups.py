@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+from torch import nn
 
+from tests.support.devices import fake_world
 from tests.support.launching import rank_spec
-from warmrank.worker.errors import PortInUse
+from tests.support.tracing import compiled, misfits
+from warmrank.worker import groups
+from warmrank.worker.errors import GroupError, PortInUse
 from warmrank.worker.rank import start
+from warmrank.worker.torch_private.process_groups import group_name
 
 
 @pytest.fixture
@@ -62,3 +70,86 @@ def test_port_that_another_process_has_taken_is_told_as_such(tmp_path: Path) -> 
         spec = rank_spec(tmp_path, master_addr="127.0.0.1", master_port=taken.getsockname()[1])
         with pytest.raises(PortInUse, match="another process's now"):
             start.start_groups(spec, "gloo")
+
+
+World = tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Rank 1 of 4: the world, its own group of two, and a group of one."""
+    with fake_world(rank=1, world_size=4) as everyone:
+        pair = dist.new_group([0, 1])
+        dist.new_group([2, 3])  # this rank is not in it
+        alone = dist.new_group([1])
+        yield everyone, pair, alone
+
+
+def test_role_that_was_registered_is_used(world: World) -> None:
+    groups.register({"tp": world[1]})
+    assert groups.role_of(world[1]) == "tp"
+
+
+def test_unknown_name_is_refused_with_the_known_ones(world: World) -> None:
+    with pytest.raises(GroupError, match=r"no process group named 'nobody'; known: \['") as raised:
+        groups.role_of("nobody")
+    assert raised.value.name == "nobody"
+
+
+@pytest.mark.parametrize(("role", "position"), [("world", 0), ("tp", 1), ("group2", 2)])
+def test_resolve_gives_name_and_group_of_a_role(world: World, role: str, position: int) -> None:
+    groups.register({"tp": world[1]})
+    assert groups.resolve(role) == (group_name(world[position]), world[position])
+
+
+class Model(nn.Module):
+    def __init__(self, group: Any, group_name: str = "attention") -> None:
+        super().__init__()
+        self.group = group
+        self.group_name = group_name
+
+    def reduces(self, x: torch.Tensor) -> Any:
+        return collectives.all_reduce(x, "sum", self.group)
+
+    def measures(self, x: torch.Tensor) -> Any:
+        return x * len(self.group.group_name)
+
+    def does_both(self, x: torch.Tensor) -> Any:
+        return collectives.all_reduce(x, "sum", self.group) * len(self.group.group_name)
+
+    def reads_its_own(self, x: torch.Tensor) -> Any:
+        return x * len(self.group_name)
+
+
+@pytest.fixture
+def pair() -> Iterator[list[Any]]:
+    """Two groups of equal size, both of this rank."""
+    with fake_world(rank=0, world_size=4):
+        yield [dist.new_group([0, 1]), dist.new_group([0, 1])]
+
+
+def fits(pair: list[Any], name: str) -> bool:
+    """Whether what was compiled with one group may be used with the other, where that has the role."""
+    first, second = (Model(group) for group in pair)
+    x = torch.ones(2)
+    groups.register({"tp": pair[0]})
+    artifact = compiled(getattr(first, name), x)
+    groups.register({"tp": pair[1]})
+    return misfits(artifact, getattr(second, name), x) == ()
+
+
+def test_group_of_a_collective_is_any_of_its_role(pair: list[Any]) -> None:
+    assert fits(pair, "reduces")
+
+
+@pytest.mark.parametrize("name", ["measures", "does_both"])
+def test_name_that_serves_for_more_is_a_condition(pair: list[Any], name: str) -> None:
+    assert pair[0].group_name != pair[1].group_name
+    assert not fits(pair, name)
+
+
+def test_attribute_of_that_name_of_another_object_is_a_plain_value(pair: list[Any]) -> None:
+    assert fits(pair, "reads_its_own")
+    x = torch.ones(2)
+    artifact = compiled(Model(pair[0]).reads_its_own, x)
+    assert misfits(artifact, Model(pair[0], "other").reads_its_own, x)

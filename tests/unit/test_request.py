@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
+from tests.support import small_models
+from tests.support.made_guards import MadeModule, code_of
+from tests.support.small_models import Plain
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
+from warmrank.worker.keys.code import class_digest, function_digest, is_pinned_module
 from warmrank.worker.keys.request import Request, request
+from warmrank.worker.keys.sources import collect
+from warmrank.worker.runtime.artifact import TracedSource
 from warmrank.worker.runtime.options import CacheOptions
+from warmrank.worker.runtime.sources import changed
 
 ENGINE = GraphEngine()
 ADD, MUL = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
@@ -117,3 +129,252 @@ KEPT = [made(), made()]  # both alive, so that their addresses differ
 def test_decompositions_count_by_what_they_do(one: Any, other: Any, *, same: bool) -> None:
     first, second = (asked(custom_decompositions=given) for given in (one, other))
     assert changed_names(first, second) == (set() if same else {"decompositions"})
+
+
+pytestmark = pytest.mark.usefixtures("forget_modules")
+
+BODY = "def f(x, y=1, *, z=2):\n    return x + y * z\n"
+
+
+def function_of(text: str, file_name: str = "<text>") -> FunctionType:
+    """The function ``f`` of a piece of source."""
+    scope: dict[str, Any] = {}
+    exec(compile(text, file_name, "exec"), scope)  # noqa: S102 - a module in memory
+    function = scope["f"]
+    assert isinstance(function, FunctionType)
+    return function
+
+
+def class_of(text: str, file_name: str = "made.py") -> type:
+    """The class ``C`` of a piece of source."""
+    scope: dict[str, Any] = {"__name__": "made_classes", "__file__": "made.py", "torch": torch}
+    exec(compile(text, file_name, "exec"), scope)  # noqa: S102 - a module in memory
+    made = scope["C"]
+    assert isinstance(made, type)
+    return made
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeModule:
+    monkeypatch.syspath_prepend(tmp_path)
+    return MadeModule(tmp_path)
+
+
+# Digests of functions.
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        "\n\n\n" + BODY,
+        "# about f\n" + BODY,
+        BODY.replace("x + y", "x  +  y"),
+        BODY.replace("    return", "    # why\n    return"),
+        BODY.replace("x,", "x: int,"),
+    ],
+    ids=["another line", "comment above", "blanks", "comment inside", "annotation"],
+)
+def test_function_digest_is_the_same_for_what_does_the_same(same: str) -> None:
+    assert function_digest(function_of(same)) == function_digest(function_of(BODY))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        BODY.replace("x + y", "x - y"),
+        BODY.replace("y=1", "y=2"),
+        BODY.replace("y=1", "y=1.0"),
+        BODY.replace("y=1", "y=True"),
+        BODY.replace("z=2", "z=3"),
+        BODY.replace("*, z=2", "z=2"),
+        BODY.replace("* z", "* z * 1"),
+        BODY.replace("x + y * z", "len(x)"),
+        BODY.replace("return x", "return -x"),
+        BODY.replace("x", "w"),
+        BODY.replace("f(x, ", "f(x, /, "),
+        "def f(x, y=1, *, z=2):\n    return (lambda: x + y * z)()\n",
+        "def f(x, y=1, *, z=2):\n    try:\n        return x + y * z\n    except ValueError:\n        pass\n",
+    ],
+    ids=[
+        "operator", "default", "default's type", "default bool", "keyword default", "keyword-only",
+        "constant", "name", "sign", "parameter", "positional-only", "lambda", "exception handler",
+    ],
+)  # fmt: skip
+def test_function_digest_changes_with_what_it_does(other: str) -> None:
+    assert function_digest(function_of(other)) != function_digest(function_of(BODY))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("(1, 2)", "(1, 3)"), ("(1, 2)", "(1, 2.0)"), ("'ab'", "b'ab'"), ("0.0", "-0.0"), ("{1, 2}", "{1, 3}")],
+)
+def test_function_digest_tells_constants_apart(one: str, other: str) -> None:
+    digests = {function_digest(function_of(f"def f(x):\n    return x in {text}\n")) for text in (one, other)}
+    assert len(digests) == 2
+
+
+@given(names=st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=2))
+def test_function_digest_does_not_depend_on_the_order_of_a_set(names: list[str]) -> None:
+    texts = [
+        f"def f(x):\n    return x in {{{', '.join(map(repr, order))}}}\n" for order in (names, names[::-1])
+    ]
+    assert function_digest(function_of(texts[0])) == function_digest(function_of(texts[1]))
+
+
+# Digests of classes.
+
+CLASS = "class C(dict):\n    a = 1\n    def f(self): return 1\n"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        CLASS.replace("(dict)", "(list)"),
+        CLASS + "    def g(self): return 1\n",
+        CLASS.replace("def f", "def h"),
+        CLASS.replace("    a = 1\n", ""),
+        "class B(dict):\n    def g(self): return 2\n" + CLASS.replace("(dict)", "(B)"),
+    ],
+    ids=["base", "added", "renamed", "removed", "base of its own"],
+)
+def test_class_digest_changes_with_bases_and_names(other: str) -> None:
+    assert class_digest(class_of(other)) != class_digest(class_of(CLASS))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        CLASS.replace("return 1", "return 2"),
+        CLASS.replace("    a = 1\n", "    '''About C.'''\n    a = 1\n"),
+        "# about C\n" + CLASS,
+        CLASS.replace("a = 1", "a: int = 1"),
+    ],
+    ids=["untraced body", "docstring", "comment", "annotation"],
+)
+def test_class_digest_is_the_same_where_nothing_traced_changed(same: str) -> None:
+    if sys.version_info >= (3, 14) and "a: int" in same:
+        pytest.skip("annotations add a name of their own from 3.14 on")
+    assert class_digest(class_of(same)) == class_digest(class_of(CLASS))
+
+
+# Finding the source of traced code again.
+
+WRAPPED = """
+import functools
+
+def logged(g):
+    @functools.wraps(g)
+    def wrapper(x):
+        return g(x)
+    return wrapper
+
+@logged
+def f(x):
+    return x
+"""
+
+
+def only(sources: tuple[TracedSource, ...]) -> TracedSource:
+    (source,) = sources
+    return source
+
+
+@pytest.mark.parametrize(
+    ("text", "reach"),
+    [
+        ("def outer():\n    def inner(x): return x\n    return inner\n", lambda m: m.outer()),
+        ("def outer():\n    return lambda x: x\n", lambda m: m.outer()),
+        ("class C:\n    @staticmethod\n    def f(x): return x\n", lambda m: m.C.f),
+        ("class C:\n    @classmethod\n    def f(cls): return cls\n", lambda m: m.C.f.__func__),
+        ("class C:\n    @property\n    def f(self): return 1\n", lambda m: m.C.f.fget),
+        ("class C:\n    class D:\n        def f(self): return 1\n", lambda m: m.C.D.f),
+        ("def outer():\n    class C:\n        def f(self): return 1\n    return C\n", lambda m: m.outer().f),
+        (WRAPPED, lambda m: m.f.__wrapped__),
+    ],
+    ids=[
+        "nested",
+        "nested lambda",
+        "static",
+        "class method",
+        "property",
+        "inner class",
+        "local class",
+        "wrapped",
+    ],
+)
+def test_collect_leads_to_the_code_by_name(module: MadeModule, text: str, reach: Any) -> None:
+    source = only(collect([reach(module.write(text)).__code__]))
+    assert (source.kind, source.module) == ("code", module.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "reach"),
+    [
+        ("f = lambda x: x\n", lambda m: m.f),
+        ("class C:\n    f = lambda self: 1\n", lambda m: m.C.f),
+        ("def f(x): return 1\ng = f\ndef f(x): return 2\n", lambda m: m.g),
+        ("def make():\n    def f(x): return x\n    return f\ng = make()\ndel make\n", lambda m: m.g),
+    ],
+    ids=["lambda", "class lambda", "shadowed", "maker is gone"],
+)
+def test_collect_falls_back_to_the_file_where_no_name_leads_to_the_code(module, text, reach):
+    source = only(collect([reach(module.write(text)).__code__]))
+    assert (source.kind, source.module, source.name) == ("file", module.name, "")
+
+
+def test_collect_does_not_take_a_users_file_for_a_module_of_python(tmp_path, monkeypatch):
+    path = tmp_path / "tabnanny.py"
+    path.write_text(BODY)
+    shadow = ModuleType("tabnanny")
+    shadow.__file__ = str(path)
+    exec(compile(BODY, str(path), "exec"), vars(shadow))  # noqa: S102 - a module in memory
+    monkeypatch.setitem(sys.modules, "tabnanny", shadow)
+    assert [source.module for source in collect([shadow.f.__code__])] == ["tabnanny"]
+
+
+# Comparing with what the running process has.
+
+
+def traced(function: Any) -> tuple[TracedSource, ...]:
+    return collect([code_of(function)])
+
+
+def test_function_replaced_at_run_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = traced(Plain.affine)
+    monkeypatch.setattr(small_models.Plain, "affine", lambda self, x: x)
+    assert list(changed(sources)) == ["source of tests.support.small_models:Plain.affine changed"]
+
+
+NESTED = "def outer():\n    def inner(x):\n        return x + 1\n    return inner\n"
+LAMBDAS = "def outer():\n    return (lambda x: x + 1), (lambda x: x + 2)\n"
+UNNAMED = "f = lambda x: x + 1\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reach", "said"),
+    [
+        (BODY, BODY, lambda m: m.f, []),
+        (BODY, BODY + "\n\ndef more(): pass\n", lambda m: m.f, []),
+        (BODY, "import os\n# a comment\n" + BODY, lambda m: m.f, []),
+        (BODY, BODY.replace("x + y", "x - y"), lambda m: m.f, [":f changed"]),
+        (BODY, BODY.replace("z=2", "z=5"), lambda m: m.f, [":f changed"]),
+        (BODY, "def g(): pass\n", lambda m: m.f, [":f is gone"]),
+        (NESTED, NESTED.replace("1", "2"), lambda m: m.outer(), [":outer.<locals>.inner changed"]),
+        (LAMBDAS, LAMBDAS.replace("2", "3"), lambda m: m.outer()[1], [":outer.<locals>.<lambda> changed"]),
+        (UNNAMED, UNNAMED.replace("1", "2"), lambda m: m.f, [" changed"]),
+        (UNNAMED, "# why\n\n" + UNNAMED, lambda m: m.f, []),
+    ],
+    ids=[
+        "nothing", "more", "comment", "body", "default", "gone", "nested", "lambda", "no name", "its comment",
+    ],
+)  # fmt: skip
+def test_change_that_counts_is_named(module, before, after, reach, said):
+    sources = collect([reach(module.write(before)).__code__])
+    module.write(after)
+    assert list(changed(sources)) == [f"source of made_module{text}" for text in said]
+
+
+def test_modules_of_torch_and_python_alone_are_pinned() -> None:
+    pinned = ["torch", "torch.nn.modules.linear", "collections", "torch_npu.npu", "builtins"]
+    others = ["__main__", "transformers.models", "torchvision.ops", "tests.unit", None]
+    assert [is_pinned_module(name) for name in (*pinned, *others)] == [True] * 5 + [False] * 5

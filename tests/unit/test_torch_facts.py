@@ -7,6 +7,7 @@ import importlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from tests.support.tracing import cached
 from warmrank.worker.errors import TorchUnsupported
 from warmrank.worker.torch_private import facts
+from warmrank.worker.torch_private.patching import Watch, wrapped
 
 ROOM = Path(facts.__file__).parent
 
@@ -128,3 +130,33 @@ def test_newer_torch_that_traces_otherwise_is_refused(monkeypatch, tmp_path):
     with pytest.raises(TorchUnsupported, match="a method is traced without being run"):
         cached(Scaled().scaled, tmp_path)(torch.ones(3))
     trial._tried.cache_clear()
+
+
+class Owner:
+    def answer(self) -> int:
+        return 41
+
+
+class Names(Watch):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **kwargs)
+
+
+def test_function_is_put_back_after_an_error() -> None:
+    original = Owner.answer
+    with pytest.raises(KeyError), wrapped(Owner, "answer", lambda _: lambda self: 0):
+        raise KeyError
+    assert Owner.answer is original
+
+
+def test_every_operator_is_seen_within_the_context_only() -> None:
+    with Names() as names:
+        result = torch.ones(2).mul(2.0)
+    torch.ones(2)
+    assert names.seen == ["aten.ones.default", "aten.mul.Tensor"]
+    assert result.tolist() == [2.0, 2.0]

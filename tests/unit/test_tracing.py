@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import inspect
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +15,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.support.devices import fake_world
+from tests.support.faulty import Faulty
 from tests.support.small_models import Cached, Unfit
-from tests.support.tracing import compiled, misfits, traced
-from warmrank.worker.errors import GraphBreak, NotPortable
+from tests.support.tracing import compiled, misfits, tells_arguments, traced
+from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
+from warmrank.worker.torch_private.lowering import LoweredGraph
+from warmrank.worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
 from warmrank.worker.torch_private.tracing import Trace, trace
 
 ROWS = torch.ones(2, 4)
@@ -158,3 +164,156 @@ def test_function_that_is_not_traced_strictly_is_refused() -> None:
 
     with pytest.raises(NotPortable, match="nonstrict_trace"):
         traced(Calls().forward, ROWS)
+
+
+def shape_conditions(model: nn.Module, x: torch.Tensor) -> str:
+    guards = traced(model.forward, x).guards
+    return " and ".join(text for guard in guards if guard.kind == "SHAPE_ENV" for text in guard.conditions)
+
+
+def test_sizes_that_happen_to_be_equal_are_not_bound_to_each_other() -> None:
+    assert "x'].size()[0] == " not in shape_conditions(nn.ReLU(), torch.ones(4, 4).clone())
+
+
+def test_view_puts_no_condition_on_its_base() -> None:
+    assert "_base" not in shape_conditions(nn.ReLU(), torch.ones(9, 7)[2:6, :4])
+
+
+def test_function_that_asks_for_a_base_is_refused_by_its_argument() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x._base is None else x * 3
+
+    with pytest.raises(NotPortable, match=r"asks L\['x'\] for _base"):
+        traced(Asks().forward, torch.ones(4, 4)[1:])
+
+
+class Writes(nn.Module):
+    """Writes to Python objects that were there before the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor, log: list[torch.Tensor]) -> torch.Tensor:
+        self.calls += 1
+        log.append(x)
+        fresh = [x]
+        fresh.append(x * 2)
+        return fresh[1]
+
+
+def test_writes_are_those_to_objects_of_before_the_call() -> None:
+    trace_ = traced(Writes().forward, ROWS, [])
+    assert {(write.source, write.attribute) for write in trace_.writes} == {
+        ("L['self']", "calls"),
+        ("L['log']", ""),
+    }
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 5:
+            return x * 2
+        return x * 3
+
+
+def test_condition_has_its_line_and_its_size() -> None:
+    found = traced(Halves().forward, torch.ones(6, 4)).shape_lines
+    (line,) = [line for line in found if "x.shape[0] > 5" in line.frame[3]]
+    file, number, function, _ = line.frame
+    assert Path(__file__).name == Path(file).name
+    assert "if x.shape[0] > 5:" in Path(__file__).read_text("utf-8").splitlines()[number - 1]
+    assert function == "forward"
+    assert line.sources == {"L['x'].size()[0]"}
+
+
+class Stacks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x))
+
+
+class Pairs(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 2, 4) * 2
+
+
+@pytest.fixture(scope="module")
+def stacked() -> LoweredGraph:
+    return traced(Stacks().forward, torch.ones(6, 4)).lowered
+
+
+def test_size_of_a_result_is_an_expression_of_the_inputs(stacked: LoweredGraph) -> None:
+    symbols = Symbols(stacked)
+    name = symbols.of_size("L['x']", 0)
+    size = symbols.outputs[0].shape[0]
+    assert free_symbols(size) == {name}
+    assert eval(size_text(size), {name: 5}) == 10  # noqa: S307 - an expression of sizes
+
+
+def test_operation_that_does_not_take_another_size_is_said() -> None:
+    lowered = traced(Pairs().forward, torch.ones(6, 4)).lowered
+    name = Symbols(lowered).of_size("L['x']", 0)
+    assert other_shape(lowered, {name: 8}) == ""
+    assert "an operation that works with it" in other_shape(lowered, {name: 7})
+
+
+ROWSRaised = torch.ones(2, 8)
+
+
+def raised(name: str) -> FunctionRaised:
+    with pytest.raises(FunctionRaised) as caught:
+        traced(getattr(Faulty(), name), ROWSRaised)
+    return caught.value
+
+
+def line_of(name: str, text: str) -> int:
+    lines, first = inspect.getsourcelines(getattr(Faulty, name))
+    return first + next(at for at, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "line"),
+    [
+        ("bad", "ValueError: bad shape in attention", "raise"),
+        ("wide", "RuntimeError: a and b must have same reduction dim, but got [2, 7] X [8, 8].", "linear"),
+        ("adds", "TypeError: unsupported operand type(s) for +: 'Tensor' and 'NoneType'", "None"),
+        pytest.param("lacks", "KeyError: 'a'", "return", marks=tells_arguments),
+        ("wants", "AttributeError: 'Faulty' object has no attribute 'nothing'", "nothing"),
+        ("asserts", 'AssertionError: assert x.dim() > 3, "too flat"', "assert x"),
+        ("calls", "TypeError: Too many positional arguments: got 3, expected 2", "linear"),
+        ("misspells", "NameError: name 'no_such_name' is not defined", "no_such_name"),
+    ],
+)
+def test_exception_is_named_with_the_line_of_the_method(name: str, said: str, line: str) -> None:
+    error = raised(name)
+    where = f"faulty.py:{line_of(name, line)} in Faulty.{name}"
+    assert (error.function, error.reason, error.where) == (f"Faulty.{name}", said, where)
+    assert str(error).startswith(f"{said} ({where}). ")
+
+
+@tells_arguments
+def test_exception_of_a_called_method_names_both_lines() -> None:
+    error = raised("deep")
+    assert error.reason == "OwnError: ('mine', 3)"
+    assert error.where == (
+        f"faulty.py:{line_of('attend', 'raise')} in attend, "
+        f"from faulty.py:{line_of('deep', 'return')} in Faulty.deep"
+    )
+
+
+def test_advice_on_graph_breaks_is_not_given_and_dynamos_text_is_logged(caplog):
+    with caplog.at_level(logging.INFO, logger="warmrank.worker.torch_private.raised"):
+        error = raised("bad")
+    text = str(error)
+    assert "graph" not in text
+    assert "Dynamo" not in text
+    assert "Explanation" in caplog.text
+    assert "Explanation" in str(error.__cause__)
+
+
+@pytest.mark.parametrize("name", ["reads", "stops"])
+def test_graph_break_stays_one(name: str) -> None:
+    with pytest.raises(GraphBreak, match=f"Faulty.{name} does not form one whole graph"):
+        traced(getattr(Faulty(), name), ROWSRaised)

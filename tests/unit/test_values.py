@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import gc
+import io
+import logging
+import os
 import pickle
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from warmrank.worker import collection, errors
+from warmrank.worker.collection import paused
+from warmrank.worker.errors import NotYet, PortInUse, StateChanged, WorkerError
+from warmrank.worker.log import logger
 from warmrank.worker.values import Value
 
 
@@ -80,3 +94,142 @@ def test_dataclasses_take_values_for_their_own() -> None:
     described = [(one.name, one.type, one.kw_only) for one in dataclasses.fields(Point)]
     assert described == [(one.name, one.type, one.kw_only) for one in dataclasses.fields(Twin)]
     assert dataclasses.is_dataclass(made)
+
+
+KINDS = sorted(
+    (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WorkerError)),
+    key=lambda kind: kind.__name__,
+)
+PLAIN = st.one_of(st.none(), st.integers(), st.text(), st.lists(st.text()), st.booleans())
+NAMES = st.from_regex(r"[a-z]{1,8}", fullmatch=True).filter(
+    lambda name: name not in ("args", "self", "message")
+)
+
+
+def pickled_errors(error: WorkerError) -> WorkerError:
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+    assert isinstance(copy, WorkerError)
+    return copy
+
+
+def make(kind: type[WorkerError]) -> WorkerError:
+    if kind is StateChanged:
+        return StateChanged("layer.weight", None)
+    if kind is PortInUse:
+        return PortInUse("10.0.0.1", 29500)
+    return NotYet("x", instead="y") if kind is NotYet else kind("what happened", rank=3)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_error_of_every_kind_survives_pickling(kind: type[WorkerError]) -> None:
+    error = make(kind)
+    copy = pickled_errors(error)
+    assert type(copy) is kind
+    assert str(copy) == str(error)
+    assert copy.fields == error.fields
+
+
+@given(message=st.text(), fields=st.dictionaries(NAMES, PLAIN, max_size=4))
+def test_error_round_trips(message: str, fields: dict[str, object]) -> None:
+    copy = pickled_errors(WorkerError(message, **fields))
+    assert (copy.message, copy.fields) == (message, fields)
+
+
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    was_enabled, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.enable()
+    yield
+    if gc.get_freeze_count() > frozen:
+        gc.unfreeze()
+    collection._PAUSES._is_frozen = False
+    (gc.enable if was_enabled else gc.disable)()
+
+
+def test_collector_waits_and_goes_on() -> None:
+    with paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_cycles_that_were_made_meanwhile_are_collected_later() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.own = self
+
+    with paused():
+        for _ in range(10):
+            Node()
+    gc.collect()
+    assert not any(type(one) is Node for one in gc.get_objects())
+
+
+def test_what_somebody_froze_stays_frozen() -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    with paused():
+        pass
+    assert gc.get_freeze_count() > frozen // 2  # frozen objects may die, but not by the thousand
+
+
+@pytest.mark.parametrize("freeze", [gc.freeze, collection.freeze], ids=["by somebody", "by warmrank"])
+def test_what_is_frozen_is_counted_once_at_most(freeze, monkeypatch):
+    freeze()
+    counted: list[int] = []
+    count = gc.get_freeze_count
+
+    def counting() -> int:
+        counted.append(1)
+        return count()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", counting)
+        for _ in range(5):
+            with paused():
+                pass
+    assert len(counted) == (1 if freeze is gc.freeze else 0)
+
+
+def test_collector_goes_on_when_the_last_of_many_threads_is_done() -> None:
+    def pause_often(_: int) -> None:
+        for _ in range(2000):
+            with paused():
+                pass
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(pause_often, range(4)))
+    assert gc.isenabled()
+
+
+def test_collector_goes_on_in_a_child_that_was_forked_meanwhile() -> None:
+    with paused():
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.fixture
+def info_level() -> Iterator[None]:
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield
+    logger.setLevel(before)
+
+
+def test_logger_writes_one_line_in_torchairs_form(info_level, capsys):
+    logger.info("Cache %s", "saved")
+    line = capsys.readouterr().out
+    assert re.fullmatch(
+        rf"\[INFO\] TORCHAIR\({os.getpid()},python[\d.]*\):"
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\.\d{3} \[test_log\.py:\d+\] Cache saved\n",
+        line,
+    )
+
+
+def test_logger_follows_a_redirected_stdout(info_level: None) -> None:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        logger.info("after the redirection")
+    assert "after the redirection" in output.getvalue()

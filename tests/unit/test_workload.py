@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from tests.support.small_models import Plain
+from warmrank.examples import llama
+from warmrank.examples.llama_model import build_model
+from warmrank.examples.llama_weights import LlamaSizes, full_weights, shard
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import GroupError, WorkloadError
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload
@@ -121,3 +125,124 @@ def test_runtime_state_of_another_kind_is_refused_with_the_entrypoint(returned):
     )
     with pytest.raises(WorkloadError, match=expected):
         build_workload(returned(workload), context(), {})
+
+
+SMALL = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=2, hidden=48, batch=2, max_seq=32)
+
+
+def small_model(sizes: LlamaSizes = SMALL) -> Any:
+    return build_model(sizes, full_weights(sizes), cached=False)
+
+
+def context_llama(**groups: Any) -> RankContext:
+    return RankContext(
+        rank=0, world_size=1, local_rank=0, device_kind="cpu", device=torch.device("cpu"), groups=groups
+    )
+
+
+class GroupOfTwo:
+    """Stands for a process group where only its size is asked for."""
+
+    def size(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_generated_logits_equal_the_reference(batch: int, kv_heads: int) -> None:
+    sizes = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=kv_heads, hidden=48, batch=batch, max_seq=32)
+    result = llama.check(small_model(sizes), full_weights(sizes), (5, 9), 6, None)
+    assert result.ok
+    assert result.max_error < llama.TOLERANCE / 10
+
+
+def test_cache_is_updated_in_place() -> None:
+    model = small_model()
+    cache = model.layers[0].attention.k_cache
+    prompt = llama.prompts(SMALL.batch, 7)
+    model(prompt, llama.positions(0, prompt))
+    assert model.layers[0].attention.k_cache.data_ptr() == cache.data_ptr()
+    assert cache[:, :, :7].abs().sum(-1).min() > 0
+    assert cache[:, :, 7:].abs().max() == 0
+
+
+def test_decode_does_not_see_what_an_earlier_prompt_left_in_the_cache() -> None:
+    model = small_model()
+    llama.generate(model, llama.prompts(SMALL.batch, 20), 6)
+    assert llama.check(model, full_weights(SMALL), (5,), 6, None).ok
+
+
+def test_check_fails_when_a_weight_is_wrong() -> None:
+    model = small_model()
+    model.layers[1].attention.wv.weight[0, 0] += 1
+    result = llama.check(model, full_weights(SMALL), (5,), 2, None)
+    assert not result.ok
+
+
+def test_check_fails_on_a_number_that_is_none() -> None:
+    model = small_model()
+    model.output.weight[0, 0] = math.nan
+    result = llama.check(model, full_weights(SMALL), (5,), 2, None)
+    assert not result.ok
+    assert result.max_error == math.inf
+
+
+def test_parts_of_all_ranks_sum_to_the_whole_layer() -> None:
+    weights = full_weights(SMALL)
+    x = torch.ones(3, SMALL.dim)
+    total = torch.zeros(3, SMALL.dim)
+    for rank in range(2):
+        part = shard(weights, rank, 2)
+        total += x @ part["layers.0.feed_forward.up.weight"].T @ part["layers.0.feed_forward.down.weight"].T
+    whole = x @ weights["layers.0.feed_forward.up.weight"].T @ weights["layers.0.feed_forward.down.weight"].T
+    torch.testing.assert_close(total, whole)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"dim": 30, "heads": 4}, "dim = 30 is no multiple of heads = 4"),
+        ({"heads": 8, "kv_heads": 3}, "heads = 8 is no multiple of kv_heads = 3"),
+        ({"layers": 0}, "layers = 0; expected an int of 1 or more"),
+        ({"batch": "2"}, "batch = '2'; expected an int"),
+        ({"dim": 24, "heads": 8}, "dim / heads = 3 is odd"),
+        ({"seed": -1}, "seed = -1; expected an int of 0 or more"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LlamaSizes(**sizes)
+
+
+def test_split_that_does_not_come_out_even_is_refused() -> None:
+    sizes = LlamaSizes(layers=1, dim=32, heads=4, kv_heads=1, hidden=48)
+    group: Any = GroupOfTwo()
+    with pytest.raises(ValueError, match="kv_heads = 1 cannot be split over 2 tensor-parallel ranks"):
+        build_model(sizes, full_weights(sizes), group=group, cached=False)
+
+
+def test_unknown_argument_is_refused_with_the_nearest() -> None:
+    with pytest.raises(WorkloadError, match=r"no argument 'layer'; did you mean layers\?"):
+        llama.workload(context_llama(), layer=2)
+
+
+def test_pipeline_stages_are_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"parallel\.pp is 2, set it to 1"):
+        llama.workload(context_llama(pp=GroupOfTwo()))
+
+
+@pytest.mark.parametrize(
+    "lengths", [{"prompt_len": 1}, {"check_prompt_len": 250}, {"num_tokens": 0}, {"max_seq": 40}]
+)
+def test_prompt_that_does_not_fit_the_cache_is_refused(lengths: Any) -> None:
+    with pytest.raises(WorkloadError, match="expected prompts of at least 2 bytes"):
+        llama.workload(context_llama(), **lengths)
+
+
+def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:
+    sizes = ["--layers=1", "--dim=32", "--heads=4", "--kv-heads=2", "--hidden=48", "--batch=1"]
+    monkeypatch.setattr("sys.argv", ["llama.py", "--prompt-len=5", "--num-tokens=3", *sizes])
+    llama.main()
+    out = capsys.readouterr().out
+    assert out.startswith("b'Alice' -> [")
+    assert "3 tokens for 1 prompts in" in out
