@@ -295,7 +295,7 @@ def test_instruction_set_names_what_kernels_may_use(machine, features, march, te
     assert (found.march, found.text) == (march, text)
 
 
-XInductor = torch.arange(12.0).reshape(3, 4)
+ROWS = torch.arange(12.0).reshape(3, 4)
 
 
 class Steps(nn.Module):
@@ -317,10 +317,10 @@ class Steps(nn.Module):
 
 
 CALLS: dict[str, tuple[Any, ...]] = {
-    "numbered": (XInductor, 5),
-    "written": (torch.ones(3, 4), XInductor),
-    "cached": (torch.zeros(6, 4), XInductor[:1], 3),
-    "twice": (XInductor, torch.ones(3, 1)),
+    "numbered": (ROWS, 5),
+    "written": (torch.ones(3, 4), ROWS),
+    "cached": (torch.zeros(6, 4), ROWS[:1], 3),
+    "twice": (ROWS, torch.ones(3, 1)),
 }
 
 

@@ -437,7 +437,7 @@ def used(weight: torch.Tensor, cache: torch.Tensor, x: torch.Tensor) -> tuple[An
 def using(
     *, captures: bool = True, **options: Any
 ) -> tuple[GraphRunner, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A runner_statistics after a call that captured, if calls of it do so, and the inputs of that call."""
+    """A runner after a call that captured, if calls of it do so, and the inputs of that call."""
     run = runner_statistics(used, "state", "mutated", "user", of_module=(0,), **options)
     inputs = torch.ones(4), torch.zeros(4), torch.ones(4)
     if captures:

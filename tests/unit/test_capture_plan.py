@@ -145,7 +145,7 @@ def test_user_input_that_is_not_copied_has_to_be_the_real_one() -> None:
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
-DIGESTCaptures, OTHER = "ab" * 32, "cd" * 32
+ARTIFACT, OTHER = "ab" * 32, "cd" * 32
 CACHE = torch.zeros(4)
 
 
@@ -163,7 +163,7 @@ class MadeVariant:
     """An artifact whose graph takes the arguments of the call."""
 
     def __init__(self, run: GraphRunner | EagerRunner) -> None:
-        self.runner, self.stored = run, SimpleNamespace(sha256=DIGESTCaptures)
+        self.runner, self.stored = run, SimpleNamespace(sha256=ARTIFACT)
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:
         return args
@@ -188,7 +188,7 @@ def unit(name: str, size: int, variant: MadeVariant | None) -> Any:
     return MadeUnit(name=name, call=call, variant=variant)
 
 
-def planned(*sizes: int, artifact: str = DIGESTCaptures, cache: int = 4) -> tuple[CaptureEntry, ...]:
+def planned(*sizes: int, artifact: str = ARTIFACT, cache: int = 4) -> tuple[CaptureEntry, ...]:
     made = []
     for size in sizes:
         shapes = runner().shapes_for((torch.zeros(cache), torch.ones(size)))
@@ -329,19 +329,19 @@ def test_calls_of_equal_shapes_share_a_graph_and_gears_do_not() -> None:
 
 
 def proposal_order(
-    function: str, size: int, signature: str = "", *, planned_order: bool = False
+    function: str, size: int, signature: str = "", *, planned: bool = False
 ) -> CaptureProposal:
     return CaptureProposal(
         function=function,
         signature=signature,
         shapes=signature.partition(" ")[2],
         num_elements=size,
-        planned_order=planned_order,
+        planned=planned,
     )
 
 
 def planned_order(function: str, size: int, artifact: str) -> CaptureProposal:
-    return proposal_order(function, size, f"{artifact} {size}", planned_order=True)
+    return proposal_order(function, size, f"{artifact} {size}", planned=True)
 
 
 def test_every_rank_takes_its_largest_call_in_the_first_step() -> None:
@@ -371,14 +371,14 @@ def test_order_is_the_same_whatever_the_order_of_proposals() -> None:
     assert order({0: items}, digests) == order({0: items[::-1]}, digests)
 
 
-DIGESTShown = "80ebff0a1b2c" + "0" * 52
+SHOWN = "80ebff0a1b2c" + "0" * 52
 
 
 def planned_shown(
     *tensors: tuple[int, tuple[int, ...], tuple[int, ...]], numbers: dict[int, float] | None = None
 ) -> str:
     inputs = tuple(PlannedInput(position=at, sizes=sizes, strides=strides) for at, sizes, strides in tensors)
-    return Shapes(inputs=inputs, numbers=tuple((numbers or {}).items())).to_text(DIGESTShown)
+    return Shapes(inputs=inputs, numbers=tuple((numbers or {}).items())).to_text(SHOWN)
 
 
 @pytest.mark.parametrize(
@@ -404,9 +404,9 @@ def test_plan_is_told_in_words():
 @pytest.mark.parametrize(
     "text",
     [
-        json.dumps({"artifact": DIGESTShown, "format": 2, "inputs": [[3, [2, 64]]], "numbers": []}),
-        json.dumps({"artifact": DIGESTShown, "format": 1, "inputs": [[3]], "numbers": []}),
-        json.dumps({"artifact": DIGESTShown, "format": 1, "inputs": [3], "numbers": []}),
+        json.dumps({"artifact": SHOWN, "format": 2, "inputs": [[3, [2, 64]]], "numbers": []}),
+        json.dumps({"artifact": SHOWN, "format": 1, "inputs": [[3]], "numbers": []}),
+        json.dumps({"artifact": SHOWN, "format": 1, "inputs": [3], "numbers": []}),
         json.dumps({"format": 1, "inputs": [], "numbers": []}),
         '{"artifact": [2',
     ],

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.tracing import cached, compiles_ahead
+from tests.support.tracing import cached, compiles_ahead, outcome
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import NotPortable, StateChanged
 
@@ -172,7 +172,7 @@ def test_a_class_that_was_patched_and_put_back_is_itself_again(tmp_path: Path, g
     assert torch.equal(function(ROWS - 3), model.acted(ROWS - 3))
     again = cached(model.acted, tmp_path / "plain", guards="always")
     again(ROWS)
-    assert again.last_result.outcome == "loaded"
+    assert outcome(again) == "loaded"
 
 
 class Lazy(torch.nn.Module):

@@ -309,7 +309,7 @@ def test_tensor_that_is_more_than_a_layout_is_refused_by_name(tensor: torch.Tens
 
 aten = torch.ops.aten
 
-XKernels = torch.linspace(-2.0, 3.0, 12).reshape(3, 4)
+GRID = torch.linspace(-2.0, 3.0, 12).reshape(3, 4)
 SCALAR = torch.tensor(2.0)
 
 
@@ -329,13 +329,13 @@ def empty() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("overload", "args"),
     [
-        (aten.add.out, (XKernels, XKernels)),
-        (aten.add.out, (XKernels, SCALAR)),
-        (aten.mul.out, (XKernels, 2.0)),
-        (aten.clamp.out, (XKernels, -1, None)),
-        (aten.silu.out, (XKernels,)),
-        (aten.cat.out, ([XKernels[:1], XKernels[1:]], 0)),
-        (aten.cumsum.out, (XKernels, 1)),
+        (aten.add.out, (GRID, GRID)),
+        (aten.add.out, (GRID, SCALAR)),
+        (aten.mul.out, (GRID, 2.0)),
+        (aten.clamp.out, (GRID, -1, None)),
+        (aten.silu.out, (GRID,)),
+        (aten.cat.out, ([GRID[:1], GRID[1:]], 0)),
+        (aten.cumsum.out, (GRID, 1)),
     ],
     ids=str,
 )
@@ -354,7 +354,7 @@ def test_binding_that_reaches_another_overload_is_not_used(monkeypatch: pytest.M
 
     monkeypatch.setattr("warmrank.worker.torch_private.kernels._HOMES", (Home,))
     monkeypatch.setattr("warmrank.worker.torch_private.kernels._BINDINGS", {})
-    assert called(call_of(aten.tanh.out, (XKernels,), {"out": empty()})) is aten.tanh.out._op
+    assert called(call_of(aten.tanh.out, (GRID,), {"out": empty()})) is aten.tanh.out._op
 
 
 # Out variants.

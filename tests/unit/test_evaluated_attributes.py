@@ -191,7 +191,7 @@ def test_attribute_of_its_own_that_hides_what_getattr_gave_is_noticed(case: str)
     assert misfits(artifact, module.forward, X) != ()
 
 
-XCalls = torch.arange(1.0, 5.0)
+FOUR = torch.arange(1.0, 5.0)
 
 
 def ask(group: Any) -> Any:
@@ -280,11 +280,11 @@ def on_rank(rank: int, way: Callable[[Any], Any], world_size: int = 4) -> Iterat
 def reasons(way: Callable[[Any], Any], *ranks: int) -> list[tuple[str, ...]]:
     """Why what rank 0 compiled does not fit on other ranks."""
     with on_rank(0, way) as model:
-        artifact = compiled(model.forward, XCalls)
+        artifact = compiled(model.forward, FOUR)
     found = []
     for rank in ranks:
         with on_rank(rank, way) as model:
-            found.append(misfits(artifact, model.forward, XCalls))
+            found.append(misfits(artifact, model.forward, FOUR))
     return found
 
 
@@ -355,7 +355,7 @@ def constant() -> int:
     return 3
 
 
-class AsksClasses(nn.Module):
+class AsksClass(nn.Module):
     """Asks an object that it keeps."""
 
     def __init__(self, owner: Any) -> None:
@@ -394,7 +394,7 @@ def test_class_that_becomes_another_kind_is_noticed(method: str) -> None:
     class Owner:
         """Registered by one test only."""
 
-    module = AsksClasses(Owner())
+    module = AsksClass(Owner())
     artifact = compiled(getattr(module, method), X)
     assert misfits(artifact, getattr(module, method), X) == ()
     CHANGES[method](module.owner)
@@ -409,4 +409,4 @@ def test_answer_that_nothing_can_check_is_refused(method: str, named: str) -> No
         """Has no attributes."""
 
     with pytest.raises(NotPortable, match=named):
-        compiled(getattr(AsksClasses(Owner()), method), X)
+        compiled(getattr(AsksClass(Owner()), method), X)

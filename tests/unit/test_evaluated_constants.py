@@ -178,17 +178,17 @@ class Asks(nn.Module):
         return torch.mul(x, self.ask())
 
 
-class MetaFolds(type):
+class Kind(type):
     number = 5
 
     def __getitem__(cls, _: int) -> int:
-        return MetaFolds.number
+        return Kind.number
 
     def __add__(cls, _: int) -> int:
-        return MetaFolds.number
+        return Kind.number
 
 
-class Made(metaclass=MetaFolds):
+class Made(metaclass=Kind):
     """A class of a metaclass of the user's."""
 
 
@@ -199,11 +199,11 @@ class Indexed:
         return Indexed.number
 
 
-class PlainFolds:
+class Textless:
     """Has no text of its own."""
 
 
-PLAIN, OTHER = PlainFolds(), PlainFolds()
+PLAIN, OTHER = Textless(), Textless()
 
 
 @contextlib.contextmanager
@@ -228,16 +228,16 @@ def module_installed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def metaclass_of(**attributes: Any) -> Iterator[None]:
-    before = {name: vars(MetaFolds)[name] for name in attributes if name in vars(MetaFolds)}
+    before = {name: vars(Kind)[name] for name in attributes if name in vars(Kind)}
     for name, value in attributes.items():
-        setattr(MetaFolds, name, value)
+        setattr(Kind, name, value)
     try:
         yield
     finally:
         for name in attributes:
-            delattr(MetaFolds, name)
+            delattr(Kind, name)
         for name, value in before.items():
-            setattr(MetaFolds, name, value)
+            setattr(Kind, name, value)
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], contextlib.AbstractContextManager[None]]]] = {
@@ -275,13 +275,13 @@ ADDRESSES: dict[str, Callable[[], Any]] = {
     "repr of a function": lambda: len(repr(metaclass_of)),
     "order by text": lambda: sorted([PLAIN, OTHER], key=str).index(PLAIN),
     "hash of an object": lambda: hash(PLAIN) % 7,
-    "hash of a class": lambda: hash(PlainFolds) % 7,
+    "hash of a class": lambda: hash(Textless) % 7,
     "hash of a dtype": lambda: hash((torch.float32, 1)) % 7,
     "hash of a frozen set": lambda: hash(frozenset([None, 1])) % 7,
     "id of a list": lambda: id(NUMBERS) % 7,
     "id of a function": lambda: id(metaclass_of) % 7,
     "ids as keys": lambda: {id(NUMBERS): 3}[id(NUMBERS)],
-    "order of classes": lambda: list({PlainFolds, Indexed}).index(PlainFolds),
+    "order of classes": lambda: list({Textless, Indexed}).index(Textless),
 }
 
 
@@ -307,6 +307,7 @@ def test_code_of_the_users_that_runs_untraced_is_refused(kind: str) -> None:
 
 
 def test_variable_of_the_environment_that_a_fake_kernel_reads_is_a_condition(monkeypatch):
+    @torch.library.custom_op("warmrank_test_folds::sized", mutates_args=())
     def sized(x: torch.Tensor) -> torch.Tensor:
         return x.new_ones(int(os.environ.get("WARMRANK_TEST_SIZE", "4")))
 
@@ -342,7 +343,7 @@ def test_trace_writes_nothing_to_a_class(monkeypatch: pytest.MonkeyPatch) -> Non
     assert misfits(artifact, Counts().forward, X) != ()
 
 
-class ColorValues(enum.Enum):
+class Tint(enum.Enum):
     RED = 2
     BLUE = 5
 
@@ -360,7 +361,7 @@ class Name(enum.StrEnum):
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the untyped form is what is tried
 
 VALUES: dict[str, tuple[Any, Any]] = {
-    "enum": (ColorValues.RED, ColorValues.BLUE),
+    "enum": (Tint.RED, Tint.BLUE),
     "int enum": (Level.LOW, Level.HIGH),
     "str enum": (Name.ONE, Name.TWO),
     "named tuple": (Pair(3, 2), Pair(3, 3)),

@@ -366,7 +366,7 @@ def test_numbers_and_strides_of_a_padded_call_are_the_callers(tmp_path: Path) ->
     assert len(function.variants) == 1
 
 
-class ModelMarks(nn.Module):
+class Marked(nn.Module):
     """Two methods: one for any size, one for four rows."""
 
     def __init__(self) -> None:
@@ -388,7 +388,7 @@ def sizes(function: object) -> list[object]:
 
 @torch.no_grad()
 def test_mark_static_makes_the_traced_sizes_constants(tmp_path: Path) -> None:
-    function = cached(ModelMarks().forward, tmp_path)
+    function = cached(Marked().forward, tmp_path)
     x = torch.rand(2, 4)
     torch._dynamo.mark_static(x)
     function(x)
@@ -400,7 +400,7 @@ def test_mark_static_makes_the_traced_sizes_constants(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_mark_dynamic_in_a_static_trace_serves_other_sizes(tmp_path: Path) -> None:
-    function = cached(ModelMarks().forward, tmp_path, dynamic=False)
+    function = cached(Marked().forward, tmp_path, dynamic=False)
     x = torch.rand(2, 4)
     torch._dynamo.mark_dynamic(x, 0)
     function(x)
@@ -415,12 +415,12 @@ def test_mark_dynamic_of_a_size_that_the_code_fixes_is_refused(tmp_path: Path) -
     x = torch.rand(4, 4)
     torch._dynamo.mark_dynamic(x, 0)
     with pytest.raises(GearError, match=r"marked as dynamic is none.*[ (]x\.size\(\)\[0\]"):
-        cached(ModelMarks().four, tmp_path)(x)
+        cached(Marked().four, tmp_path)(x)
 
 
 @torch.no_grad()
 def test_maybe_mark_dynamic_of_a_size_that_the_code_fixes_is_a_constant(tmp_path: Path) -> None:
-    function = cached(ModelMarks().four, tmp_path)
+    function = cached(Marked().four, tmp_path)
     x = torch.rand(4, 4)
     torch._dynamo.maybe_mark_dynamic(x, 0)
     assert torch.equal(function(x), x)
@@ -436,4 +436,4 @@ def test_mark_unbacked_is_refused_by_name(tmp_path: Path, strict: bool) -> None:
     with pytest.raises(
         GearError, match=r"dimension 0 of x is marked by torch._dynamo.decorators.mark_unbacked"
     ):
-        cached(ModelMarks().forward, tmp_path)(x)
+        cached(Marked().forward, tmp_path)(x)

@@ -317,19 +317,19 @@ def _leaves(value: Any) -> list[torch.Tensor]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-ROWSLowering = torch.ones(2, 4)
+PLAIN_ROWS = torch.ones(2, 4)
 aten = torch.ops.aten
 
 
 @pytest.fixture(scope="module")
 def store() -> Trace:
     """A method with a parameter, a buffer that it writes to, and a dynamic input."""
-    return traced(Cached().store, ROWSLowering)
+    return traced(Cached().store, PLAIN_ROWS)
 
 
 @pytest.fixture(scope="module")
 def affine() -> Trace:
-    return traced(Plain().affine, ROWSLowering, dynamic=False)
+    return traced(Plain().affine, PLAIN_ROWS, dynamic=False)
 
 
 def test_operators_in_place_stay_in_place(store: Trace) -> None:
@@ -347,7 +347,7 @@ def test_casts_of_autocast_within_the_method_are_operators_of_the_graph() -> Non
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 return nn.functional.linear(x, x)
 
-    assert "aten._to_copy.default" in operators_of(traced(Casts().forward, ROWSLowering).lowered)
+    assert "aten._to_copy.default" in operators_of(traced(Casts().forward, PLAIN_ROWS).lowered)
 
 
 def test_operator_without_effect_or_use_is_dropped() -> None:
@@ -356,7 +356,7 @@ def test_operator_without_effect_or_use_is_dropped() -> None:
             x.exp()
             return x + 1
 
-    assert operators_of(traced(Wasteful().forward, ROWSLowering).lowered) == ["aten.add.Tensor"]
+    assert operators_of(traced(Wasteful().forward, PLAIN_ROWS).lowered) == ["aten.add.Tensor"]
 
 
 def test_lower_works_inside_torch_compile() -> None:
@@ -367,7 +367,7 @@ def test_lower_works_inside_torch_compile() -> None:
         return graph_module
 
     with torch.no_grad():
-        torch.compile(Plain().affine, backend=backend)(ROWSLowering)
+        torch.compile(Plain().affine, backend=backend)(PLAIN_ROWS)
     assert "L['x']" in [item.source for item in seen[0].inputs]
     torch._dynamo.reset()
 
@@ -396,14 +396,14 @@ def test_size_that_the_method_asked_for_is_fixed() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.reshape(-1, 2, 2) if x.shape[1] == 4 else x
 
-    assert sizes_of_x(traced(Halves().forward, ROWSLowering)) == ((None, 4), (4, 1))
+    assert sizes_of_x(traced(Halves().forward, PLAIN_ROWS)) == ((None, 4), (4, 1))
 
 
 def test_size_that_a_decomposition_asked_for_is_fixed() -> None:
     def by_rows(x: torch.Tensor, factor: float) -> torch.Tensor:
         return x + x if x.shape[0] == 2 else x - x
 
-    trace_ = traced(Plain().affine, ROWSLowering, decompositions={aten.mul.Tensor: by_rows})
+    trace_ = traced(Plain().affine, PLAIN_ROWS, decompositions={aten.mul.Tensor: by_rows})
     assert sizes_of_x(trace_)[0] == (2, 4)
 
 

@@ -391,5 +391,5 @@ def test_keys_of_equal_value_and_different_type_are_different_nodes() -> None:
     "expression", ["L['x'] + 1", "f(L['x'])", "weird(L['x']).a", "3", "L['x'].items[L['y']]", "L['x'][y]"]
 )
 def test_expression_without_a_portable_form_is_refused_with_its_text(expression: str) -> None:
-    with pytest.raises(NotPortable, match="cannot be found_paths again in another process"):
+    with pytest.raises(NotPortable, match="cannot be found again in another process"):
         table_of(expression)

@@ -165,7 +165,7 @@ def test_unknown_tag_is_refused_as_of_another_version() -> None:
         decode({"tensor": []})
 
 
-class ColourIdentity(enum.Enum):
+class Shade(enum.Enum):
     RED = 1
 
 
@@ -202,7 +202,7 @@ def made(constant: int) -> Callable[..., int]:
         (operator.add, ["builtin", "_operator", "add"]),
         (torch.ops.aten.add.Tensor, ["operator", "aten.add.Tensor"]),
         (torch.ops.aten.add, ["operator", "aten.add"]),
-        (ColourIdentity.RED, ["constant", {"enum": [__name__, "Colour", "RED", 1]}]),
+        (Shade.RED, ["constant", {"enum": [__name__, "Shade", "RED", 1]}]),
         (3, ["constant", 3]),
         (torch.float16, ["constant", {"dtype": "float16"}]),
     ],

@@ -288,10 +288,10 @@ X = torch.arange(6.0).reshape(3, 2)
 
 
 COUNTED = 0
-TABLESnapshot = {"k": 2}
+ITEMS = {"k": 2}
 
 
-class HolderSnapshot(torch.nn.Module):
+class Changing(torch.nn.Module):
     count = 0
 
     def __init__(self) -> None:
@@ -306,38 +306,38 @@ def step(self: Any, x: Any) -> Any:
     return x
 
 
-CONDITIONSSnapshot: tuple[tuple[str, str, Any], ...] = (
+WATCHED: tuple[tuple[str, str, Any], ...] = (
     ("L['self'].scale", "equals", {"float": (2.0).hex()}),
     ("L['self'].table['k']", "equals", 2),
     ("L['self']._parameters['weight']", "tensor", like(torch.nn.Parameter(torch.ones(2, 3)))),
-    ("G['TABLE']['k']", "equals", 2),
+    ("G['ITEMS']['k']", "equals", 2),
     ("L['self'].listed[0]", "not_none", None),
     ("L['x']", "tensor", like(X)),
 )
 
 
-def holder(*more: tuple[str, str, Any]) -> tuple[Checked, HolderSnapshot]:
-    module = HolderSnapshot()
-    return Checked(made_guards(*CONDITIONSSnapshot, *more), step, module, x=X), module
+def holder(*more: tuple[str, str, Any]) -> tuple[Checked, Changing]:
+    module = Changing()
+    return Checked(made_guards(*WATCHED, *more), step, module, x=X), module
 
 
-def count_global(module: HolderSnapshot, number: int) -> None:
+def count_global(module: Changing, number: int) -> None:
     globals()["COUNTED"] = number
 
 
-def put_weight(module: HolderSnapshot, number: int) -> None:
+def put_weight(module: Changing, number: int) -> None:
     module.weight = torch.nn.Parameter(torch.full((2, 3), float(number)))
 
 
-BESIDE: dict[str, Callable[[HolderSnapshot, int], Any]] = {
+BESIDE: dict[str, Callable[[Changing, int], Any]] = {
     "attribute": lambda m, n: setattr(m, "unread", n),
     "equal value": lambda m, n: setattr(m, "scale", float("2.0")),
     "item": lambda m, n: m.table.update(unread=n),
     "weight": put_weight,
     "data of another weight": lambda m, n: setattr(m.weight, "data", torch.full((2, 3), float(n))),
     "global": count_global,
-    "item of a global": lambda m, n: TABLESnapshot.update(unread=n),
-    "class": lambda m, n: setattr(HolderSnapshot, "count", n),
+    "item of a global": lambda m, n: ITEMS.update(unread=n),
+    "class": lambda m, n: setattr(Changing, "count", n),
     "member of a list": lambda m, n: m.listed.__setitem__(0, object()),
 }
 
@@ -355,12 +355,12 @@ def test_what_changes_on_every_call_beside_the_conditions_soon_costs_no_full_che
     assert checked.num_full_checks == before
 
 
-READ: dict[str, Callable[[HolderSnapshot, pytest.MonkeyPatch], Any]] = {
+READ: dict[str, Callable[[Changing, pytest.MonkeyPatch], Any]] = {
     "attribute": lambda m, _: setattr(m, "scale", 3.0),
     "item": lambda m, _: m.table.update(k=3),
     "sizes of a weight": lambda m, _: setattr(m, "weight", torch.nn.Parameter(torch.ones(3, 2))),
-    "item of a global": lambda _, patch: patch.setitem(TABLESnapshot, "k", 3),
-    "global": lambda _, patch: patch.setitem(globals(), "TABLE", {"k": 3}),
+    "item of a global": lambda _, patch: patch.setitem(ITEMS, "k", 3),
+    "global": lambda _, patch: patch.setitem(globals(), "ITEMS", {"k": 3}),
     "member of a list": lambda m, _: m.listed.__setitem__(0, None),
 }
 
@@ -377,7 +377,7 @@ def test_conditions_count_as_well_where_other_things_change_on_every_call(beside
 
 
 def test_argument_that_is_now_the_modules_own_is_noticed() -> None:
-    module = HolderSnapshot()
+    module = Changing()
     guards = made_guards(("L['self'].table", "distinct", ["L['x']"]))
     checked = Checked(guards, step, module, x={"k": 2})
     assert checked.calls.hold(({"k": 2},), {})
@@ -414,7 +414,7 @@ def test_default_values_that_can_be_changed_are_noticed() -> None:
         return x
 
     assert isinstance(defaulted, FunctionType)
-    checked = Checked(made_guards(), defaulted, HolderSnapshot(), x=X)
+    checked = Checked(made_guards(), defaulted, Changing(), x=X)
     assert checked.holds()
     (defaulted.__defaults__ or ([],))[0].append(2)
     assert not checked.holds()

@@ -210,7 +210,7 @@ class Pair(NamedTuple):
     size: int
 
 
-class HolderPartition(nn.Module):
+class Pairs(nn.Module):
     """Two of everything, equal to each other."""
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ class HolderPartition(nn.Module):
 )
 @pytest.mark.parametrize("same", [False, True], ids=["distinct first", "same first"])
 def test_objects_that_become_one_or_two_are_noticed(method: str, make: Callable[[], Any], same: bool) -> None:
-    holder = HolderPartition()
+    holder = Pairs()
     one, other = make(), make()
     holder.a, holder.b = one, one if same else other
     artifact = compiled(getattr(holder, method), ROWS)
@@ -290,7 +290,7 @@ def test_objects_that_become_one_or_two_are_noticed(method: str, make: Callable[
 )
 @pytest.mark.parametrize("same", [False, True], ids=["distinct first", "same first"])
 def test_key_that_is_or_was_another_object_is_noticed(one: Any, other: Any, same: bool) -> None:
-    holder = HolderPartition()
+    holder = Pairs()
     holder.a, holder.b = one, one if same else other
     artifact = compiled(holder.looks_up, ROWS)
     assert not misfits(artifact, holder.looks_up, ROWS)
@@ -299,14 +299,14 @@ def test_key_that_is_or_was_another_object_is_noticed(one: Any, other: Any, same
 
 
 def test_argument_that_is_an_attribute_too_is_noticed() -> None:
-    holder = HolderPartition()
+    holder = Pairs()
     artifact = compiled(holder.argument, ROWS, [1.0])
     assert not misfits(artifact, holder.argument, ROWS, [1.0])
     assert misfits(artifact, holder.argument, ROWS, holder.a)
 
 
 def test_attribute_that_is_no_longer_a_global_is_noticed() -> None:
-    holder = HolderPartition()
+    holder = Pairs()
     holder.a = SHARED
     artifact = compiled(holder.shared, ROWS)
     assert not misfits(artifact, holder.shared, ROWS)
@@ -315,7 +315,7 @@ def test_attribute_that_is_no_longer_a_global_is_noticed() -> None:
 
 
 def test_functions_that_no_longer_share_a_variable_are_noticed() -> None:
-    holder = HolderPartition()
+    holder = Pairs()
     artifact = compiled(holder.counted, ROWS)
     assert not misfits(artifact, holder.counted, ROWS)
     holder.read = counters()[1]

@@ -361,7 +361,7 @@ def test_of_1024_ranks_four_compile(hidden: bool) -> None:
     ids=["more ranks", "fewer ranks", "other places"],
 )
 def test_another_world_compiles_nothing_where_one_rank_of_each_stage_has_its_artifact(other):
-    world = parallel(**other)  # type: ignore[arg-type] # whole numbers only
+    world = parallel(**other)
     known: dict[Slot, tuple[ProbeState, int]] = {
         slot: ("adoptable", kind) for slot, kind in world.kinds.items() if slot[0] < 4
     }

@@ -178,7 +178,7 @@ def other(x: Any, *_: Any) -> Any:
     return x * FACTOR
 
 
-class UsesPatches(nn.Module):
+class CallsTorch(nn.Module):
     """Calls one function of torch."""
 
     def __init__(self, use: Callable[[torch.Tensor], Any]) -> None:
@@ -207,7 +207,7 @@ PATCHES: dict[str, Any] = {
 @pytest.mark.parametrize("use", USES)
 def test_patch_is_noticed(use: str, patch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call, owner, name = USES[use]
-    module = UsesPatches(call)
+    module = CallsTorch(call)
     artifact = compiled(module.forward, X)
     assert misfits(artifact, module.forward, X) == ()
     monkeypatch.setattr(owner, name, PATCHES[patch])

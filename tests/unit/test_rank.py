@@ -363,15 +363,15 @@ def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
     assert not torch.distributed.is_initialized()
 
 
-UNITSRefusals = ("Plain.affine", "Plain.affine[1]")
+AFFINE = ("Plain.affine", "Plain.affine[1]")
 WHY = "its code is not taken"
 
 
 @pytest.fixture(scope="module")
 def compiled_refusals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache directory with what rank 0 of two compiled_refusals."""
+    """A cache directory with what rank 0 of two compiled."""
     cache = tmp_path_factory.mktemp("refusals") / "cache"
-    (result, _) = probed(cache).compile(UNITSRefusals)
+    (result, _) = probed(cache).compile(AFFINE)
     assert result.outcome == "compiled"
     return cache
 
@@ -409,7 +409,7 @@ def file_of(cache: Path, rank: int) -> Path:
 
 
 def load(worker: RankWorker) -> tuple[FunctionResult, ...]:
-    return worker.load(UNITSRefusals)
+    return worker.load(AFFINE)
 
 
 def test_the_other_ranks_artifact_is_adopted_with_the_reason(cache: Path) -> None:
@@ -428,7 +428,7 @@ def test_without_another_one_the_rank_is_refused_and_then_compiles(cache: Path) 
     refused, _ = load(worker)
     assert (refused.ok, refused.guard_failed) == (False, False)
     assert WHY in refused.reason
-    compiled_refusals, again = worker.compile(UNITSRefusals)
+    compiled_refusals, again = worker.compile(AFFINE)
     assert (compiled_refusals.ok, compiled_refusals.outcome, compiled_refusals.reason) == (
         True,
         "compiled",
@@ -441,6 +441,6 @@ def test_later_launch_passes_over_what_was_refused(cache: Path) -> None:
     break_artifact(file_of(cache, 0))
     worker = probed(cache)
     load(worker)
-    compiled_refusals, _ = worker.compile(UNITSRefusals)
+    compiled_refusals, _ = worker.compile(AFFINE)
     later, _ = load(probed(cache))
     assert (later.outcome, later.reason, later.digest) == ("loaded", WHY, compiled_refusals.digest)

@@ -121,6 +121,7 @@ def test_global_with_a_name_that_frames_keep_is_refused(monkeypatch: pytest.Monk
 
 
 def test_replaced_dataclass_has_the_names_of_its_class_as_condition():
+    @dataclasses.dataclass(frozen=True)
     class Frozen:
         size: int
         name: str = "a"
@@ -259,12 +260,12 @@ def test_operation_that_does_not_take_another_size_is_said() -> None:
     assert "an operation that works with it" in other_shape(lowered, {name: 7})
 
 
-ROWSRaised = torch.ones(2, 8)
+WIDE = torch.ones(2, 8)
 
 
 def raised(name: str) -> FunctionRaised:
     with pytest.raises(FunctionRaised) as caught:
-        traced(getattr(Faulty(), name), ROWSRaised)
+        traced(getattr(Faulty(), name), WIDE)
     return caught.value
 
 
@@ -316,4 +317,4 @@ def test_advice_on_graph_breaks_is_not_given_and_dynamos_text_is_logged(caplog):
 @pytest.mark.parametrize("name", ["reads", "stops"])
 def test_graph_break_stays_one(name: str) -> None:
     with pytest.raises(GraphBreak, match=f"Faulty.{name} does not form one whole graph"):
-        traced(getattr(Faulty(), name), ROWSRaised)
+        traced(getattr(Faulty(), name), WIDE)
