@@ -38,6 +38,7 @@ def warmrank(*words: str, home: Path, **variables: str) -> subprocess.CompletedP
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=400)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++ on a CPU: no g++ here")
 def test_plain_script_hits_the_fx_graph_cache_on_a_new_node(tmp_path):
     script = tmp_path / "script.py"

@@ -95,6 +95,7 @@ def test_engine_graph_compiles_what_torchair_cannot_keep(marked, config, tmp_pat
                 torch._dynamo.mark_static_address(x)
             assert torch.equal(function(x), getattr(Model(), method)(expected))
             assert torch.equal(x, expected)
+        assert function.last_result is not None
         assert function.last_result.outcome == verb
         assert function.variants[0].stored.artifact.engine == "graph"
     assert len([line for line in said if "is compiled by engine graph" in line]) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ from warmrank.cache_store.cache_dir.marks import marks_of, permit_copies
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.worker.engines.graph import GraphEngine
-from warmrank.worker.errors import ArtifactCorrupt, DeviceUnavailable, WorkloadError
+from warmrank.worker.errors import DeviceUnavailable, WorkloadError
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
-from warmrank.worker.runtime.artifact import parse
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -361,86 +358,3 @@ def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
     finally:
         rank.stop()
     assert not torch.distributed.is_initialized()
-
-
-AFFINE = ("Plain.affine", "Plain.affine[1]")
-WHY = "its code is not taken"
-
-
-@pytest.fixture(scope="module")
-def compiled_refusals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache directory with what rank 0 of two compiled."""
-    cache = tmp_path_factory.mktemp("refusals") / "cache"
-    (result, _) = probed(cache).compile(AFFINE)
-    assert result.outcome == "compiled"
-    return cache
-
-
-@pytest.fixture
-def cache(compiled_refusals: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, and an engine that takes no artifact that was broken."""
-    load = GraphEngine.load
-
-    def picky(self: GraphEngine, sections: Any, *args: Any, **kwargs: Any) -> Any:
-        if "broken" in sections:
-            raise ArtifactCorrupt(WHY, where="here", why=WHY)
-        return load(self, sections, *args, **kwargs)
-
-    monkeypatch.setattr(GraphEngine, "load", picky)
-    shutil.copytree(compiled_refusals, tmp_path / "cache")
-    return tmp_path / "cache"
-
-
-def probed(cache: Path, *, rank: int = 0) -> RankWorker:
-    worker = RankWorker(rank_spec(cache, rank=rank, world_size=2, local_rank=rank), None)
-    worker.start()
-    worker.build()
-    worker.probe()
-    return worker
-
-
-def break_artifact(path: Path) -> None:
-    artifact = parse(path.read_bytes(), str(path))
-    path.write_bytes(replace(artifact, sections={**artifact.sections, "broken": b""}).to_bytes())
-
-
-def file_of(cache: Path, rank: int) -> Path:
-    return next(cache.glob("Plain_*")) / f"world2global_rank{rank}" / "affine" / "compiled_module"
-
-
-def load(worker: RankWorker) -> tuple[FunctionResult, ...]:
-    return worker.load(AFFINE)
-
-
-def test_the_other_ranks_artifact_is_adopted_with_the_reason(cache: Path) -> None:
-    own = file_of(cache, 1)
-    shutil.copytree(file_of(cache, 0).parent, own.parent)
-    break_artifact(own)
-    first, second = load(probed(cache, rank=1))
-    assert (first.ok, first.outcome) == (True, "adopted")
-    assert first.reason == f"{WHY}; fits world2global_rank0"
-    assert second.digest == first.digest
-
-
-def test_without_another_one_the_rank_is_refused_and_then_compiles(cache: Path) -> None:
-    break_artifact(file_of(cache, 0))
-    worker = probed(cache)
-    refused, _ = load(worker)
-    assert (refused.ok, refused.guard_failed) == (False, False)
-    assert WHY in refused.reason
-    compiled_refusals, again = worker.compile(AFFINE)
-    assert (compiled_refusals.ok, compiled_refusals.outcome, compiled_refusals.reason) == (
-        True,
-        "compiled",
-        WHY,
-    )
-    assert again.digest == compiled_refusals.digest
-
-
-def test_later_launch_passes_over_what_was_refused(cache: Path) -> None:
-    break_artifact(file_of(cache, 0))
-    worker = probed(cache)
-    load(worker)
-    compiled_refusals, _ = worker.compile(AFFINE)
-    later, _ = load(probed(cache))
-    assert (later.outcome, later.reason, later.digest) == ("loaded", WHY, compiled_refusals.digest)

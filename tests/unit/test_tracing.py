@@ -6,7 +6,6 @@ import dataclasses
 import dis
 import inspect
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,23 +210,6 @@ def test_writes_are_those_to_objects_of_before_the_call() -> None:
         ("L['self']", "calls"),
         ("L['log']", ""),
     }
-
-
-class Halves(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > 5:
-            return x * 2
-        return x * 3
-
-
-def test_condition_has_its_line_and_its_size() -> None:
-    found = traced(Halves().forward, torch.ones(6, 4)).shape_lines
-    (line,) = [line for line in found if "x.shape[0] > 5" in line.frame[3]]
-    file, number, function, _ = line.frame
-    assert Path(__file__).name == Path(file).name
-    assert "if x.shape[0] > 5:" in Path(__file__).read_text("utf-8").splitlines()[number - 1]
-    assert function == "forward"
-    assert line.sources == {"L['x'].size()[0]"}
 
 
 class Stacks(nn.Module):

@@ -223,7 +223,7 @@ def test_logger_writes_one_line_in_torchairs_form(info_level, capsys):
     line = capsys.readouterr().out
     assert re.fullmatch(
         rf"\[INFO\] TORCHAIR\({os.getpid()},python[\d.]*\):"
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\.\d{3} \[test_log\.py:\d+\] Cache saved\n",
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\.\d{3} \[test_values\.py:\d+\] Cache saved\n",
         line,
     )
 
