@@ -1,4 +1,4 @@
-"""The launch over a network in `make test`: a rank on each of two nodes; others: `make test-cluster`."""
+"""The launch over a network in `make test-slow`: a rank on each of two nodes; others: `make test-cluster`."""
 
 from __future__ import annotations
 

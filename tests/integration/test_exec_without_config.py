@@ -63,7 +63,7 @@ def test_plain_script_hits_the_fx_graph_cache_on_a_new_node(tmp_path):
 
 
 def test_caches_of_the_same_key_come_and_of_another_do_not(tmp_path):
-    fill = "for name in TORCHINDUCTOR_CACHE_DIR MINE; do mkdir -p ${!name}/fxgraph; echo a > ${!name}/fxgraph/a; done"
+    fill = "for name in TORCHINDUCTOR_CACHE_DIR MINE; do mkdir -p ${!name}/f; echo a > ${!name}/f/a; done"
     look = "for name in TORCHINDUCTOR_CACHE_DIR MINE; do find ${!name} -name a | wc -l; done"
     words = ("exec", "--store", str(tmp_path / "store"), "--cache", "mine:MINE", "--key")
     made = warmrank(*words, "model=a", "--", "bash", "-c", fill, home=tmp_path / "a")
