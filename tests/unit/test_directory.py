@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,16 @@ def test_store_below_a_file_is_unavailable(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable, match="Not a directory"):
         DirectoryBackend(tmp_path / "file" / "store")
+
+
+def test_stored_files_are_read_only(backend, root):
+    backend.put_new([new_file()])
+    assert stat.S_IMODE((root / NAME).stat().st_mode) & 0o333 == 0
+
+
+def test_put_new_leaves_nothing_in_tmp(backend, root):
+    backend.put_new([new_file()])
+    assert list((root / "tmp").iterdir()) == []
 
 
 def test_put_new_that_fails_leaves_nothing(backend, root, monkeypatch):
@@ -175,6 +186,19 @@ def test_fault_of_the_file_system_is_unavailable(backend, monkeypatch, number):
     monkeypatch.setattr(os, "open", failing(number))
     with pytest.raises(StoreUnavailable, match=os.strerror(number)):
         backend.open(NAME)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac/../../outside", "", "ac\\ab"])
+def test_name_that_leaves_the_store_is_refused(backend, name):
+    for call in (backend.open, lambda name: backend.stat([name]), lambda name: backend.move(name, None)):
+        with pytest.raises(StoreUnavailable, match="name"):
+            call(name)
+
+
+def test_list_leaves_tmp_out(backend, root):
+    (root / "tmp").mkdir(exist_ok=True)
+    (root / "tmp" / "left").touch()
+    assert [info.name for info in backend.list("")] == ["FORMAT"]
 
 
 def test_last_file_of_the_trash_takes_its_directories_with_it(backend, root):

@@ -112,6 +112,12 @@ def test_envelope_header_has_a_limit():
         parse(b" " * MAX_HEADER_BYTES + UNSIGNED.to_bytes())
 
 
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\n", "n" * 256])
+def test_signature_by_what_is_no_name_is_refused(name):
+    with pytest.raises(ValueError, match="name"):
+        Signature(name=name, key_id="0" * 32, value="0" * 128)
+
+
 def test_envelope_with_an_unknown_scheme_is_refused():
     signed = envelope_of(
         kind="m", key="k", payload=b"", signature=Signature(name="ci", key_id="0" * 32, value="0" * 128)
@@ -123,3 +129,13 @@ def test_envelope_with_an_unknown_scheme_is_refused():
 @pytest.mark.parametrize(("kind", "key"), [("manifest", "kx"), ("launch", "k"), ("manifestk", "")])
 def test_signed_message_tells_kind_and_key_apart(kind, key):
     assert signed_message(kind, key, P, PRODUCER) != signed_message("manifest", "k", P, PRODUCER)
+
+
+def test_signed_message_depends_on_the_payload():
+    assert signed_message("m", "k", P, PRODUCER) != signed_message("m", "k", OTHER, PRODUCER)
+
+
+@pytest.mark.parametrize("field", [{"name": "cj"}, {"key_id": "1" * 32}])
+def test_signed_message_depends_on_the_producer(field):
+    other = PRODUCER.model_copy(update=field)
+    assert signed_message("m", "k", P, PRODUCER) != signed_message("m", "k", P, other)

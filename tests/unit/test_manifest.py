@@ -225,6 +225,17 @@ def test_artifact_gives_no_modes_owners_or_links(field):
         entry(**{field: 0o4755})
 
 
+def test_manifest_rank_lies_in_its_world():
+    with pytest.raises(ValidationError, match="rank 1 is not below world size 1"):
+        manifest(rank=1)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\0"])
+def test_partition_name_is_one_part(name):
+    with pytest.raises(ValidationError, match="partition"):
+        manifest(partition=name)
+
+
 @pytest.mark.parametrize("created", ["", "yesterday", "2026-01-31T12:00:00", "2026-01-31T12:00:00+01:00"])
 def test_created_is_utc(created):
     with pytest.raises(ValidationError, match="created"):
@@ -251,6 +262,10 @@ def test_parse_manifest_refuses_a_newer_format_by_name():
 def test_parse_manifest_refuses_what_is_too_large_unread():
     with pytest.raises(Corrupt, match=f"at most {MAX_DOCUMENT_BYTES} bytes"):
         parse_manifest(b" " * (MAX_DOCUMENT_BYTES + 1), "here")
+
+
+def test_launch_record_has_each_rank_once():
+    assert len(make_record((ref(1), ref(0))).partitions) == 2
 
 
 OTHER = {"torch": "2.13.1"}

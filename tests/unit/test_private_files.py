@@ -21,6 +21,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     os_errors_are_unusable,
     read_private,
     sweep_debris,
+    temporary_name,
 )
 from warmrank.cache_store.errors import UnusableCache, UnwritableDisk
 
@@ -35,6 +36,10 @@ def file(tmp_path: Path) -> Path:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_check_private_takes_an_own_file_of_mode_0600(file):
+    check_private(file)
 
 
 @pytest.mark.parametrize("wrong", [0o644, 0o660, 0o400, 0o700, 0o4600])
@@ -77,6 +82,11 @@ def test_digest_private_refuses_what_others_could_have_written(file):
         digest_private(file)
 
 
+def test_create_private_gives_mode_0600(tmp_path):
+    create_private(tmp_path / "new").close()
+    assert mode(tmp_path / "new") == 0o600
+
+
 def test_create_private_does_not_replace(file):
     with pytest.raises(FileExistsError):
         create_private(file)
@@ -86,6 +96,11 @@ def test_create_private_does_not_replace(file):
 def test_make_private_directories_gives_every_new_one_mode_0700(tmp_path):
     make_private_directories(tmp_path / "a" / "b")
     assert [mode(tmp_path / "a"), mode(tmp_path / "a" / "b")] == [0o700, 0o700]
+
+
+def test_ensure_cache_dir_creates_it_private(tmp_path):
+    ensure_cache_dir(tmp_path / "cache")
+    assert mode(tmp_path / "cache") == 0o700
 
 
 def test_ensure_cache_dir_refuses_a_file(file):
@@ -113,6 +128,12 @@ def test_ensure_cache_dir_refuses_one_that_is_not_writable(tmp_path, monkeypatch
     monkeypatch.setattr(os, "access", lambda path, wanted: not wanted & os.W_OK)
     with pytest.raises(UnusableCache, match="expected writable"):
         ensure_cache_dir(tmp_path)
+
+
+def test_temporary_names_carry_host_and_pid_and_differ():
+    one, other = temporary_name(), temporary_name()
+    assert one.startswith(f"{os.uname().nodename}-{os.getpid()}-")
+    assert one != other
 
 
 def test_read_private_refuses_a_file_that_others_can_read(file):

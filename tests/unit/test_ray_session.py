@@ -29,6 +29,7 @@ from warmrank.orchestrator.gang.ray_session import (
     TookTooLong,
     import_paths,
     rank_environ,
+    runtime_env,
     way_in,
 )
 from warmrank.orchestrator.reaper_client import ReapedRanks
@@ -82,6 +83,10 @@ def test_launcher_without_a_session_stops_without_importing_ray() -> None:
         "sys.exit('ray' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_job_keeps_its_own_working_directory() -> None:
+    assert runtime_env(HERE, "job") == {}
 
 
 def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) -> None:
@@ -289,6 +294,13 @@ def test_own_ray_is_over_once_its_raylet_is_even_as_a_zombie() -> None:
 def test_ray_client_is_refused_by_name() -> None:
     with pytest.raises(CannotStart, match="Ray Client, which is not supported"):
         ray_session.enter(RayConfig(address="ray://10.0.0.1:10001"), timeout_s=60)
+
+
+def test_versions_that_differ_are_told_in_a_line() -> None:
+    theirs, ours = "    Ray: 2.50.0\n    Python: 3.11.2\n", "    Ray: 2.60.0\n    Python: 3.12.0\n"
+    text = f"Version mismatch: The cluster was started with:\n{theirs}This process on h:\n{ours}"
+    said = ray_session.refusal("address", THERE, RuntimeError(text))
+    assert "it runs Ray 2.50.0 on Python 3.11.2, and this process Ray 2.60.0 on Python 3.12.0;" in said
 
 
 def test_refused_token_is_named_and_not_taken_for_a_wrong_address() -> None:

@@ -161,3 +161,9 @@ def test_what_others_can_write_is_no_matter_in_a_store_that_bars_them(local):
     (local / "store" / "ac" / "ab").chmod(0o777)
     (local / "store").chmod(0o700)
     assert choose_policy(str(local / "store")).policy == "off"
+
+
+def test_what_lies_in_quarantine_is_no_matter(local):
+    (local / "store" / "quarantine" / "bad").mkdir(parents=True)
+    (local / "store" / "quarantine" / "bad").chmod(0o777)
+    assert choose_policy(str(local / "store")).policy == "off"
