@@ -69,6 +69,7 @@ def with_nodes(pytestconfig: pytest.Config) -> bool:
     return bool(pytestconfig.getoption("--chaos-nodes")) and not netns.why_not()
 
 
+@pytest.mark.slow
 def test_launch_ends_warm_or_with_a_true_error(
     pytestconfig: pytest.Config, number: int, own_room: OwnRoom, nodes_room: LazyNodes, *, with_nodes: bool
 ) -> None:

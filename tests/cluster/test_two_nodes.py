@@ -1,4 +1,4 @@
-"""The launch over a network in `make test`: a rank on each of two nodes; others: `make test-cluster`."""
+"""The launch over a network in `make test-slow`: a rank on each of two nodes; others: `make test-cluster`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def counts(report: Report) -> tuple[int, int, int]:
     return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
 
 
+@pytest.mark.slow
 def test_two_nodes_compile_once_and_load_afterwards_leaving_nothing(pair: Cluster) -> None:
     config = pair.config("pair", ranks=2, parallel={"tp": 2})
     cold, warm = pair.launch(config), pair.launch(config, "--no-compile")

@@ -280,7 +280,7 @@ def shared(request: Request, tmp_path_factory: pytest.TempPathFactory) -> BlobBa
     return IMPLEMENTATIONS[request.param](tmp_path_factory.mktemp("shared") / "store", request)
 
 
-@settings(max_examples=25, deadline=None)  # each example waits for the disk
+@settings(max_examples=10, deadline=None)  # each example waits for the disk
 @given(data=st.binary(max_size=4096))
 def test_put_new_round_trips_any_bytes(shared, data):
     name = f"cas/{digest_bytes(data).sha256}"

@@ -84,7 +84,7 @@ def warm(caches: tuple[Path, Path], cold: Ran, asked: list[str]) -> Ran:
     return run(caches[0], "captured", *asked, hash_seed=3)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("name", CASES)
 def test_cold_calls_equal_eagers(name: str, cold: Ran) -> None:
     found = cold.found[name]
@@ -92,7 +92,7 @@ def test_cold_calls_equal_eagers(name: str, cold: Ran) -> None:
     assert tuple(found["outcomes"]) == CASES[name].cold, found["reason"]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("name", CASES)
 def test_warm_calls_load_and_equal_eagers(name: str, warm: Ran) -> None:
     found = warm.found[name]
@@ -104,13 +104,13 @@ def test_warm_process_imports_no_tracer(warm: Ran) -> None:
     assert warm.imported == []
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_kept_is_refused(name: str, cold: Ran) -> None:
     assert tuple(cold.found[name]["outcomes"]) == REFUSED[name].cold
 
 
-@pytest.mark.one_in(48)
+@pytest.mark.slow
 @pytest.mark.usefixtures("cold", "cold_elsewhere")
 @pytest.mark.parametrize("compared", CASES)
 def test_artifacts_of_two_processes_are_equal_bytes(compared: str, caches: tuple[Path, Path]) -> None:

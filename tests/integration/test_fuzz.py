@@ -23,7 +23,7 @@ from tests.fuzz.run import Report, Runner, Servers, fuzz, summary
 from tests.fuzz.shrink import shrunk
 from tests.support.processes import PYTHONPATH
 
-FEW, FIRST, SLOW_FIRST = 8, 1, 100_000
+FEW, FIRST, SLOW_FIRST = 4, 1, 100_000
 """Pairs of `make test`, and the seeds that it and `make test-slow` begin with."""
 
 

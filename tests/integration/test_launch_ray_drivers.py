@@ -83,6 +83,7 @@ def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
 @pytest.mark.parametrize(
     ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
 )
+@pytest.mark.slow
 def test_stopped_launch_ends_its_local_ray_and_leaves_no_process(
     start_driver: StartDriver, short_tmp: Path, number: signal.Signals, status: int
 ) -> None:

@@ -53,6 +53,7 @@ def found(
     ("package", "mode", "name"),
     [case(*asked, name) for asked in product(FAMILIES, TOLERANCE) for name in FAMILIES[asked[0]]],
 )
+@pytest.mark.slow
 def test_model_is_compiled_and_loaded_with_other_weights(
     found: Callable[[str, str], dict[str, Found]], package: str, mode: str, name: str
 ) -> None:

@@ -19,6 +19,9 @@ from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import RayCluster, free_ports, ray_cluster
 from tests.support.stored import FUNCTIONS, tree
 from warmrank.orchestrator.look.verify import cached_files
+from warmrank.orchestrator.seed.here import NodeSeed
+from warmrank.orchestrator.seed.on_ray import preseed as preseed_cluster
+from warmrank.orchestrator.seed.seeding import SeedPlan
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 120
@@ -27,28 +30,42 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def pair() -> Iterator[RayCluster]:
     with ray_cluster(num_nodes=2) as running:
         yield running
 
 
 @pytest.fixture
-def project(tmp_path: Path, cluster: RayCluster) -> Path:
-    config = loaded_config(tmp_path, ray={"address": cluster.address})
+def project(tmp_path: Path, pair: RayCluster) -> Path:
+    config = loaded_config(tmp_path, ray={"address": pair.address})
     store_launch(config, tmp_path / "work")
     return tmp_path
 
 
-def preseed(cluster: RayCluster, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def preseed(pair: RayCluster, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "warmrank", "preseed", "tiny.yaml", "--json", *options]
-    environ = {**cluster.environ, "PYTHONPATH": PYTHONPATH}
+    environ = {**pair.environ, "PYTHONPATH": PYTHONPATH}
     return subprocess.run(
         command, cwd=project, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
 
 
-def test_every_node_is_seeded_once(cluster: RayCluster, project: Path):
-    done = preseed(cluster, project)
+def test_node_of_a_cluster_is_seeded(cluster: str, tmp_path: Path):
+    config = loaded_config(tmp_path, ray={"address": cluster, "ship_code": False})
+    store_launch(config, tmp_path / "work")
+    shown: list[NodeSeed] = []
+    preseed_cluster(
+        config,
+        SeedPlan(fan_out="always"),
+        show=lambda states: shown.extend(state.seed for state in states if state.seed),
+    )
+    assert (shown[-1].found, shown[-1].num_partitions, shown[-1].faults) == (True, 2, ())
+    assert len(cached_files(config.cache_dir)) == 4
+
+
+@pytest.mark.slow
+def test_every_node_is_seeded_once(pair: RayCluster, project: Path):
+    done = preseed(pair, project)
     assert done.returncode == 0, done.stderr
     seeds = json.loads(done.stdout)
     assert len({seed["node"]["node_id"] for seed in seeds}) == 2
@@ -57,8 +74,8 @@ def test_every_node_is_seeded_once(cluster: RayCluster, project: Path):
 
 
 @pytest.mark.slow
-def test_unknown_node_lists_the_nodes(cluster: RayCluster, project: Path):
-    done = preseed(cluster, project, "--node", "elsewhere")
+def test_unknown_node_lists_the_nodes(pair: RayCluster, project: Path):
+    done = preseed(pair, project, "--node", "elsewhere")
     assert (done.returncode, done.stdout) == (2, "")
     assert len([line for line in done.stderr.splitlines() if line.startswith("  ")]) == 2
     assert not (project / "cache").exists()
@@ -67,12 +84,12 @@ def test_unknown_node_lists_the_nodes(cluster: RayCluster, project: Path):
 LARGE = random.Random(5).randbytes(20 << 20)
 
 
-def disks(cluster: RayCluster, project: Path, fan_out: str) -> tuple[list[Any], dict[str, dict[str, int]]]:
+def disks(pair: RayCluster, project: Path, fan_out: str) -> tuple[list[Any], dict[str, dict[str, int]]]:
     """What became of nodes that have a disk each, and how often each opened each blob of the store."""
-    config = loaded_config(project, ray={"address": cluster.address, "ship_code": False})
+    config = loaded_config(project, ray={"address": pair.address, "ship_code": False})
     store_launch(config, project / "work", functions={**FUNCTIONS, "Llama.large": LARGE})
     command = [sys.executable, "-m", "tests.support.fan_out_child", str(project / "tiny.yaml"), fan_out]
-    environ = {**cluster.environ, "PYTHONPATH": PYTHONPATH}
+    environ = {**pair.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
         command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -86,8 +103,8 @@ def of_each_node(project: Path, seeds: list[Any]) -> list[dict[str, bytes]]:
 
 
 @pytest.mark.slow
-def test_fan_out_reads_the_store_once_for_all_nodes(cluster: RayCluster, tmp_path: Path):
-    seeds, reads = disks(cluster, tmp_path, "always")
+def test_fan_out_reads_the_store_once_for_all_nodes(pair: RayCluster, tmp_path: Path):
+    seeds, reads = disks(pair, tmp_path, "always")
     assert [seed["faults"] for seed in seeds] == [[], []]
     opened = sum((Counter(blobs) for blobs in reads.values()), Counter())
     assert sorted(opened.values()) == [1, 1, 1]
@@ -98,16 +115,16 @@ def test_fan_out_reads_the_store_once_for_all_nodes(cluster: RayCluster, tmp_pat
 
 
 @pytest.mark.slow
-def test_without_fan_out_each_node_reads_each_blob_once(cluster: RayCluster, tmp_path: Path):
-    seeds, reads = disks(cluster, tmp_path, "never")
+def test_without_fan_out_each_node_reads_each_blob_once(pair: RayCluster, tmp_path: Path):
+    seeds, reads = disks(pair, tmp_path, "never")
     assert [seed["faults"] for seed in seeds] == [[], []]
     assert [sorted(blobs.values()) for blobs in reads.values()] == [[1, 1, 1]] * 2
     assert {seed["bytes_from_nodes"] for seed in seeds} == {0}
 
 
 @pytest.mark.slow
-def test_watch_seeds_all_nodes_and_ends_when_enough_are(cluster: RayCluster, project: Path):
-    done = preseed(cluster, project, "--watch", "--until", "2", "--for", str(TIMEOUT_S))
+def test_watch_seeds_all_nodes_and_ends_when_enough_are(pair: RayCluster, project: Path):
+    done = preseed(pair, project, "--watch", "--until", "2", "--for", str(TIMEOUT_S))
     assert done.returncode == 0, done.stderr
     seeds = [json.loads(line) for line in done.stdout.splitlines()]
     assert [seed["found"] for seed in seeds] == [True] * 2
@@ -116,13 +133,13 @@ def test_watch_seeds_all_nodes_and_ends_when_enough_are(cluster: RayCluster, pro
 
 
 @pytest.mark.slow
-def test_watch_of_a_head_that_is_away_says_so_and_ends_when_told(cluster: RayCluster, project: Path):
+def test_watch_of_a_head_that_is_away_says_so_and_ends_when_told(pair: RayCluster, project: Path):
     (port,) = free_ports(1)
     options = ("--watch", "--for", str(TIMEOUT_S), "--set", f"ray.address=127.0.0.1:{port}")
     with subprocess.Popen(
         [sys.executable, "-m", "warmrank", "preseed", "tiny.yaml", *options],
         cwd=project,
-        env={**cluster.environ, "PYTHONPATH": PYTHONPATH},
+        env={**pair.environ, "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

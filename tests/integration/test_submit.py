@@ -61,6 +61,7 @@ def submit(cluster: RayCluster, project: Path, *options: str | Path) -> subproce
     )
 
 
+@pytest.mark.slow
 def test_job_launches_on_the_running_cluster_and_stores(cluster: RayCluster, project: Path, tmp_path: Path):
     report, trace, metrics = (tmp_path / "reports" / f"job.{kind}" for kind in ("json", "trace", "prom"))
     done = submit(cluster, project, "--json", report, "--trace", trace, "--metrics", metrics)

@@ -298,8 +298,11 @@ class Child:
     cwd: Path = ROOT
 
     def run(self) -> list[Result]:
+        mode = (
+            [self.mode] if self.mode and len(self.jobs) > 1 else []
+        )  # one launch needs nothing to fork from
         result = subprocess.run(
-            [sys.executable, "-m", "tests.support.stale", *filter(None, [self.mode])],
+            [sys.executable, "-m", "tests.support.stale", *mode],
             input=json.dumps([asdict(job) for job in self.jobs]),
             env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **self.environment},
             cwd=self.cwd,

@@ -13,7 +13,7 @@ from warmrank.orchestrator.causes import Cause
 from warmrank.orchestrator.errors import CompileForbidden
 from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.report import Failure, Nondeterministic, Report
-from warmrank.orchestrator.launch.state import Course, StageSpan
+from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.ui.advice import Step, next_steps
 
 
@@ -132,47 +132,7 @@ def test_failure_without_a_remedy_names_the_log_of_the_rank_that_failed() -> Non
     assert "rank-0.log" not in "".join(step.text for step in next_steps(report))
 
 
-def test_log_beside_remedies_is_that_of_a_rank_that_failed() -> None:
-    died = Cause(ranks=(1,), kind="died", function="", message="", remedy="look for the killer")
-    report = raised_on(1, causes=(died,))
-    assert report.ranks[1].log in step_of(report, "Read the log").text
-
-
-def compile_cut_at(rank_0_end_s: float) -> Report:
-    """Rank 1 failed in compile; rank 0 was through with it at some time, or cut short with it at 4.0."""
-    report = raised_on(1, stage="compile")
-    cut = StageSpan(
-        attempt=2,
-        stage="compile",
-        start_s=1.0,
-        end_s=4.0,
-        ok=False,
-        ranks=(0, 1),
-        rank_end_s=(rank_0_end_s, 3.9),
-    )
-    return replace(report, course=replace(report.course, timeline=(cut,)))
-
-
-@pytest.mark.parametrize(
-    ("report", "stays"),
-    [(raised_on(1), False), (compile_cut_at(2.0), True), (compile_cut_at(4.0), False)],
-)
-def test_what_was_compiled_is_told_to_stay_only_where_something_was(report: Report, stays: bool) -> None:
-    assert ("What was compiled stays" in step_of(report, "Nothing was committed").text) is stays
-
-
 def test_launch_that_was_stopped_asks_for_nothing() -> None:
     report = replace(made_report(2, failed=True), exit_code=143)
     (step,) = next_steps(report)
     assert (step.level, step.title) == ("look", "The launch was stopped")
-
-
-def test_failed_launch_begins_with_its_remedy_and_urgent_steps_come_first() -> None:
-    steps = next_steps(made_report(1024, failed=True))
-    assert steps[0] == Step(
-        level="do",
-        title="node lost on ranks 0-7",
-        text="look whether node-0 is up and reachable, and launch again",
-    )
-    levels = [step.level for step in steps]
-    assert levels == sorted(levels, key=("do", "look", "good").index)

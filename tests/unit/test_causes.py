@@ -11,7 +11,6 @@ from warmrank.orchestrator.causes import (
     WorkerFailure,
     causes_of,
 )
-from warmrank.orchestrator.errors import LaunchFailed
 
 
 def failure(rank: int, kind: str, message: str = "m", function: str = "") -> WorkerFailure:
@@ -34,9 +33,3 @@ def test_what_others_fail_in_the_wake_of_comes_first() -> None:
     kinds = ("OSError", TIMEOUT, STOPPED, DIED, NODE_LOST, CLUSTER_LOST)
     found = causes_of([failure(rank, kind) for rank, kind in enumerate(kinds)], {})
     assert [cause.kind for cause in found] == list(reversed(kinds))
-
-
-def test_error_names_nodes_and_cuts_a_long_list_of_them() -> None:
-    hosts = {rank: f"n{rank}" for rank in range(9)}
-    error = LaunchFailed("load", [failure(rank, DIED) for rank in range(9)], num_ranks=9, hosts=hosts)
-    assert "ranks 0-8 on n0, n1, n2, n3 and 5 more: died: m" in str(error)

@@ -24,12 +24,6 @@ from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, Lau
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Failure, Report, from_json
 
-COMMANDS = (
-    *("launch", "submit", "preseed", "exec", "build", "audit"),
-    *("explain", "report", "ls", "show", "doctor"),
-    *("store", "keys", "config"),
-)
-
 
 def run(*arguments: str | Path) -> Result:
     # Wide, so that no path is folded, however long the test's directory is.
@@ -71,33 +65,13 @@ def failed() -> LaunchFailed:
     return LaunchFailed("build", [failure], num_ranks=2)
 
 
-def test_help_has_one_line_for_each_command(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    lines = [line.strip("\u2502 ") for line in run("--help").stdout.splitlines()]
-    listed = [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in COMMANDS]
-    assert sorted(listed) == sorted(COMMANDS)
-
-
 def test_help_names_the_exit_codes():
     text = " ".join(run("--help").stdout.split())
     assert "0 every rank is warm; 1 the launch failed; 2 bad input or config; 3 something missed" in text
 
 
-def test_version_is_printed():
-    assert run("--version").stdout.startswith("warmrank ")
-
-
 def test_import_brings_neither_torch_nor_ray():
     code = "import warmrank.orchestrator.cli.main, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_import_brings_no_command_s_own_modules():
-    own = {f"warmrank.orchestrator.{name}" for name in ("launch", "look", "jobs", "seed")} | {
-        "warmrank.cache_store.store"
-    }
-    code = f"import warmrank.orchestrator.cli.main, sys; print(sorted({own} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -185,13 +159,6 @@ def test_error_is_one_block_without_traceback(tmp_path: Path, monkeypatch: pytes
     assert "Traceback" not in result.stderr
 
 
-def test_debug_shows_the_traceback_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, failed())
-    result = run("launch", write_config(tmp_path), "--debug")
-    assert "Traceback" in result.stderr
-    assert "error: stage build failed" in result.stderr
-
-
 def test_defect_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launching(monkeypatch, ZeroDivisionError())
     assert isinstance(run("launch", write_config(tmp_path)).exception, ZeroDivisionError)
@@ -204,10 +171,6 @@ def test_misspelt_key_is_named_with_place_and_remedy(tmp_path: Path):
     text = " ".join(result.stderr.split())
     assert f"where {path}: rankz found an unknown key" in text
     assert text.endswith("remedy did you mean ranks?")
-
-
-def test_preseed_refuses_here_together_with_node(tmp_path: Path):
-    assert run("preseed", write_config(tmp_path), "--here", "--node", "n1").exit_code == 2
 
 
 def test_preseed_here_tells_what_it_brought(tmp_path: Path):
@@ -248,27 +211,12 @@ def test_verify_with_a_fault_ends_with_four(tmp_path: Path):
     assert len(json.loads(result.stdout)["faults"]) >= 1
 
 
-def test_verify_of_a_whole_store_ends_with_zero(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    result = run("store", "verify", "--store", tmp_path / "store")
-    assert result.exit_code == 0
-    assert "no faults" in result.stdout
-    assert "signatures not checked" in result.stdout
-
-
 def test_ls_marks_the_launch_of_the_config(tmp_path: Path):
     store_launch(loaded_config(tmp_path), tmp_path / "work")
     result = run("ls", tmp_path / "tiny.yaml", "--long")
     assert result.exit_code == 0
     assert "* the launch of this config" in result.stdout
     assert "world2global_rank1" in result.stdout
-
-
-def test_ls_json_is_only_json(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    listing = json.loads(run("ls", "--store", tmp_path / "store", "--json").stdout)
-    assert [launch["world_size"] for launch in listing["launches"]] == [2]
 
 
 def test_ls_without_a_store_says_what_to_name():
@@ -302,12 +250,6 @@ def test_show_of_a_config_alone_asks_for_a_partition_and_names_those_there_are(t
     assert "is a config; name a partition too: world2global_rank0, world2global_rank1" in said
 
 
-def test_show_of_a_config_that_is_not_there_names_it(tmp_path: Path):
-    result = run("show", tmp_path / "missing.yaml")
-    assert result.exit_code == 2
-    assert "missing.yaml" in "".join(result.stderr.split())
-
-
 def test_explain_works_before_the_first_launch(tmp_path: Path):
     result = run("explain", write_config(tmp_path))
     assert result.exit_code == 0
@@ -327,11 +269,6 @@ def test_readable_of_what_is_no_artifact_is_an_error(tmp_path: Path):
     result = run("show", path)
     assert result.exit_code == 1
     assert "no usable artifact" in result.stderr
-
-
-def test_publish_with_nothing_waiting_says_so(tmp_path: Path):
-    result = run("store", "publish", write_config(tmp_path))
-    assert (result.exit_code, result.stdout) == (0, f"nothing waits on this node in {tmp_path / 'cache'}\n")
 
 
 def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
@@ -365,14 +302,6 @@ def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_every_command_has_its_panel_in_the_help():
-    text = run("--help").stdout
-    panels = ("Launch", "Look", "Store, keys and config")
-    positions = [text.index(f"\u2500 {panel} \u2500") for panel in panels]
-    assert positions == sorted(positions)
-    assert "\u2500 Commands \u2500" not in text
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner, Result
 
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
 
-ROOT = Path(__file__).parents[2]
 MINIMAL = "workload: {entrypoint: json:dumps}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"
 
 
@@ -54,11 +52,6 @@ def test_warnings_end_with_two_only_if_strict(file: Path):
     assert run(*arguments, "--strict").exit_code == 2
 
 
-def test_check_as_json(file: Path):
-    (doubt,) = json.loads(run("config", "check", file, "--set", "no_compile=true", "--json").stdout)
-    assert (doubt["level"], doubt["keys"]) == ("warning", ["no_compile", "store"])
-
-
 def test_mistakes_in_single_keys_are_json_too(file: Path):
     file.write_text(MINIMAL + "max_round: 3\n")
     result = run("config", "check", file, "--json")
@@ -71,13 +64,6 @@ def test_mistakes_in_single_keys_are_json_too(file: Path):
         "nearest": "max_rounds",
     }
     assert {"found", "expected"} <= problem.keys()
-
-
-def test_check_says_that_more_may_be_found_once_single_keys_are_right(file: Path):
-    later = "what does not go together is looked for once these keys are right"
-    file.write_text(MINIMAL + "max_round: 3\n")
-    assert later in run("config", "check", file).stderr
-    assert later not in run("config", "check", file.with_name("none.yaml")).stderr
 
 
 def test_axes_that_do_not_fit_hide_nothing_else_that_does_not_go_together(file: Path):
@@ -101,12 +87,6 @@ def test_check_finds_what_is_missing_on_this_machine(file: Path, tmp_path: Path)
     assert run("config", "check", file, "--set", "workload={script: absent.py}").exit_code == 2
 
 
-def test_choices_of_a_key_are_said_once(file: Path):
-    result = run("config", "check", file, "--set", "device=tpu")
-    assert "expected  cpu, cuda or npu " in result.stderr
-    assert "'cpu'" not in result.stderr
-
-
 def test_directory_in_place_of_a_config_hints_at_the_option_for_stores(tmp_path: Path):
     result = run("ls", tmp_path)
     assert result.exit_code == 2
@@ -121,11 +101,6 @@ def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
     shown = tmp_path / "shown.yaml"
     shown.write_text(result.stdout)
     assert load(shown) == load(file, ("ranks=4", "parallel.dp=4"))
-
-
-def test_show_as_json_is_the_same_as_yaml(file: Path):
-    as_json = json.loads(run("config", "show", file, "--json").stdout)
-    assert as_json == yaml.safe_load(run("config", "show", file).stdout)
 
 
 @pytest.mark.parametrize("kind", ["config", "report"])

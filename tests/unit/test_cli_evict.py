@@ -92,17 +92,6 @@ def test_dry_run_changes_nothing(store, root):
     assert (stored(root, "launch"), stored(root, "cas"), stored(root, "trash")) == before
 
 
-def test_evict_as_json(store, root):
-    name = old_record(store)
-    found = as_json("store", "evict", "--store", root, "--older-than", "30d")
-    (place,) = found["places"]
-    assert (found["dry_run"], found["faults"], place["location"]) == (False, [], str(root))
-    assert [choice["name"] for choice in place["taken"] if choice["kind"] == "record"] == [name]
-    assert place["remaining_bytes"] == sum(
-        path.stat().st_size for prefix in ("launch", "ac", "cas") for path in stored(root, prefix)
-    )
-
-
 def test_evict_refuses_a_store_without_a_launch_unless_told(store, root):
     for path in stored(root, "launch"):
         path.unlink()
@@ -120,11 +109,6 @@ def test_evict_refuses_a_damaged_document_and_names_the_repair(store, root):
     assert run("store", "verify", "--store", root, "--repair").exit_code == 4
     done("store", "evict", "--store", root, "--older-than", "30d", "--keep", "0")
     assert store.launches() == ()
-
-
-def test_evict_of_an_unknown_place_names_the_known(store, root):
-    result = run("store", "evict", "--store", root, "--tier", "elsewhere")
-    assert (result.exit_code, f"writable are: {root}" in result.stderr) == (2, True)
 
 
 def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp_path):
@@ -154,10 +138,6 @@ def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
     assert run("store", "evict", "--store", root, *arguments).exit_code == 2
 
 
-def test_evict_needs_one_store():
-    assert run("store", "evict").exit_code == 2
-
-
 def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     digest = old_record(store).rpartition("/")[2]
     assert "baseline" in done("store", "pin", digest[:12], "--store", root, "--reason", "baseline")
@@ -166,21 +146,6 @@ def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     assert "nothing is pinned" in done("store", "pin", digest[:12], "--store", root, "--remove")
     done("store", "evict", "--store", root, "--older-than", "30d")
     assert len(store.launches()) == 1
-
-
-def test_pins_as_json(store, root):
-    name = old_record(store)
-    digest = name.rpartition("/")[2]
-    found = as_json("store", "pin", digest, "--store", root, "--reason", "baseline")
-    assert [(pin["record"], pin["reason"]) for pin in found["pins"]] == [(name, "baseline")]
-    assert as_json("store", "pin", "--list", "--store", root)["pins"] == found["pins"]
-    removed = as_json("store", "pin", digest, "--remove", "--store", root)
-    assert (removed["removed"], removed["pins"]) == ([name], [])
-
-
-@pytest.mark.parametrize("arguments", [(), ("abcdef12", "--list"), ("--list", "--remove"), ("--remove",)])
-def test_pin_takes_a_launch_or_lists(store, root, arguments):
-    assert run("store", "pin", *arguments, "--store", root).exit_code == 2
 
 
 def test_pin_of_what_is_not_there_says_how_to_find_it(store, root):
@@ -220,12 +185,3 @@ def test_verify_repair_takes_what_is_good_in_the_cache(store, root, tmp_path):
     assert f"put again from {tmp_path / 'new'}" in repaired.stdout
     assert "no faults" in done("store", "verify", "--store", root)
     assert path.read_bytes() == FUNCTIONS["Llama.decode"]
-
-
-def test_verify_repair_as_json(store, root):
-    overwrite(blob_path(root, b"old"), b"damaged")
-    result = run("store", "verify", "--store", root, "--repair", "--json")
-    found = json.loads(result.stdout)
-    assert result.exit_code == 4
-    assert len(found["store"]["repairs"]) == 1
-    assert found["faults"]

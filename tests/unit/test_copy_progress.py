@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import logging
-
-from warmrank.cache_store.progress import CALL_EVERY_S, LOG_EVERY_S, Meter, Progress
+from warmrank.cache_store.progress import CALL_EVERY_S, Meter, Progress
 
 
 class Clock:
@@ -36,14 +34,3 @@ def test_caller_hears_of_the_end():
     meter.count(0, num_files=2)
     meter.finish()
     assert seen == [Progress(done_bytes=10, total_bytes=10, done_files=2, total_files=2)]
-
-
-def test_long_copy_leaves_a_line_in_the_log_now_and_then(caplog):
-    clock = Clock()
-    with caplog.at_level(logging.INFO):
-        meter = Meter("Copying", total_bytes=10, total_files=2, clock=clock)
-        meter.count(1)
-        clock.now_s += LOG_EVERY_S
-        meter.count(1)
-        meter.count(1)
-    assert [record.message for record in caplog.records] == ["Copying: 2 of 10 bytes, 0 of 2 files, 10 s"]

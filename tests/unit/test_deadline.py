@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.deadline import TICK_S, Answer, Deadline, Ticks, ping
-from warmrank.cache_store.backends.places import Circuit, Circuits, Tier, TieredBackend, TierMode
+from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend, TierMode
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 
@@ -79,10 +79,6 @@ def deadline_of(near: WaywardBackend, far: WaywardBackend, time: FakeTime) -> Ca
 
 def put(view: TieredBackend) -> tuple[str, ...]:
     return view.put_new([new_file(NAME, b"data")])
-
-
-def test_verb_gives_what_it_returns(deadline_of):
-    assert deadline_of().run(put) == (NAME,)
 
 
 def test_error_of_a_verb_comes_out_as_it_is_with_its_traceback(deadline_of):
@@ -276,19 +272,6 @@ def test_real_silence_is_found_out(near, far):
     assert near.stat([NAME])
 
 
-def test_circuit_opens_once_with_its_first_reason():
-    circuit = Circuit()
-    assert not circuit.is_open
-    circuit.open("no answer within 4 s", where="/mnt")
-    circuit.open("another", where="/mnt")
-    assert (circuit.is_open, circuit.reason) == (True, "no answer within 4 s")
-
-
-def test_circuit_says_in_the_log_that_its_place_is_left_alone(caplog):
-    Circuit().open("no answer within 4 s", where="/mnt/shared")
-    assert "/mnt/shared is left alone for the rest of this process: no answer within 4 s" in caplog.text
-
-
 def test_circuits_are_one_for_each_place():
     circuits = Circuits()
     there = circuits.of("s3://bucket", {"endpoint": "http://a"})
@@ -309,9 +292,3 @@ def test_ticks_count_no_more_than_what_passed():
     waits = iter([False, True])
     ticks = Ticks(clock=lambda: next(now), wait=lambda event, timeout_s: next(waits))
     assert list(ticks.until(threading.Event())) == pytest.approx([0.03])
-
-
-def test_ticks_end_with_the_event():
-    event = threading.Event()
-    event.set()
-    assert list(Ticks().until(event)) == []

@@ -5,31 +5,21 @@ from __future__ import annotations
 import json
 import re
 import socket
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch, write_config
-from warmrank.orchestrator.cli.look import render
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.doctor import (
     LEVELS,
-    Diagnosis,
     Finding,
     NodeFindings,
-    diagnosis,
-    error,
-    note,
-    ok,
-    warning,
 )
 from warmrank.orchestrator.doctor.nodes import check_clock, check_environments, check_resources, no_answer
 from warmrank.orchestrator.nodes import Node
 
-ROOT = Path(__file__).parents[2]
 NODES = tuple(Node(node_id=f"{number:02x}" * 28, address="", host=f"atlas-{number}") for number in range(16))
 
 TORCH = """
@@ -141,12 +131,6 @@ def found_on(node: Node, *findings: Finding, **environment: str) -> NodeFindings
     return NodeFindings(node=node, findings=findings, environment=environment)
 
 
-def text_of(found: Diagnosis) -> str:
-    file = StringIO()
-    Console(file=file, width=100).print(render(found))
-    return file.getvalue()
-
-
 def test_room_for_ranks_is_counted_node_by_node():
     two = [{"CPU": 12.0}] * 2
     assert [item.level for item in check_resources(two, {"CPU": 8.0}, 2)] == ["ok"]
@@ -170,46 +154,3 @@ def test_nodes_that_differ_are_named_with_what_differs():
 )
 def test_clock_that_object_stores_refuse_is_an_error(clock_s: float, level: str):
     assert check_clock(clock_s, sent_s=1000.0, received_s=1005.0).level == level
-
-
-def test_findings_of_many_nodes_with_one_remedy_are_one_row():
-    nodes = [found_on(node, error("disk.free", "5 B free", "free some")) for node in NODES]
-    text = text_of(diagnosis("npu", "llama", nodes))
-    assert text.startswith("16 nodes, device kind npu for config llama")
-    assert (text.count("disk.free"), "all 16" in text) == (1, True)
-    nodes[1] = found_on(NODES[1], error("disk.free", "0 B free", "free some"))
-    text = " ".join(text_of(diagnosis("npu", "", nodes)).split())
-    assert (text.count("disk.free"), "0 B free (atlas-1)" in text) == (1, True)
-    assert "and 7 more" in text
-
-
-def test_table_ends_with_what_was_counted():
-    findings = (
-        ok("a.one", "fine"),
-        error("a.two", "bad", "mend"),
-        note("b", "no tool"),
-        warning("c", "x", ""),
-    )
-    found = diagnosis("npu", "", [found_on(NODES[0], *findings)], [ok("cluster.resources", "room")])
-    text = text_of(found)
-    assert found.worst == "error"
-    assert "remedy: mend" in text
-    assert "not checked: no tool" in text
-    assert text.rstrip().endswith("1 error, 1 warning, 1 note, 2 checks fine")
-
-
-def test_document_names_every_check():
-    named = re.compile(r'"((?:versions|ascend|devices|limits|network|store|disk|clocks|cluster)\.[a-z_]+)"')
-    sources = (ROOT / "orchestrator" / "doctor").glob("*.py")
-    checks = {name for path in sources for name in named.findall(path.read_text())}
-    checks |= {f"versions.{name}" for name in ("python", "torch", "ray", "torch_npu")}
-    checks |= {"network.gloo_interface", "network.hccl_interface"}  # made from the variables' names
-    page = (ROOT / "docs" / "clusters.md").read_text().partition("## `warmrank doctor`\n")[2]
-    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
-    documented: set[str] = set()
-    for row in rows:
-        topic = ""
-        for name in re.findall(r"`([a-z_.]+)`", row):
-            topic = name.partition(".")[0] or topic
-            documented.add(f"{topic}.{name.partition('.')[2]}")
-    assert {name for name in documented if name.partition(".")[2]} == checks

@@ -12,7 +12,6 @@ from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
-from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
 from warmrank.cache_store.publish import launches
@@ -408,12 +407,6 @@ def test_what_is_needed_and_nowhere_is_a_problem(memory):
     (blob,) = [name for name in memory.names("cas/") if name.endswith(digest_bytes(b"own 1").sha256)]
     memory.backend.move(blob, None)
     assert [blob in problem for problem in memory.evict().problems] == [True]
-
-
-def test_unknown_place_is_refused(memory):
-    memory.launch()
-    with pytest.raises(NotInStore, match="writable are: memory"):
-        memory.store.evict(EvictPolicy(), place="elsewhere")
 
 
 def test_clock_is_that_of_the_store(memory):

@@ -21,7 +21,6 @@ from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
 
-ROOT = Path(__file__).parents[2]
 WAIT_S = 90.0
 
 Cli = Callable[..., "subprocess.Popen[str]"]
@@ -87,7 +86,7 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str]
     assert wrong in " ".join(done.stderr.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("is_there", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_tool_s_directory_of_a_revoked_key_stops_the_command_though_nothing_is_pulled(
     cli: Cli, tmp_path: Path, is_there: bool
 ) -> None:
@@ -107,7 +106,9 @@ def test_tool_s_directory_of_a_revoked_key_stops_the_command_though_nothing_is_p
     assert "revoked" in err
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_signals_go_to_the_command_and_nothing_is_left(
     cli: Cli, mark: str, number: signal.Signals, status: int
 ) -> None:

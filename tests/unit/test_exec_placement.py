@@ -7,8 +7,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.launching import loaded_config
 from warmrank.orchestrator.errors import BadArgument, CannotStart
@@ -79,12 +77,6 @@ def test_host_of_a_group_is_told_what_it_was_given(tmp_path: Path) -> None:
     assert found.fill("{node_rank}/{nnodes} {nproc} {ranks} {master_addr}:{master_port}") == (
         "1/2 1 2 10.0.0.1:29500"
     )
-
-
-@given(st.text("{} \"':nodeab"))
-def test_braces_of_the_command_itself_stay(text: str) -> None:
-    assert PLACEMENT.fill(text) == text
-    assert PLACEMENT.fill(f'{{"a": {text} {{nproc}} {{cache_dir}}}}') == f'{{"a": {text} 4 /cache}}'
 
 
 def test_variables_say_the_same_as_placeholders() -> None:

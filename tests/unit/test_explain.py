@@ -19,11 +19,3 @@ def test_explain_miss_is_one_line_that_names_what_differs():
 
 def test_explain_miss_names_every_difference():
     assert explain_miss(ASKED, [FAR]) == "nearest is world 4: cann 8.0 -> 9.0; torch 2.12.0 -> 2.13.1"
-
-
-def test_explain_miss_says_that_nothing_is_stored():
-    assert explain_miss(ASKED, []) == "nothing comparable is stored"
-
-
-def test_explain_miss_says_that_nothing_differs():
-    assert explain_miss(ASKED, [("world 2", ASKED)]) == "same components as world 2"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -128,13 +127,6 @@ def test_next_launch_compiles_only_what_failed(rounds: Rounds) -> None:
     assert rounds.compiled() == [(0, PREFILL)]
 
 
-def test_classes_that_fail_for_one_cause_are_one_line(rounds: Rounds) -> None:
-    rounds.world.asks = str
-    text = str(broken_prefill(rounds))
-    assert "failed on 4 of 4 ranks" in text
-    assert text.count("line 3") == 1
-
-
 def test_class_that_fails_stops_no_other_class(rounds: Rounds) -> None:
     rounds.world.asks = lambda rank: "odd" if rank % 2 else "even"
     fail(rounds, 1, 3)
@@ -209,12 +201,6 @@ def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, t
     assert sorted(compiled) == [("a", DECODE), ("b", PREFILL)]
 
 
-def test_cut_off_compile_survives_pickling(rounds: Rounds) -> None:
-    error = cut(rounds)
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    assert (copy.compiling, copy.failures, str(copy)) == (error.compiling, error.failures, str(error))
-
-
 def test_next_attempt_compiles_it_on_another_node(rounds: Rounds) -> None:
     lost = cut(rounds).compiling
     rounds(lost)
@@ -225,12 +211,6 @@ def test_next_attempt_on_other_nodes_avoids_nobody(rounds: Rounds) -> None:
     lost = cut(rounds).compiling
     rounds(lost, nodes=("c", "c", "d", "d"))
     assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
-
-
-def test_nodes_with_one_host_name_are_told_apart(rounds: Rounds) -> None:
-    lost = cut(rounds, host="same").compiling
-    rounds(lost, host="same")
-    assert (2, PREFILL) in rounds.compiled()
 
 
 def test_node_that_has_the_host_name_of_a_lost_one_is_not_avoided_for_it(rounds: Rounds) -> None:

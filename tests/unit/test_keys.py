@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.cache_store.keys import ComponentChange, changed_components, key_of
+from warmrank.cache_store.keys import changed_components, key_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 COMPONENTS = st.dictionaries(TEXT, TEXT, max_size=4)
@@ -44,23 +44,3 @@ def test_changed_components_lead_from_before_to_after(before, after):
         else:
             patched[change.name] = change.after
     assert patched == after
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "text"),
-    [
-        ("2.13.0", "2.13.1", "torch 2.13.0 -> 2.13.1"),
-        (None, "2.13.1", "torch added (2.13.1)"),
-        ("2.13.0", None, "torch removed (was 2.13.0)"),
-        ("", "2.13.1", "torch (empty) -> 2.13.1"),
-        ("a" * 64, "b" * 64, "torch changed"),
-    ],
-)
-def test_change_reads_like_a_sentence(before, after, text):
-    assert str(ComponentChange(name="torch", before=before, after=after)) == text
-
-
-def test_change_of_long_values_shows_where_they_differ():
-    change = ComponentChange(name="config", before="x" * 500 + "old", after="x" * 500 + "new")
-    assert "old -> " in str(change)
-    assert str(change).endswith("new")

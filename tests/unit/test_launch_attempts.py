@@ -97,12 +97,6 @@ def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(
     assert report.record
 
 
-def test_attempt_that_was_given_up_is_told_of_once(tmp_path: Path, world: FakeWorld) -> None:
-    report = run(config_of(tmp_path), Losing(world, "capture"))
-    assert report.course.attempts[1].reason == "stage capture: rank 1: died (retries.rank: 1 of 1)"
-    assert not [text for text in report.problems if "attempt" in text]
-
-
 def test_budget_that_is_spent_ends_the_launch_with_its_report(tmp_path: Path, world: FakeWorld) -> None:
     launch = Launch(config_of(tmp_path), launcher=Losing(world, "load", times=2))
     with pytest.raises(LaunchFailed) as caught:

@@ -17,7 +17,6 @@ from warmrank.cache_store.cache_dir.local import (
     add_variant_from,
     add_variant_stream,
     find_variant,
-    is_variant_name,
     place_directory,
     temporary_file,
     variants,
@@ -100,13 +99,6 @@ def test_variant_that_was_just_found_stays_beyond_the_limit(function_dir):
     assert find_variant(function_dir, digest_bytes(b""))
     add_variant(function_dir, bytes(MAX_VARIANTS))
     assert (function_dir / "compiled_module").stat().st_mtime_ns == modified
-
-
-@pytest.mark.parametrize(
-    ("name", "valid"), [("compiled_module", True), ("compiled_module.1", True), ("module", False)]
-)
-def test_is_variant_name(name, valid):
-    assert is_variant_name(name) is valid
 
 
 def test_find_variant_compares_bytes_not_sizes(function_dir):

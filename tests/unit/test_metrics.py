@@ -15,7 +15,6 @@ from warmrank.orchestrator.ui.metrics import (
     exposition,
     progress_samples,
     result_samples,
-    samples,
 )
 
 
@@ -56,10 +55,6 @@ def test_text_says_what_the_report_says(failed: bool, expected: dict[tuple[str, 
         for labels in [[pair for pair in sample.labels.items() if pair != ("launch", "llama-70b")]]
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
-
-
-def test_number_of_samples_does_not_grow_with_the_ranks() -> None:
-    assert len(list(samples(made_report(8)))) == len(list(samples(made_report(1024))))
 
 
 def test_running_launch_is_told_in_the_same_families() -> None:

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.gang.node_watch import NodeCalls, batches_of, folded
+from warmrank.orchestrator.gang.node_watch import NodeCalls, batches_of
 
 FAILED = WorkerFailure(rank=1, stage="build", kind="E", message="m")
 
@@ -58,7 +58,3 @@ def test_failure_is_told_before_all_have_answered(ready: set[int]) -> None:
     ready.add(2)
     assert calls.more(1, "build") == ((("build build ()", (2,)),), True)
     assert calls.more(0, "build") == ((), True)  # an earlier call, of which nothing is open
-
-
-def test_answers_that_all_differ_stay_apart() -> None:
-    assert folded([(rank, rank) for rank in range(9)]) == tuple((rank, (rank,)) for rank in range(9))

@@ -17,7 +17,7 @@ from obstore.exceptions import GenericError, PermissionDeniedError, Unauthentica
 from warmrank.cache_store.backends.objects.client import store_error
 from warmrank.cache_store.backends.objects.connection import connect
 from warmrank.cache_store.backends.objects.store import ObjectBackend
-from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.errors import StoreUnavailable
 
 URL = "s3://bucket/prefix"
 
@@ -179,15 +179,3 @@ def test_server_that_says_no_is_not_away(status):
     error = store_error(GenericError(f"status code: {status}"), what="x", where=URL)
     assert isinstance(error, StoreUnavailable)
     assert not error.transport
-
-
-def test_absent_object_is_a_miss():
-    error = store_error(FileNotFoundError("status code: 404 <Code>NoSuchKey</Code>"), what="x", where=URL)
-    assert isinstance(error, NotInStore)
-
-
-@pytest.mark.parametrize("name", ["allow_http", "allow_invalid_certificates"])
-def test_switch_that_is_neither_on_nor_off_is_refused(monkeypatch, name):
-    assert f"the option {name} is 'maybe'" in refusal(URL, **{name: "maybe"})
-    monkeypatch.setenv(f"AWS_{name.upper()}", "maybe")
-    assert f"the environment's AWS_{name.upper()} is 'maybe'" in refusal(URL)

@@ -12,14 +12,6 @@ from warmrank.cache_store import parallel
 from warmrank.cache_store.parallel import each, each_short
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 100])
-@pytest.mark.parametrize("num_threads", [1, 4])
-def test_each_keeps_the_order(count, num_threads):
-    assert each(lambda item: item * 2, range(count), num_threads=num_threads) == [
-        item * 2 for item in range(count)
-    ]
-
-
 def test_each_runs_items_at_once_and_not_more_than_asked():
     barrier = threading.Barrier(3)
     threads: set[int] = set()
@@ -60,15 +52,6 @@ def test_each_begins_nothing_after_an_error():
     with pytest.raises(ValueError, match="item 0"):
         each(work, range(1000), num_threads=2)
     assert sorted(begun) == [0, 1]
-
-
-@pytest.mark.parametrize("count", [0, 1, 64, 65, 300])
-@pytest.mark.parametrize("worth_a_thread_s", [-1.0, 1e9])
-def test_each_short_keeps_the_order_whether_or_not_threads_help(monkeypatch, count, worth_a_thread_s):
-    monkeypatch.setattr(parallel, "_WORTH_A_THREAD_S", worth_a_thread_s)
-    assert each_short(lambda item: item * 2, range(count), num_threads=4) == [
-        item * 2 for item in range(count)
-    ]
 
 
 def test_each_short_raises_the_first_error_and_begins_nothing_after_it(monkeypatch):

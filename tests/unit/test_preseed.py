@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.stored import blob_path, open_store, overwrite
+from tests.support.stored import blob_path, overwrite
 from warmrank.cache_store.cache_dir.private_files import check_private
 from warmrank.cache_store.cache_dir.single_flight import BEAT_NAME, LOCKS
 from warmrank.cache_store.errors import StoreUnavailable
@@ -37,10 +37,6 @@ NODES = (ONE, TWO, TWIN)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_no_names_mean_all_nodes():
-    assert choose(NODES, ()) == NODES
 
 
 @pytest.mark.parametrize("names", [[ONE.node_id], [ONE.node_id[:6]], ["10.0.0.1"], ["one", "10.0.0.1"]])
@@ -67,14 +63,6 @@ def test_partitions_of_all_ranks_are_laid_out_private(tmp_path: Path):
         check_private(path)
 
 
-def test_second_preseed_copies_nothing(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    seed_here(config)
-    again = seed_here(config)
-    assert (again.bytes_copied, again.num_already_there) == (0, 4)
-
-
 def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work", here={"torch": "2.12.0"})
@@ -93,14 +81,6 @@ def test_launch_of_something_else_is_a_miss_that_names_the_difference(tmp_path: 
     assert alone.reason.startswith(f"{missing}nearest is launch ")
     assert alone.reason.endswith(": argument layers 8 -> 3")
     assert one_of_many.reason == missing + here.HINT
-
-
-def test_miss_in_an_empty_store_says_so(tmp_path: Path):
-    open_store(tmp_path / "store")
-    reason = (
-        f"no launch {launch_key(loaded_config(tmp_path))[:12]} is in the store; it holds no launch at all"
-    )
-    assert seed_here(loaded_config(tmp_path)).reason == reason
 
 
 def test_miss_does_not_read_many_other_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

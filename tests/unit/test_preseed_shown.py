@@ -12,7 +12,7 @@ from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed, failed
 from warmrank.orchestrator.seed.seeding import NodeState
-from warmrank.orchestrator.seed.show import SeedLines, render_seeds, seed_lines
+from warmrank.orchestrator.seed.show import SeedLines, render_seeds
 
 ONE, TWO = make_node(1), make_node(2)
 
@@ -47,43 +47,10 @@ def test_each_change_of_a_node_is_a_line():
     ]
 
 
-def test_long_seeding_says_now_and_then_how_far_it_is():
-    lines = lines_of(*([running(ONE, number << 17), NodeState(node=TWO)] for number in range(22)), step_s=1.0)
-    assert len(lines) == 4
-    assert lines[2] == "0 of 2 nodes seeded; 1.2 MiB of 4.0 MiB"
-
-
-def test_terminal_shows_how_far_all_are():
-    text = io.StringIO()
-    told: list[str] = []
-    lines = SeedLines(Console(file=text), status=told.append)
-    lines.show([running(ONE, 1 << 20), replace(running(TWO), phase="ended", seed=failed(TWO, "x"))])
-    assert told == ["0 of 2 nodes seeded; 1 with faults; 1.0 MiB of 4.0 MiB"]
-    with seed_lines(Console(file=text, force_terminal=True, width=100)) as live:
-        live.show([NodeState(node=ONE)])
-    assert "1 node found: host1" in text.getvalue()
-
-
-def test_each_outcome_is_told_once():
-    ended: list[NodeSeed] = []
-    lines = SeedLines(Console(file=io.StringIO()), ended=ended.append)
-    state = replace(running(ONE), phase="waiting", seed=failed(ONE, "disk full"))
-    again = replace(state, attempts=2, seed=replace(failed(ONE, "disk full"), attempts=2))
-    for shown in (state, state, again, again):
-        lines.show([shown])
-    assert [seed.attempts for seed in ended] == [1, 2]
-    assert lines.outcomes() == (again.seed,)
-
-
 def table_of(*seeds: NodeSeed) -> list[str]:
     text = io.StringIO()
     Console(file=text, width=200).print(render_seeds(seeds))
     return text.getvalue().splitlines()
-
-
-def test_table_says_where_the_bytes_came_from():
-    seed = seeded(ONE, from_store=1024, from_nodes=2048)
-    assert "read: 1.0 KiB from the store, 2.0 KiB from node to node" in table_of(seed)
 
 
 def test_nodes_of_one_address_are_told_apart_by_their_ids():

@@ -12,7 +12,6 @@ import pytest
 
 from warmrank.orchestrator.causes import WorkerFailure, causes_of
 from warmrank.orchestrator.gang import rank_files
-from warmrank.orchestrator.gang.actor import in_words
 from warmrank.orchestrator.gang.node_watch import Charge, look_at
 from warmrank.orchestrator.gang.rank_files import StepFile, read_step, step_file
 
@@ -40,19 +39,6 @@ def test_place_that_cannot_be_written_says_nothing(tmp_path: Path) -> None:
     step = StepFile(tmp_path / "no" / "rank0.step")
     step.note("load")
     assert read_step(tmp_path / "no" / "rank0.step") == ""
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (("compile", "compile", (("Model.a", "Model.b"), ())), "compile Model.a, Model.b"),
-        (("compile", "compile", (("Model.a",), ("Model.b",))), "compile Model.a; audit Model.b"),
-        (("capture", "propose_captures", ((),)), "capture: propose captures"),
-        (("first_call", "first_call", (1,)), "first_call"),
-    ],
-)
-def test_call_in_words(call: tuple[str, str, tuple[object, ...]], words: str) -> None:
-    assert in_words(*call) == words
 
 
 def test_own_process_is_seen_with_its_step(tmp_path: Path) -> None:

@@ -32,26 +32,11 @@ def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
     assert "add nodes" in text
 
 
-def test_busy_cluster_is_told_apart_from_a_small_one() -> None:
-    text = shortage(8, 1)
-    assert "too few" not in text
-    assert "other work holds them" in text
-
-
 def test_missing_accelerators_are_no_matter_of_cpus() -> None:
     supply = Supply(total={"CPU": 64.0, "GPU": 2.0}, available={})
     text = describe_shortage({"CPU": 1.0, "GPU": 1.0}, 4, supply, state="PENDING", own=True)
     assert "GPU: 4 x 1 = 4 wanted, 2 there, 2 too few" in text
     assert "remedy: lower ranks, or add nodes with GPUs that Ray sees" in text
-
-
-def test_missing_npus_are_told_by_node_with_how_ray_finds_them() -> None:
-    nodes = (("n3", {"NPU": 8.0}), ("n2", {"CPU": 192.0}), ("n1", {"NPU": 8.0}))
-    supply = Supply(total={"CPU": 576.0, "NPU": 16.0}, available={"NPU": 16.0}, nodes=nodes)
-    text = describe_shortage({"CPU": 1.0, "NPU": 1.0}, 24, supply, state="INFEASIBLE", own=False)
-    assert "NPU: 24 x 1 = 24 wanted, 16 there, 8 too few, 16 free" in text
-    assert "NPUs by node: n1 and 1 more: 8, n2: 0" in text
-    assert "/dev/davinci<N>" in text
 
 
 def test_dead_actor_is_told_by_how_its_process_ended() -> None:
@@ -81,13 +66,3 @@ def test_every_error_of_ray_becomes_a_failure(error: Exception, kind: str) -> No
     failure = failure_of_ray(error, rank=0, stage="load")
     assert failure.kind == kind
     assert failure.message
-
-
-def test_process_that_left_no_status_is_not_told_in_ray_s_words() -> None:
-    text = (
-        "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection "
-        "error code 2. End of file."
-    )
-    found = failure_of_ray(actor_error(text), rank=1, stage="compile")
-    assert found.message == "its process ended all at once: it was killed, or crashed in native code"
-    assert found.traceback == ""

@@ -136,8 +136,3 @@ def test_silence_that_all_ranks_outlived_explains_nothing_later(time: Time) -> N
     time.answer = DEATH
     time.passes(1)
     assert time.failure().kind == NODE_LOST
-
-
-@pytest.mark.parametrize(("num_nodes", "every_s"), [(2, 1.0), (400, 1.0), (1200, 3.0), (100_000, 5.0)])
-def test_nodes_are_looked_at_more_rarely_where_there_are_many(num_nodes: int, every_s: float) -> None:
-    assert ray_watch.look_every_s(WatchConfig(), num_nodes) == every_s

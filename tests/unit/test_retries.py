@@ -52,16 +52,6 @@ def test_each_budget_is_spent_by_its_own_failures_only() -> None:
     assert spent.another(failed(STOPPED)) == ""
 
 
-def test_reason_names_stage_ranks_kind_and_what_is_left() -> None:
-    reason = RetryBudget(Retries(rank=3)).another(failed(DIED))
-    assert reason == "stage capture: rank 0: died (retries.rank: 1 of 3)"
-
-
-def test_reason_of_ranks_that_did_not_come_up_is_the_error_in_short() -> None:
-    reason = RetryBudget(Retries()).another(CannotStart("1 of 2 did not start\nmore", may_pass=True))
-    assert reason == "1 of 2 did not start (retries.start: 1 of 1)"
-
-
 @pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", may_pass=True)])
 def test_launch_that_another_one_may_mend_is_lost(error: Exception) -> None:
     assert is_lost(error)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.orchestrator.causes import DIED, WorkerFailure
-from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.launch.failures import raise_failed
-from warmrank.orchestrator.seats import Gang, distinct_hosts, straddle_text, straddling_groups
+from warmrank.orchestrator.seats import straddle_text, straddling_groups
 
 
 def processes(nodes: list[str]) -> list[Process]:
@@ -44,27 +40,6 @@ def test_each_process_gets_one_rank_and_its_node_is_counted(nodes: list[str]) ->
     for index, seat in zip(order, seats, strict=True):
         assert seat.pid == 100 + index
         assert seat.local_world_size == nodes.count(nodes[index])
-
-
-def test_nodes_with_one_host_name_are_shown_with_the_beginning_of_their_ids() -> None:
-    found = [
-        Process(node_id=f"{name}{40 * '0'}", host=host, address="10.0.0.1", pid=1)
-        for name, host in (("a1", "vm"), ("a1", "vm"), ("b2", "vm"), ("c3", "zz"))
-    ]
-    assert distinct_hosts(seat_ranks(found)[1]) == {
-        0: "vm a10000000000",
-        1: "vm a10000000000",
-        2: "vm b20000000000",
-        3: "zz",
-    }
-
-
-def test_error_names_nodes_of_one_host_apart() -> None:
-    pair = [Process(node_id=f"{name}{40 * '0'}", host="vm", address="10.0.0.1", pid=1) for name in ("a", "b")]
-    gang = Gang(seats=tuple(seat_ranks(pair)[1]), master_addr="10.0.0.1", master_port=1)
-    failures = [WorkerFailure(rank=1, stage="build", kind=DIED, message="gone")]
-    with pytest.raises(LaunchFailed, match="rank 1 on vm b00000000000: died: gone"):
-        raise_failed("build", failures, gang=gang, num_ranks=2)
 
 
 def test_groups_on_more_than_one_node_are_counted_and_one_is_named() -> None:

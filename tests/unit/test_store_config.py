@@ -37,24 +37,10 @@ def test_single_place_is_a_store_of_one_tier() -> None:
     assert found.trust.policy == "off"
 
 
-def test_tiers_keep_their_order() -> None:
-    found = store_of({"tiers": [{"path": "/near"}, {"path": "s3://far/prefix"}]})
-    assert [tier.path for tier in found.tiers] == ["/near", "s3://far/prefix"]
-
-
-def test_tier_has_defaults() -> None:
-    (tier,) = store_of({"path": "/s"}).tiers
-    assert (tier.mode, tier.flush, tier.answer_s, tier.options) == ("rw", "auto", 3.5, {})
-
-
 @pytest.mark.parametrize("off", ["off", False], ids=["quoted", "bare"])
 def test_tier_that_is_off_is_not_there(off: object) -> None:
     found = store_of({"tiers": [{"path": "/near", "mode": off}, {"path": "/far"}]})
     assert [tier.path for tier in found.tiers] == ["/far"]
-
-
-def test_store_that_is_off_is_none() -> None:
-    assert config_of({"path": "/s", "mode": "off"}).store is None
 
 
 def test_url_is_not_made_a_path_and_a_directory_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +208,3 @@ def test_secret_of_an_override_is_not_shown(tmp_path: Path) -> None:
 )
 def test_options_that_hold_secrets_are_known_by_their_names(name: str, *, expected: bool) -> None:
     assert is_secret(name) is expected
-
-
-def test_location_names_every_tier() -> None:
-    assert store_of({"tiers": [{"path": "/near"}, {"path": "s3://far"}]}).location == "/near, s3://far"

@@ -28,15 +28,6 @@ def test_rows_are_ranks_nodes_or_groups_that_are_few_and_lose_nobody(
     assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))
 
 
-def test_straggler_keeps_a_row_of_its_own() -> None:
-    report = made_report(1024)
-    rows = timeline_rows(report.course, report.ranks, max_rows=64)
-    (own,) = [row for row in rows if 341 in row.ranks]
-    assert own.hosts == ("node-42",)
-    (build,) = [bar for bar in own.bars if bar.stage == "build"]
-    assert (build.last_rank, build.num_ranks) == (341, 8)
-
-
 def test_slow_rank_is_one_that_others_waited_for() -> None:
     report = made_report(1024)
     assert [(slow.stage, slow.rank) for slow in slow_ranks(report.course, report.ranks)] == [("build", 341)]

@@ -38,14 +38,6 @@ def test_measure_does_not_follow_links_to_directories(tmp_path: Path):
     assert measure_upload(tmp_path).num_files == 0
 
 
-def test_large_upload_names_the_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(upload, "LARGE_UPLOAD_BYTES", 10)
-    fill(tmp_path, weights=2048, a=3)
-    (note,) = upload_notes(tmp_path)
-    assert "weights (2.0 KiB)" in note
-    assert ".rayignore" in note
-
-
 def test_packages_go_along_where_the_directory_lacks_them(tmp_path: Path):
     env = runtime_env(tmp_path)
     assert [Path(path).name for path in env["py_modules"]] == ["warmrank"]
