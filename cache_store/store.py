@@ -144,11 +144,7 @@ class Store:
         return self._deadline.run(verb)
 
     def publish_partitions(
-        self,
-        launch_key: str,
-        manifests: Sequence[PartitionManifest],
-        files: Mapping[str, Path],
-        root: Path,
+        self, launch_key: str, manifests: Sequence[PartitionManifest], files: Mapping[str, Path], root: Path
     ) -> tuple[PublishReport, ...]:
         """Publish many partitions of the same few artifacts; see `publish.publish_many`."""
         trust = self._trust
@@ -338,11 +334,7 @@ class Store:
         return self._noting(newest_listings)
 
     def verify(
-        self,
-        *,
-        repair: bool = False,
-        cache_root: Path | None = None,
-        on_progress: OnProgress | None = None,
+        self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
     ) -> VerifyReport:
         """Read every place again and say what is wrong; see `places.verify_places`."""
         return places.verify_places(
