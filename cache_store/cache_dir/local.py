@@ -243,9 +243,7 @@ def _holds(path: Path, expected: Digest, digest_of: _DigestOf) -> bool:
     return False
 
 
-def _stage(
-    directory: Path, stream: Readable, *, expected: Digest | None, source: str
-) -> tuple[Path, Digest]:
+def _stage(directory: Path, stream: Readable, *, expected: Digest | None, source: str) -> tuple[Path, Digest]:
     """Copy ``stream`` into a private temporary file, durable and verified; on an error no file is left."""
     path = temporary_file(directory)
     try:
