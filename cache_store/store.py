@@ -413,12 +413,9 @@ class Store:
 
 
 def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:
-    """Copy blobs and documents into the near place where it lacks them, as far as possible.
+    """Copy what the near place lacks, as far as possible.
 
-    Args:
-        view: the places.
-        blobs: verified local copies of all that the documents refer to, so that none stands without them.
-        documents: names, each after those that it refers to.
+    ``blobs`` has all that the documents refer to; each document comes after those that it refers to.
     """
     wanted = list(documents)
     missing = set(view.missing_nearer([*(blob.name for blob in blobs), *wanted]))

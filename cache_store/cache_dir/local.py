@@ -82,7 +82,7 @@ def variants(function_dir: Path) -> tuple[Path, ...]:
 
 def companions(function_dir: Path) -> tuple[Path, ...]:
     """Files beside the variants of a function, sorted by name."""
-    names = sorted(_names(function_dir, NotADirectoryError))
+    names = sorted(_names(function_dir, (FileNotFoundError, NotADirectoryError)))
     return tuple(function_dir / name for name in names if is_companion_name(name))
 
 
@@ -312,9 +312,9 @@ def _variant_numbers(function_dir: Path) -> list[int]:
     return sorted(int(match[1] or 0) for match in matches if match)
 
 
-def _names(function_dir: Path, *absent: type[OSError]) -> list[str]:
+def _names(function_dir: Path, absent: tuple[type[OSError], ...] = (FileNotFoundError,)) -> list[str]:
     with os_errors_are_unusable("directory", function_dir):
         try:
             return os.listdir(function_dir)  # noqa: PTH208 - only names are needed, and loads are timed
-        except (FileNotFoundError, *absent):
+        except absent:
             return []
