@@ -1,7 +1,6 @@
-"""Every error of this package: fields first, a message made from them, picklable.
+"""The errors of this package: fields first, a message made from them, picklable.
 
-Invariants: each error keeps its fields through pickling (it crosses process borders), and its text says
-what happened, where, what was expected, what was found and what to do.
+A message says what happened, where, what was expected, what was found and what to do.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal
 
 UntrustedReason = Literal[
@@ -16,42 +16,26 @@ UntrustedReason = Literal[
 ]
 
 
-def _rebuild(kind: type[StoreError], values: dict[str, Any]) -> StoreError:
-    return kind(**values)
-
-
 @dataclass(eq=False, kw_only=True)
 class StoreError(Exception):
-    """Base of all errors of this package.
+    """Base of all errors of this package; not frozen, because Python sets an exception's traceback."""
 
-    Not frozen: Python itself sets the traceback and the cause of an exception.
-
-    Attributes:
-        what: the thing that is concerned, such as ``blob 1f3a...``.
-        where: file or location.
-    """
-
-    what: str
-    where: str
+    what: str  # such as ``blob 1f3a...``
+    where: str  # file or location
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields: Exception would call the constructor with positional arguments only."""
-        return _rebuild, (type(self), {item.name: getattr(self, item.name) for item in fields(self)})
+        return partial(type(self), **{item.name: getattr(self, item.name) for item in fields(self)}), ()
 
 
 @dataclass(eq=False, kw_only=True)
 class StoreUnavailable(StoreError):
-    """The store cannot be read or written at all; the launch may go on without it.
-
-    Attributes:
-        required: it was configured as ``required``, so the launch must not go on.
-        transport: nothing answered, after all retries, so that asking again would only cost time.
-    """
+    """The store cannot be read or written at all; the launch may go on without it."""
 
     reason: str
     remedy: str = "check that the store's directory is mounted, writable and not full"
-    required: bool = False
-    transport: bool = False
+    required: bool = False  # configured as ``required``: the launch must not go on
+    transport: bool = False  # no answer after all retries: asking again only costs time
 
     def __str__(self) -> str:
         return f"store unavailable: {self.what} at {self.where}: {self.reason}; {self.remedy}"
@@ -110,7 +94,7 @@ class Untrusted(StoreError):
 
 @dataclass(eq=False, kw_only=True)
 class NotInStore(StoreError):
-    """Asked for and not there: a miss."""
+    """A miss."""
 
     remedy: str = "publish it, or launch once without --no-compile"
 
@@ -151,25 +135,24 @@ class UnusableCache(StoreError):
     remedy: str
 
     def __str__(self) -> str:
-        return (
-            f"unusable {self.what} {self.where}: expected {self.expected}, found {self.actual}; {self.remedy}"
-        )
+        found = f"expected {self.expected}, found {self.actual}"
+        return f"unusable {self.what} {self.where}: {found}; {self.remedy}"
 
 
 @dataclass(eq=False, kw_only=True)
 class UnwritableDisk(UnusableCache):
-    """The cache's disk is full or only read: whoever tries again on this disk fails too."""
+    """The cache's disk is full or read-only: retrying on this disk fails too."""
 
 
 @dataclass(eq=False, kw_only=True)
 class RefusedCache(UnusableCache):
-    """A directory has copies that nobody signed, or that a revoked key vouched for: nothing may use them."""
+    """A directory has copies that nobody signed, or that a revoked key signed: nothing may use them."""
 
 
 def is_damage(error: StoreError) -> bool:
-    """Whether the bytes themselves are wrong, whoever reads them, so that they belong into quarantine.
+    """Whether the bytes themselves are wrong for every reader, and belong into quarantine.
 
-    A document that merely is not signed by a key known *here* may be good for another reader.
+    A document that is merely not signed by a key known *here* may be good for another reader.
     """
     if isinstance(error, Untrusted):
         return error.reason in ("bad_signature", "replayed")
@@ -177,15 +160,12 @@ def is_damage(error: StoreError) -> bool:
 
 
 def is_final(error: StoreError) -> bool:
-    """Whether nothing may go on after this error.
-
-    A place of the store is away that was made required, or code that nobody vouches for would run.
-    """
+    """Whether the launch must end: a required place is away, or untrusted code would run."""
     return isinstance(error, RefusedCache) or (isinstance(error, StoreUnavailable) and error.required)
 
 
 class OsErrors:
-    """Within it an ``OSError`` becomes an error of the store; entered for every file, so no generator."""
+    """Context that turns an ``OSError`` into a `StoreError`; no generator, because it wraps every file."""
 
     __slots__ = ("_make",)
 
@@ -193,10 +173,9 @@ class OsErrors:
         self._make = make
 
     def __enter__(self) -> None:
-        """Begin."""
+        pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise what an ``OSError`` means; all else goes on."""
         if isinstance(error, OSError):
             raise self._make(error) from error
 

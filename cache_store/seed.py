@@ -103,11 +103,7 @@ class Wanted:
 
 
 def seed(
-    store: Store,
-    wanted: Wanted,
-    cache_root: Path,
-    *,
-    options: FetchOptions | None = None,
+    store: Store, wanted: Wanted, cache_root: Path, *, options: FetchOptions | None = None
 ) -> SeedReport:
     """Lay out what the newest fitting launches stored.
 
@@ -258,11 +254,7 @@ def _choose(
 
 
 def _fetch(
-    store: Store,
-    refs: Sequence[PartitionRef],
-    cache_root: Path,
-    options: FetchOptions,
-    faults: list[str],
+    store: Store, refs: Sequence[PartitionRef], cache_root: Path, options: FetchOptions, faults: list[str]
 ) -> FetchOutcome | None:
     if not refs:
         return None

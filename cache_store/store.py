@@ -144,11 +144,7 @@ class Store:
         return self._deadline.run(verb)
 
     def publish_partitions(
-        self,
-        launch_key: str,
-        manifests: Sequence[PartitionManifest],
-        files: Mapping[str, Path],
-        root: Path,
+        self, launch_key: str, manifests: Sequence[PartitionManifest], files: Mapping[str, Path], root: Path
     ) -> tuple[PublishReport, ...]:
         """Publish many partitions of the same few artifacts; see `publish.publish_many`."""
         trust = self._trust
@@ -338,11 +334,7 @@ class Store:
         return self._noting(newest_listings)
 
     def verify(
-        self,
-        *,
-        repair: bool = False,
-        cache_root: Path | None = None,
-        on_progress: OnProgress | None = None,
+        self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
     ) -> VerifyReport:
         """Read every place again and say what is wrong; see `places.verify_places`."""
         return places.verify_places(
@@ -421,12 +413,9 @@ class Store:
 
 
 def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:
-    """Copy blobs and documents into the near place where it lacks them, as far as possible.
+    """Copy what the near place lacks, as far as possible.
 
-    Args:
-        view: the places.
-        blobs: verified local copies of all that the documents refer to, so that none stands without them.
-        documents: names, each after those that it refers to.
+    ``blobs`` has all that the documents refer to; each document comes after those that it refers to.
     """
     wanted = list(documents)
     missing = set(view.missing_nearer([*(blob.name for blob in blobs), *wanted]))

@@ -1,11 +1,9 @@
 """The port between the store and the place that keeps its bytes.
 
-A name is a posix path relative to the store's root (`cache_store.layout` makes all of them).
-
-Invariants every implementation keeps (``tests/contract/test_backend.py``): a name appears with all its
-bytes or not at all, is never overwritten, and survives a power cut once `put_new` returned; correctness
-rests on no lock. Any number of threads may call one backend at once; a forked child opens its own, where
-that is possible (`objects.connection`).
+A name is a posix path relative to the store's root (`cache_store.layout` makes all of them). Invariants every
+implementation keeps (``tests/contract/test_backend.py``): a name appears with all its bytes or not at all, is
+never overwritten, and survives a power cut once `put_new` returned; correctness rests on no lock. Any number
+of threads may call one backend at once; a forked child opens its own (`objects.connection`).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import BinaryIO, Protocol
 
 from warmrank.cache_store.cache_dir.private_files import open_owned, open_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.errors import Corrupt, StoreUnavailable
 from warmrank.cache_store.paths import path_fault
 
 # Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.
@@ -28,15 +26,7 @@ _PLAIN_NAME = re.compile(r"[0-9a-z]{1,64}(?:/[0-9a-z]{1,64}){0,4}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFile:
-    """A file to create.
-
-    Attributes:
-        name: where.
-        source: its bytes, or the local file that holds them.
-        expected: what the bytes must be.
-        is_private: a local file must be private to this user (0600); otherwise it is enough that nobody else
-            could have written it, as with what other tools make.
-    """
+    """A file to create; a source that is not private must at least be writable by nobody else."""
 
     name: str
     source: Path | bytes
@@ -44,17 +34,27 @@ class NewFile:
     is_private: bool = True
 
     def open(self) -> BinaryIO:
-        """Open the source for reading; what is returned raises `UnusableCache` where it cannot be read.
+        """Open the source for reading.
 
         Raises:
-            UnusableCache: it is not there, or others could have written it: what another user wrote must not
-                be published under this user's signature.
+            UnusableCache: it is absent, or others could have written it: what another user wrote must not be
+                published under this user's signature. Reading raises this too.
         """
         if isinstance(self.source, bytes):
             return io.BytesIO(self.source)
         with os_errors_are_unusable("file", self.source):
             file = open_private(self.source) if self.is_private else open_owned(self.source)
         return _SourceFile(file, self.source)
+
+    def fault(self, actual: str) -> Corrupt:
+        """The error for a source that is not what was expected."""
+        return Corrupt(
+            what=f"source of {self.name}",
+            where="memory" if isinstance(self.source, bytes) else str(self.source),
+            expected=str(self.expected),
+            actual=actual,
+            remedy="it changed after it was made; compile again",
+        )
 
 
 class _SourceFile(io.BufferedReader):
@@ -71,16 +71,14 @@ class _SourceFile(io.BufferedReader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """What can be said of a file without reading it.
+    """A file's status, told without reading it; times are seconds since the epoch by the *place's* clock.
 
     Attributes:
-        name: its name.
-        stored_bytes: the room that it takes.
-        content_bytes: the number of bytes that `BlobBackend.open` gives; None where only reading tells,
-            because the place keeps it compressed.
-        modified_s: when it was created or moved here, in seconds since the epoch by the *place's* clock.
-        written_s: when its bytes were written, by that clock; where a move copies them, as `modified_s`.
-        is_regular: it is a file; something else, which somebody put there, can only be moved or removed.
+        stored_bytes: the space that it takes.
+        content_bytes: its length as read; None where only reading tells, because the place compresses it.
+        modified_s: when it was created or moved here.
+        written_s: when its bytes were written; where a move copies them, as `modified_s`.
+        is_regular: it is a file; anything else can only be moved or removed.
     """
 
     name: str
@@ -92,44 +90,33 @@ class FileInfo:
 
 
 def name_fault(name: str) -> str | None:
-    """Say why no file of a store can have that name; None when one can."""
+    """Why no file of a store can have that name; None when one can."""
     return None if _PLAIN_NAME.fullmatch(name) else path_fault(name)
 
 
 def check_name(name: str, *, where: str) -> None:
-    """Refuse what `name_fault` finds fault with.
-
-    Raises:
-        StoreUnavailable: so that whoever goes on without the store does so.
-    """
+    """Refuse what `name_fault` finds, with `StoreUnavailable`, so that a launch goes on without the store."""
     if fault := name_fault(name):
-        raise StoreUnavailable(
-            what=f"name {name!r}",
-            where=where,
-            reason=f"it {fault}",
-            remedy="no file of a store has such a name; remove it by hand",
-        )
+        remedy = "no file of a store has such a name; remove it by hand"
+        raise StoreUnavailable(what=f"name {name!r}", where=where, reason=f"it {fault}", remedy=remedy)
 
 
 class BlobBackend(Protocol):
     """Keeps immutable files under names.
 
-    A name that `name_fault` finds fault with is refused with `StoreUnavailable`, and never listed.
+    A name with a `name_fault` is refused with `StoreUnavailable`, and never listed.
     """
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
-        """Create those of ``files`` whose names are free.
+        """Create those of ``files`` whose names are free, and return their names.
 
-        Their bytes are verified while they are copied, and all are durable before the first name appears. On
-        return all names are durable, also those that existed. Of racing callers exactly one creates a name. A
-        name that exists is left alone, and its source is not read.
-
-        Returns:
-            The names that this call created.
+        Bytes are verified while they are copied, and all are durable before the first name appears. On return
+        all names are durable, also those that existed. Of racing callers exactly one creates a name. A name
+        that exists is left alone, and its source is not read.
 
         Raises:
             Corrupt: a source does not hold the expected bytes; no name was created.
-            UnusableCache: a source is not there, or not private to this user; no name was created.
+            UnusableCache: a source is absent, or not private to this user; no name was created.
             StoreUnavailable: nothing is promised; to try again is safe.
         """
 
@@ -138,31 +125,25 @@ class BlobBackend(Protocol):
 
         Raises:
             NotInStore: there is none.
-            Corrupt: something else than a file stands there.
+            Corrupt: something other than a file stands there.
             StoreUnavailable: it cannot be read.
         """
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
-        """Look at files without reading them; absent ones are left out of the answer.
-
-        Raises:
-            StoreUnavailable: one of them cannot be looked at.
-        """
+        """Status of files by name, without absent ones; raises `StoreUnavailable`."""
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """All files whose names start with ``prefix``, in any order; what is on its way in is none.
+        """All files whose names start with ``prefix``, unsorted, without what is on its way in.
 
         Raises:
             StoreUnavailable: the listing is not complete.
         """
 
     def move(self, name: str, target: str | None) -> bool:
-        """Give a file another name, or remove it for good where ``target`` is None; durable on return.
-
-        A target that exists is not replaced: then nothing happens.
+        """Rename a file, or remove it for good where ``target`` is None; durable on return.
 
         Returns:
-            Whether it was moved; False also where it is gone, because another process was faster.
+            Whether it was moved; False where the target exists, which is not replaced, or the file is gone.
 
         Raises:
             StoreUnavailable: it cannot be moved.

@@ -306,9 +306,9 @@ class DirectoryBackend:
                 mode = os.fstat(target.fileno()).st_mode
                 os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
         except TooLong as error:
-            raise _not_as_expected(file, str(error)) from error
+            raise file.fault(str(error)) from error
         if digest != file.expected:
-            raise _not_as_expected(file, str(digest))
+            raise file.fault(str(digest))
 
     def _flush_files(self, paths: Iterable[str]) -> None:
         flush_all(paths, root=self.root, flush=self.flush)
@@ -336,14 +336,3 @@ class DirectoryBackend:
     def _path(self, name: str) -> Path:
         check_name(name, where=str(self.root))
         return self.root / name
-
-
-def _not_as_expected(file: NewFile, actual: str) -> Corrupt:
-    where = "memory" if isinstance(file.source, bytes) else str(file.source)
-    return Corrupt(
-        what=f"source of {file.name}",
-        where=where,
-        expected=str(file.expected),
-        actual=actual,
-        remedy="it changed after it was made; compile again",
-    )

@@ -1,8 +1,9 @@
 """Giving a file of a store in a directory another name, or none.
 
-Invariants: nothing is ever replaced; a process that stands still between any two calls takes no other file
-away than the one that it gave the new name; killed there, the file stands under both names. Where something
-else than a file was put, it is moved and removed all the same.
+Nothing is ever replaced; a process that stands still between any two calls takes no other file away than the
+one that it gave the new name; killed there, the file stands under both names. Where something other than a
+file was put, it is moved and removed all the same. Faults that no method turns into `StoreUnavailable` are
+``OSError``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from warmrank.cache_store.backends.durability import file_system_type
+from warmrank.cache_store.backends.durability import file_system_type, libc
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import TMP
@@ -35,12 +36,7 @@ _MOUNTS = Path("/proc/self/mounts")
 
 
 class Mover:
-    """Links, moves and removes files of the store in ``root``.
-
-    Args:
-        root: the store.
-        mode: of directories that are made for new names.
-    """
+    """Links, moves and removes files of the store in ``root``; ``mode`` is that of new directories."""
 
     def __init__(self, root: Path, *, mode: int) -> None:
         self._root = root
@@ -51,7 +47,6 @@ class Mover:
 
         Raises:
             StoreUnavailable: the file system has no hard links, or the directory cannot be made.
-            OSError: the file is gone, or anything else.
         """
         try:
             self._with_parent(os.link, path, target)
@@ -70,12 +65,7 @@ class Mover:
         return True
 
     def move(self, path: Path, target: Path) -> bool:
-        """Give what stands at ``path`` another name; False when something else has it.
-
-        Raises:
-            StoreUnavailable: as `link`.
-            OSError: it is gone, or anything else.
-        """
+        """Give what stands at ``path`` another name; False when something else has it; raises as `link`."""
         if self._renames:
             try:
                 self._with_parent(rename_new, path, target)
@@ -99,18 +89,6 @@ class Mover:
         reached(Step.MOVE_LINKED)
         return self._unlink(path, status)
 
-    def remove(self, path: Path) -> None:
-        """Remove what stands at ``path``, whatever it is; raises ``OSError``."""
-        try:
-            path.unlink()
-        except (IsADirectoryError, PermissionError):
-            if not stat.S_ISDIR(path.lstat().st_mode):
-                raise
-            away = self._away()
-            path.rename(away)
-            with suppress(OSError):  # what stays costs space only
-                _remove_tree(away)
-
     def _unlink(self, path: Path, moved: os.stat_result) -> bool:
         """Take the former name away from the file that was moved, and from no other.
 
@@ -124,6 +102,18 @@ class Mover:
         away.unlink()
         return is_moved
 
+    def remove(self, path: Path) -> None:
+        """Remove what stands at ``path``, whatever it is."""
+        try:
+            path.unlink()
+        except (IsADirectoryError, PermissionError):
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise
+            away = self._away()
+            path.rename(away)
+            with suppress(OSError):  # what stays costs space only
+                _remove_tree(away)
+
     def _away(self) -> Path:
         """A name on the way out, that nobody else has."""
         make_directories(self._root / TMP, root=self._root, mode=self._mode)
@@ -134,12 +124,10 @@ class Mover:
     ) -> None:
         for _ in range(_MAX_REMOVALS):
             try:
-                call(path, target)
+                return call(path, target)
             except FileNotFoundError:
                 if not os.path.lexists(path):
                     raise
-            else:
-                return
             # Another process may remove an empty directory of the trash again before it is used.
             with suppress(FileNotFoundError):
                 make_directories(Path(target).parent, root=self._root, mode=self._mode)
@@ -157,7 +145,7 @@ class Mover:
 
 def rename_new(path: str | Path, target: str | Path) -> None:
     """Rename without replacing, in one step; raises ``OSError``, also where the system has no such call."""
-    call = getattr(_libc(), "renameat2", None)
+    call = getattr(libc(), "renameat2", None)
     number = errno.ENOSYS
     if call is not None:
         sys.audit("os.rename", path, target, -1, -1)  # as `os.rename` does for whoever listens
@@ -167,9 +155,18 @@ def rename_new(path: str | Path, target: str | Path) -> None:
     raise OSError(number, os.strerror(number), str(path), None, str(target))
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+def make_directories(directory: Path, *, root: Path, mode: int) -> None:
+    """Make a directory below ``root`` and those between."""
+    try:
+        directory.mkdir(mode=mode)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        if directory == root:
+            raise
+        make_directories(directory.parent, root=root, mode=mode)
+        with suppress(FileExistsError):
+            directory.mkdir(mode=mode)
 
 
 def _is_same(path: str | Path, target: str | Path) -> bool:
@@ -190,17 +187,3 @@ def _remove_tree(root: Path) -> None:
             else:
                 path.unlink()
         directory.rmdir()
-
-
-def make_directories(directory: Path, *, root: Path, mode: int) -> None:
-    """Make a directory below ``root`` and those between; raises ``OSError``."""
-    try:
-        directory.mkdir(mode=mode)
-    except FileExistsError:
-        return
-    except FileNotFoundError:
-        if directory == root:
-            raise
-        make_directories(directory.parent, root=root, mode=mode)
-        with suppress(FileExistsError):
-            directory.mkdir(mode=mode)

@@ -1,10 +1,10 @@
 """Making files and names survive a power cut, in the cheapest way that the file system allows.
 
-Invariants: on return everything that was handed in is on stable storage, or ``OSError`` was raised.
-Measured on ext4 and xfs: renaming without a flush loses half of what was acknowledged in a power cut; one
-``syncfs`` for a whole batch loses nothing, at three times the speed of an fsync for each file. What
-``syncfs`` does on network file systems is not established, so they, and every type not known here, get an
-fsync for each file, several at once because each waits for the server.
+On return everything that was handed in is on stable storage, or ``OSError`` was raised. Measured on ext4 and
+xfs: renaming without a flush loses half of what was acknowledged in a power cut; one ``syncfs`` for a whole
+batch loses nothing, at three times the speed of an fsync for each file. What ``syncfs`` does on network file
+systems is not established, so they, and every type not known here, get an fsync for each file, several at
+once because each waits for the server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Flush = Literal["syncfs", "fsync"]
 FlushChoice = Literal["auto", "syncfs", "fsync"]
-
 LOCAL_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "zfs", "bcachefs"}
 )
@@ -58,18 +57,15 @@ def file_system_type(path: Path, mounts: str) -> str:
         fields = line.split(" ")
         if len(fields) < 3:
             continue
-        mount_point = Path(_unescape(fields[1]))
+        # Blanks, tabs, line feeds and backslashes stand as three octal digits.
+        mount_point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1]))
         if path.is_relative_to(mount_point) and len(mount_point.parts) >= best:
             best, found = len(mount_point.parts), fields[2]
     return found
 
 
 def flush_all(paths: Iterable[str | Path], *, root: Path, flush: Flush) -> None:
-    """Make files or directories durable, all of which lie on the file system of ``root``.
-
-    Raises:
-        OSError: at least one may not be durable.
-    """
+    """Make files or directories, all on the file system of ``root``, durable; raises ``OSError``."""
     distinct = set(paths)
     if flush == "syncfs" and len(distinct) > _FEW:
         _sync_file_system(root)
@@ -88,19 +84,22 @@ class EarlyWriter:
         """Take all of ``data``."""
         self._file.write(data)
         self._written += len(data)
-        if self._written - self._begun >= _EARLY_BYTES:
-            size_bytes = self._written - self._begun
-            _begin_writing(self._file.fileno(), self._begun, size_bytes)
+        size_bytes = self._written - self._begun
+        if size_bytes >= _EARLY_BYTES:
+            import ctypes
+
+            # The result is ignored: the flush that follows has the last word.
+            offset, size = ctypes.c_int64(self._begun), ctypes.c_int64(size_bytes)
+            libc().sync_file_range(self._file.fileno(), offset, size, _SYNC_FILE_RANGE_WRITE)
             self._begun = self._written
 
 
-def _begin_writing(descriptor: int, offset: int, size_bytes: int) -> None:
+@functools.cache
+def libc() -> ctypes.CDLL:
+    """The C library; a call through it releases the GIL."""
     import ctypes
 
-    # Whatever it answers: the flush that follows has the last word.
-    _libc().sync_file_range(
-        descriptor, ctypes.c_int64(offset), ctypes.c_int64(size_bytes), _SYNC_FILE_RANGE_WRITE
-    )
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _fsync(path: str | Path) -> None:
@@ -120,20 +119,8 @@ def _sync_file_system(path: Path) -> None:
 
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if _libc().syncfs(descriptor) != 0:
+        if libc().syncfs(descriptor) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(descriptor)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    import ctypes
-
-    return ctypes.CDLL(None, use_errno=True)  # a call through it releases the GIL
-
-
-def _unescape(mount_point: str) -> str:
-    # Blanks, tabs, line feeds and backslashes stand as three octal digits.
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount_point)

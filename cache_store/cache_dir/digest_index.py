@@ -5,12 +5,11 @@ JSON, the first being the sha256 of the second::
 
     {"files":{"<path>":[dev,ino,size,mtime_ns,ctime_ns,mode,uid,read_ns,"<sha256>"],...},"format":1}
 
-Invariants: a digest is given without reading the file only if nothing that ``lstat`` says of it has changed,
-and if the file was by then so old, by its file system's own clock, that a later write must have changed its
-times (git calls the others racily clean), or a copy of our own, dated back before it got its name
-(`private_files.date_back`); whatever is wrong with an index makes it empty, never an error.
-The directory is one node's own, as all of a cache directory. Any number of threads may share one index; of
-processes that save at once the last one's is kept, whole.
+A digest is given without reading the file only if nothing that ``lstat`` says of it has changed, and if the
+file was by then so old, by its file system's own clock, that a later write must have changed its times (git
+calls the others racily clean), or a copy of our own, dated back before it got its name
+(`private_files.date_back`). Whatever is wrong with an index makes it empty, never an error. Threads may share
+one index; of processes that save at once the last one's is kept, whole.
 """
 
 from __future__ import annotations
@@ -42,10 +41,8 @@ from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
-INDEX_DIRECTORY = ".index"
 _FORMAT: Final = 1
 _MAX_BYTES = 64 << 20  # 250 bytes a file
-_TEMPORARY = "tmp"  # apart, because it is swept at each save, and there may be thousands of indexes
 # Times advance by the kernel's tick, at most 10 ms; where they have no fraction, by up to two seconds (FAT).
 _TICK_NS = 100_000_000
 _COARSE_TICK_NS = 2_000_000_000
@@ -65,9 +62,6 @@ class _Seen(NamedTuple):
     read_ns: int
     sha256: str
 
-    def holds_for(self, status: os.stat_result) -> bool:
-        return self[:7] == _identity(status)
-
     def is_settled(self) -> bool:
         """Whether the file had its times for long enough that a write after the read changed them."""
         coarse = not (self.mtime_ns % 1_000_000_000 or self.ctime_ns % 1_000_000_000)
@@ -76,16 +70,14 @@ class _Seen(NamedTuple):
 
 
 class DigestIndex:
-    """Digests of one cache directory's files; `open` makes one."""
+    """Digests of one directory's files; `open` makes one."""
 
-    def __init__(
-        self, cache_root: Path, name: str, seen: dict[str, _Seen], *, at: Path, opened: _Opened
-    ) -> None:
-        self._root = cache_root
-        self._directory = at / INDEX_DIRECTORY
+    def __init__(self, root: Path, path: Path, seen: dict[str, _Seen], opened: _Opened) -> None:
+        self._root = root
+        self._path = path
+        self._directory = path.parent
+        self._prefix = f"{root}{os.sep}"
         self._opened = opened
-        self._name = name
-        self._prefix = f"{cache_root}{os.sep}"
         self._seen = seen
         self._used: set[str] = set()
         self._is_changed = False
@@ -105,37 +97,42 @@ class DigestIndex:
 
         Args:
             cache_root: the directory.
-            name: the index's.
+            name: of the index; raises ``ValueError`` where it cannot be a file's.
             reread: start empty, so that every file is read again.
-            at: where indexes lie, if not in the directory.
-            opened: opens a file of it, with the checks that it must pass.
-
-        Raises:
-            ValueError: ``name`` cannot be a file's name.
+            at: where indexes lie; None is in the directory.
+            opened: opens a file, with the checks that it must pass.
         """
         if fault := part_fault(name):
             raise ValueError(f"name of an index {name!r} {fault}")
         root = cache_root.absolute()
-        at = at or root
-        seen = {} if reread else _read(at / INDEX_DIRECTORY / f"{name}.json")
-        return cls(root, name, seen, at=at, opened=opened)
+        path = (at or root) / ".index" / f"{name}.json"
+        return cls(root, path, {} if reread else _read(path), opened)
 
     def digest(self, path: Path) -> Digest:
         """Digest of a private file, which is read only if it may have changed; raises as `digest_private`."""
-        return self.known(path) or self._read_and_remember(path, self._key(path))
+        if known := self.known(path):
+            return known
+        read_ns = self.now_ns()
+        with self._opened(path) as file:
+            before = _identity(os.fstat(file.fileno()))
+            digest = digest_stream(file)
+            after = _identity(os.fstat(file.fileno()))
+        if before == after and digest.size_bytes == before[2]:
+            self._add(path, _Seen(*before, read_ns, digest.sha256))
+        return digest
 
     def known(self, path: Path | str) -> Digest | None:
         """Digest of a private file if it can be told without reading it; raises ``OSError`` if it is gone."""
         status = os.lstat(path)
         key = self._key(path)
         seen = self._seen.get(key)
-        if seen is None or not (seen.holds_for(status) and seen.is_settled()):
+        if seen is None or seen[:7] != _identity(status) or not seen.is_settled():
             return None
         self._used.add(key)
         return Digest(sha256=seen.sha256, size_bytes=seen.size)
 
     def remembered(self) -> dict[str, Digest]:
-        """What each file had when it was last read or written, by its path; it may have changed since."""
+        """Each file's digest when it was last read or written, by its path; it may have changed since."""
         with self._lock:
             return {key: Digest(sha256=seen.sha256, size_bytes=seen.size) for key, seen in self._seen.items()}
 
@@ -148,12 +145,9 @@ class DigestIndex:
             return 0
 
     def remember(self, path: Path, digest: Digest, *, read_ns: int | None = None) -> None:
-        """Take word for a file that the caller read or wrote; one that has another size is not remembered.
+        """Take the caller's word for a file it read or wrote, if the size fits.
 
-        Args:
-            path: the file.
-            digest: what it holds.
-            read_ns: `now_ns` before it was read; without it, nobody can have changed the file until now.
+        ``read_ns`` is `now_ns` before it was read; without it, nobody can have changed the file until now.
         """
         try:
             status = path.lstat()
@@ -162,7 +156,7 @@ class DigestIndex:
             return
         read_ns = self.now_ns() if read_ns is None else read_ns
         if stat.S_ISREG(status.st_mode) and status.st_size == digest.size_bytes:
-            self._add(self._key(path), _Seen(*_identity(status), read_ns, digest.sha256))
+            self._add(path, _Seen(*_identity(status), read_ns, digest.sha256))
 
     def remember_own(self, path: Path, digest: Digest) -> None:
         """As `remember`, for a copy that got its name only after `date_back`: it counts as settled."""
@@ -173,7 +167,8 @@ class DigestIndex:
         with self._lock:
             if not self._is_changed:
                 return
-            seen = {key: item for key, item in self._seen.items() if key in self._used or self._exists(key)}
+            exists = os.path.lexists
+            seen = {k: item for k, item in self._seen.items() if k in self._used or exists(self._root / k)}
         line = canonical_json({"format": _FORMAT, "files": seen})
         try:
             self._replace(canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")
@@ -182,18 +177,8 @@ class DigestIndex:
         else:
             self._is_changed = False
 
-    def _read_and_remember(self, path: Path, key: str) -> Digest:
-        read_ns = self.now_ns()
-        with self._opened(path) as file:
-            before = _identity(os.fstat(file.fileno()))
-            digest = digest_stream(file)
-            after = _identity(os.fstat(file.fileno()))
-        if before == after and digest.size_bytes == before[2]:
-            self._add(key, _Seen(*before, read_ns, digest.sha256))
-        return digest
-
-    def _add(self, key: str, seen: _Seen) -> None:
-        if key:
+    def _add(self, path: Path, seen: _Seen) -> None:
+        if key := self._key(path):
             with self._lock:
                 self._seen[key] = seen
                 self._used.add(key)
@@ -206,9 +191,6 @@ class DigestIndex:
             text = str(Path(path).absolute())
         return text.removeprefix(self._prefix) if text.startswith(self._prefix) else ""
 
-    def _exists(self, key: str) -> bool:
-        return os.path.lexists(self._root / key)
-
     def _clock_ns(self) -> int:
         """Time by the clock of the file system, which sets the times of files; on NFS it is the server's."""
         try:
@@ -219,25 +201,21 @@ class DigestIndex:
         return self._directory.stat().st_mtime_ns
 
     def _replace(self, data: bytes) -> None:
-        directory = self._directory / _TEMPORARY
+        directory = (
+            self._directory / "tmp"
+        )  # apart: it is swept at each save, and there may be thousands of indexes
         make_private_directories(directory)
-        _sweep(directory)
+        for path in directory.iterdir():  # left by ended processes; none takes a day to write an index
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.lstat().st_mtime > DEBRIS_AGE_S:
+                    path.unlink()
         temporary = directory / temporary_name()
         try:
             with create_private(temporary) as file:
                 file.write(data)
-            # No flush: an index torn by a power cut is empty.
-            temporary.replace(self._directory / f"{self._name}.json")
+            temporary.replace(self._path)  # not flushed: an index torn by a power cut is empty
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _sweep(directory: Path) -> None:
-    """Remove what ended processes left; no process takes a day to write an index."""
-    for path in directory.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.lstat().st_mtime > DEBRIS_AGE_S:
-                path.unlink()
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int, int, int, int]:
@@ -276,9 +254,8 @@ def _parse(data: bytes) -> dict[str, _Seen]:
 
 def _entry(item: object) -> _Seen:
     # The seal shows that a release of this program wrote it; this is against an edited file.
-    if not isinstance(item, list) or len(item) != len(_Seen._fields):
-        raise ValueError("an entry is not as expected")
-    *numbers, sha256 = item
-    if set(map(type, numbers)) != {int} or type(sha256) is not str or not is_sha256(sha256):
-        raise ValueError("an entry is not as expected")
-    return _Seen(*item)
+    if isinstance(item, list) and len(item) == len(_Seen._fields):
+        *numbers, sha256 = item
+        if set(map(type, numbers)) == {int} and type(sha256) is str and is_sha256(sha256):
+            return _Seen(*item)
+    raise ValueError("an entry is not as expected")

@@ -5,11 +5,11 @@ Layout::
     <cache root>/<Class>_..._<key>/[<partition>/]<function>/compiled_module[.N]
     <cache root>/<Class>_..._<key>/[<partition>/]<function>/ge_cache_<first 16 hex of its SHA-256>.pt2
 
-A function has up to `MAX_VARIANTS` variants (more while they are fresh); a higher N was added later. A file
-beside variants, such as compiled kernels, is written before the variant that needs it. Files are created
-whole, with mode 0600, and never share an inode with any other, because TorchAir truncates its cache in place.
-No lock is needed. What a power cut tore is no variant: a load verifies every byte. A rank's warm load imports
-this: the standard library only.
+A function has up to `MAX_VARIANTS` variants (more while they are fresh); a higher N was added later. A
+companion (a file beside variants, such as compiled kernels) is written before the variant that needs it.
+Files are created whole, with mode 0600, and share no inode, because TorchAir truncates its cache in place. No
+lock is needed. What a power cut tore is no variant: a load verifies every byte. Every fault of the disk is
+`UnusableCache`. A rank's warm load imports this: the standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from warmrank.cache_store.cache_dir.private_files import (
@@ -40,11 +40,13 @@ from warmrank.cache_store.errors import Corrupt, UnusableCache
 
 logger = logging.getLogger(__name__)
 VARIANT_NAME = "compiled_module"
-TEMPORARY_SUFFIX = ".tmp"
 MAX_VARIANTS = 64
 FRESH_S = 3600.0
+_TEMPORARY_SUFFIX = ".tmp"
 _CROWDED = MAX_VARIANTS // 2  # a touch changes what an index of digests goes by, so only where a trim is near
 _VARIANT = re.compile(rf"{VARIANT_NAME}(?:\.([1-9][0-9]{{0,8}}))?", re.ASCII)
+_COMPANION = re.compile(r"ge_cache_([0-9a-f]{16})\.pt2", re.ASCII)
+_DigestOf = Callable[[Path], Digest]
 
 
 def is_variant_name(name: str) -> bool:
@@ -52,36 +54,63 @@ def is_variant_name(name: str) -> bool:
     return _VARIANT.fullmatch(name) is not None
 
 
+def is_companion_name(name: str) -> bool:
+    """Whether ``name`` is that of a file beside variants."""
+    return _COMPANION.fullmatch(name) is not None
+
+
+def holds_what_it_says(name: str, digest: Digest) -> bool:
+    """Whether a companion of this name may have bytes of this digest."""
+    match = _COMPANION.fullmatch(name)
+    return match is not None and digest.sha256.startswith(match[1])
+
+
+def variant_name(number: int) -> str:
+    """Name of the variant that is added after ``number`` others."""
+    return f"{VARIANT_NAME}.{number}" if number else VARIANT_NAME
+
+
+def temporary_file(function_dir: Path) -> Path:
+    """A name for a file on its way in; a file left under it is swept."""
+    return function_dir / f".{temporary_name()}{_TEMPORARY_SUFFIX}"
+
+
 def variants(function_dir: Path) -> tuple[Path, ...]:
-    """Variants of one function, in the order in which they were added; none where there is no directory."""
+    """Variants of one function, oldest first; none where there is no directory."""
     return tuple(function_dir / variant_name(number) for number in _variant_numbers(function_dir))
 
 
+def companions(function_dir: Path) -> tuple[Path, ...]:
+    """Files beside the variants of a function, sorted by name."""
+    names = sorted(_names(function_dir, (FileNotFoundError, NotADirectoryError)))
+    return tuple(function_dir / name for name in names if is_companion_name(name))
+
+
 def find_variant(
-    function_dir: Path, expected: Digest, *, digest_of: Callable[[Path], Digest] = digest_private
+    function_dir: Path, expected: Digest, *, digest_of: _DigestOf = digest_private
 ) -> Path | None:
-    """The variant with exactly these bytes, if there is one; it is kept for `FRESH_S` from now on.
+    """The variant with exactly these bytes, kept for `FRESH_S` from now on.
 
-    A file that is not private, such as ``cp -r`` makes, is passed over: nobody would load it.
-
-    Args:
-        function_dir: where to look.
-        expected: the bytes.
-        digest_of: as `digest_private`; an index spares the reading.
-
-    Raises:
-        UnusableCache: the directory cannot be read.
+    A file that is not private, such as ``cp -r`` makes, is passed over: nobody would load it. ``digest_of``
+    may be that of an index, which spares the reading.
     """
     known = variants(function_dir)
     for path in known:
-        try:
-            if _holds(path, expected, digest_of):
-                if len(known) > _CROWDED:
-                    _touch(path)
-                return path
-        except UnusableCache as error:
-            logger.warning("Passed over: %s", error)
+        if _holds(path, expected, digest_of):
+            if len(known) > _CROWDED:
+                # The access time only, and by hand, because many file systems are mounted without it.
+                with contextlib.suppress(OSError):
+                    os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+            return path
     return None
+
+
+def find_companion(
+    function_dir: Path, name: str, expected: Digest, *, digest_of: _DigestOf = digest_private
+) -> Path | None:
+    """The file of that name, if it holds exactly these bytes and is private."""
+    path = function_dir / name
+    return path if _holds(path, expected, digest_of) else None
 
 
 def add_variant(function_dir: Path, data: bytes) -> Path:
@@ -89,9 +118,6 @@ def add_variant(function_dir: Path, data: bytes) -> Path:
 
     Beyond `MAX_VARIANTS` the oldest go, save those added or read within `FRESH_S`: a launch needs what it
     just found. Safe under concurrent processes.
-
-    Raises:
-        UnusableCache: the directory cannot be written.
     """
     stream = io.BytesIO(data)
     return add_variant_stream(function_dir, stream, expected=digest_bytes(data), source="data in memory")
@@ -102,7 +128,6 @@ def add_variant_from(function_dir: Path, source: Path, expected: Digest | None =
 
     Raises:
         Corrupt: ``source`` does not hold the expected bytes; nothing was added.
-        UnusableCache: as `add_variant`, or ``source`` is not there or not private.
     """
     with os_errors_are_unusable("file", source):
         file = open_private(source)
@@ -114,65 +139,74 @@ def add_variant_stream(function_dir: Path, stream: Readable, *, expected: Digest
     """Add what ``stream`` holds as `add_variant_from` does; ``source`` names it in errors."""
     if expected is not None and (existing := find_variant(function_dir, expected)):
         return existing
-    staged, digest = stage(function_dir, stream, expected=expected, source=source)
-    placed = place(function_dir, staged, digest)
-    with os_errors_are_unusable("directory", function_dir):
-        sync_directory(function_dir)
-    return placed
+    staged, digest = _stage(function_dir, stream, expected=expected, source=source)
+    return _durable(place(function_dir, staged, digest))
 
 
-def stage(directory: Path, stream: Readable, *, expected: Digest | None, source: str) -> tuple[Path, Digest]:
-    """Copy ``stream`` into a private temporary file of ``directory``, durable and verified.
+def add_companion(function_dir: Path, name: str, data: bytes) -> Path:
+    """Put ``data`` beside the variants of a function, unless it is there."""
+    expected, stream = digest_bytes(data), io.BytesIO(data)
+    return _add_companion(function_dir, name, stream, expected=expected, source="data in memory")
 
-    Returns:
-        The file, which the caller must `place` or unlink, and its digest.
+
+def add_companion_from(function_dir: Path, source: Path, expected: Digest) -> Path:
+    """Put a copy of the private file ``source`` beside the variants of a function, verified while copying.
 
     Raises:
-        Corrupt: it does not hold the expected bytes; no file is left.
-        UnusableCache: the directory cannot be written; no file is left.
+        Corrupt: ``source`` does not hold the expected bytes; nothing was added.
     """
-    path = temporary_file(directory)
-    try:
-        with os_errors_are_unusable("file", path):
-            make_private_directories(directory)
-            digest = _write_verified(path, stream, expected=expected, source=source)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return path, digest
+    if path := find_companion(function_dir, source.name, expected):
+        return path
+    with os_errors_are_unusable("file", source):
+        file = open_private(source)
+    with file:
+        return _add_companion(function_dir, source.name, file, expected=expected, source=str(source))
 
 
-def place(
-    function_dir: Path, staged: Path, digest: Digest, *, digest_of: Callable[[Path], Digest] = digest_private
-) -> Path:
-    """Give a staged file of the same file system its name; ``staged`` is gone afterwards.
+def place(function_dir: Path, staged: Path, digest: Digest, *, digest_of: _DigestOf = digest_private) -> Path:
+    """Give a staged file of the same file system the next variant's name; ``staged`` is gone afterwards.
 
     Returns:
         The new variant, or the one that already held these bytes.
-
-    Raises:
-        UnusableCache: the directory cannot be written.
     """
     try:
         with os_errors_are_unusable("directory", function_dir):
             make_private_directories(function_dir)
             placed = _link_next(function_dir, staged, digest, digest_of)
             _trim(function_dir)
-            sweep_debris(function_dir, ".", TEMPORARY_SUFFIX)
+            sweep_debris(function_dir, ".", _TEMPORARY_SUFFIX)
     finally:
         staged.unlink(missing_ok=True)
     return placed
 
 
-def place_directory(function_dir: Path, staged_dir: Path) -> bool:
-    """Give a staged directory of variants the name of a function that has none yet, in one rename.
-
-    Returns:
-        False where there are variants; then nothing was done.
+def place_companion(
+    function_dir: Path, name: str, staged: Path, digest: Digest, *, digest_of: _DigestOf = digest_private
+) -> Path:
+    """Give a staged file of the same file system its name; ``staged`` is gone afterwards.
 
     Raises:
-        UnusableCache: the directory cannot be written.
+        Corrupt: the bytes are not what the name says.
     """
+    path = function_dir / name
+    try:
+        if not holds_what_it_says(name, digest):
+            raise Corrupt(what="file", where=str(path), expected=name, actual=str(digest))
+        with os_errors_are_unusable("file", path):
+            try:
+                os.link(staged, path)
+            except FileExistsError:
+                if find_companion(function_dir, name, digest, digest_of=digest_of) is None:
+                    set_aside(path)
+                    with contextlib.suppress(FileExistsError):  # another process put it back
+                        os.link(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)
+    return path
+
+
+def place_directory(function_dir: Path, staged_dir: Path) -> bool:
+    """Give a staged directory the name of a function that has no variants, in one rename; False if it has."""
     with os_errors_are_unusable("directory", function_dir):
         try:
             try:
@@ -187,26 +221,38 @@ def place_directory(function_dir: Path, staged_dir: Path) -> bool:
     return True
 
 
-def variant_name(number: int) -> str:
-    """Name of the variant that is added after ``number`` others."""
-    return f"{VARIANT_NAME}.{number}" if number else VARIANT_NAME
+def _add_companion(function_dir: Path, name: str, stream: Readable, *, expected: Digest, source: str) -> Path:
+    if path := find_companion(function_dir, name, expected):
+        return path
+    staged, digest = _stage(function_dir, stream, expected=expected, source=source)
+    return _durable(place_companion(function_dir, name, staged, digest))
 
 
-def temporary_file(function_dir: Path) -> Path:
-    """A name for a file on its way in; what a process that was killed leaves under it is swept."""
-    return function_dir / f".{temporary_name()}{TEMPORARY_SUFFIX}"
+def _durable(placed: Path) -> Path:
+    with os_errors_are_unusable("directory", placed.parent):
+        sync_directory(placed.parent)
+    return placed
 
 
-def _holds(path: Path, expected: Digest, digest_of: Callable[[Path], Digest]) -> bool:
-    with os_errors_are_unusable("file", path), contextlib.suppress(FileNotFoundError):
-        return path.lstat().st_size == expected.size_bytes and digest_of(path) == expected
+def _holds(path: Path, expected: Digest, digest_of: _DigestOf) -> bool:
+    try:
+        with os_errors_are_unusable("file", path), contextlib.suppress(FileNotFoundError):
+            return path.lstat().st_size == expected.size_bytes and digest_of(path) == expected
+    except UnusableCache as error:
+        logger.warning("Passed over: %s", error)
     return False
 
 
-def _touch(path: Path) -> None:
-    # The access time only, and by hand, because many file systems are mounted without it.
-    with contextlib.suppress(OSError):
-        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+def _stage(directory: Path, stream: Readable, *, expected: Digest | None, source: str) -> tuple[Path, Digest]:
+    """Copy ``stream`` into a private temporary file, durable and verified; on an error no file is left."""
+    path = temporary_file(directory)
+    try:
+        with os_errors_are_unusable("file", path):
+            make_private_directories(directory)
+            return path, _write_verified(path, stream, expected=expected, source=source)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _write_verified(path: Path, stream: Readable, *, expected: Digest | None, source: str) -> Digest:
@@ -222,7 +268,7 @@ def _write_verified(path: Path, stream: Readable, *, expected: Digest | None, so
     return digest
 
 
-def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: Callable[[Path], Digest]) -> Path:
+def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:
     while True:
         # Listed before looking: whoever adds the same bytes after the look takes this very name.
         numbers = _variant_numbers(function_dir)
@@ -244,139 +290,31 @@ def _trim(function_dir: Path) -> None:
                 path.unlink()
                 logger.info("Removed %s: a function keeps its newest %d variants", path, MAX_VARIANTS)
     if excess:
-        drop_orphans(function_dir, variants(function_dir), age_s=FRESH_S)
+        _drop_orphans(function_dir)
 
 
-def _variant_numbers(function_dir: Path) -> list[int]:
-    with os_errors_are_unusable("directory", function_dir):
-        try:
-            names = os.listdir(function_dir)  # noqa: PTH208 - only names are needed, and loads are timed
-        except FileNotFoundError:
-            return []
-    matches = (_VARIANT.fullmatch(name) for name in names)
-    return sorted(int(match[1] or 0) for match in matches if match)
-
-
-_COMPANION = re.compile(r"ge_cache_([0-9a-f]{16})\.pt2", re.ASCII)
-
-
-def is_companion_name(name: str) -> bool:
-    """Whether ``name`` is that of a file beside variants."""
-    return _COMPANION.fullmatch(name) is not None
-
-
-def holds_what_it_says(name: str, digest: Digest) -> bool:
-    """Whether bytes of this digest may have this name."""
-    match = _COMPANION.fullmatch(name)
-    return match is not None and digest.sha256.startswith(match[1])
-
-
-def add_companion(function_dir: Path, name: str, data: bytes) -> Path:
-    """Put ``data`` beside the variants of a function, unless it is there.
-
-    Raises:
-        UnusableCache: the directory cannot be written.
-    """
-    expected = digest_bytes(data)
-    if path := find_companion(function_dir, name, expected):
-        return path
-    staged, digest = stage(function_dir, io.BytesIO(data), expected=expected, source="data in memory")
-    return _settled(function_dir, name, staged, digest)
-
-
-def add_companion_from(function_dir: Path, source: Path, expected: Digest) -> Path:
-    """Put a copy of the private file ``source`` beside the variants of a function, verified while copying.
-
-    Raises:
-        Corrupt: ``source`` does not hold the expected bytes; nothing was added.
-        UnusableCache: the directory cannot be written, or ``source`` is not there or not private.
-    """
-    if path := find_companion(function_dir, source.name, expected):
-        return path
-    with os_errors_are_unusable("file", source):
-        file = open_private(source)
-    with file:
-        staged, digest = stage(function_dir, file, expected=expected, source=str(source))
-    return _settled(function_dir, source.name, staged, digest)
-
-
-def find_companion(
-    function_dir: Path, name: str, expected: Digest, *, digest_of: Callable[[Path], Digest] = digest_private
-) -> Path | None:
-    """The file of that name, if it holds exactly these bytes and is private."""
-    path = function_dir / name
-    try:
-        with os_errors_are_unusable("file", path), contextlib.suppress(FileNotFoundError):
-            if path.lstat().st_size == expected.size_bytes and digest_of(path) == expected:
-                return path
-    except UnusableCache as error:
-        logger.warning("Passed over: %s", error)
-    return None
-
-
-def place_companion(
-    function_dir: Path,
-    name: str,
-    staged: Path,
-    digest: Digest,
-    *,
-    digest_of: Callable[[Path], Digest] = digest_private,
-) -> Path:
-    """Give a staged file of the same file system its name; ``staged`` is gone afterwards.
-
-    Raises:
-        Corrupt: the bytes are not what the name says.
-        UnusableCache: the directory cannot be written.
-    """
-    path = function_dir / name
-    try:
-        if not holds_what_it_says(name, digest):
-            raise Corrupt(what="file", where=str(path), expected=name, actual=str(digest))
-        with os_errors_are_unusable("file", path):
-            try:
-                os.link(staged, path)
-            except FileExistsError:
-                if find_companion(function_dir, name, digest, digest_of=digest_of) is None:
-                    set_aside(path)
-                    with contextlib.suppress(FileExistsError):  # another process put it back
-                        os.link(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
-    return path
-
-
-def companions(function_dir: Path) -> tuple[Path, ...]:
-    """Files beside the variants of a function, in the order of their names."""
-    with os_errors_are_unusable("directory", function_dir):
-        try:
-            names = sorted(os.listdir(function_dir))  # noqa: PTH208 - only names are needed
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                return ()
-            raise
-    return tuple(function_dir / name for name in names if is_companion_name(name))
-
-
-def drop_orphans(function_dir: Path, variants: Iterable[Path], *, age_s: float) -> None:
-    """Remove files that no variant names, unless they came within ``age_s``: their variant may follow."""
-    found = companions(function_dir)
-    if not found:
-        return
-    texts = []
-    for path in variants:
+def _drop_orphans(function_dir: Path) -> None:
+    """Remove companions that no variant names, unless they are fresh: their variant may follow."""
+    found, texts = companions(function_dir), []
+    for path in variants(function_dir) if found else ():
         with contextlib.suppress(OSError):
             texts.append(path.read_bytes())
     for path in found:
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.lstat().st_mtime <= age_s:
-                continue
-            if not any(path.name.encode() in text for text in texts):
+            is_old = time.time() - path.lstat().st_mtime > FRESH_S
+            if is_old and not any(path.name.encode() in text for text in texts):
                 path.unlink()
                 logger.info("Removed %s, which no variant needs any more", path)
 
 
-def _settled(function_dir: Path, name: str, staged: Path, digest: Digest) -> Path:
-    placed = place_companion(function_dir, name, staged, digest)
+def _variant_numbers(function_dir: Path) -> list[int]:
+    matches = (_VARIANT.fullmatch(name) for name in _names(function_dir))
+    return sorted(int(match[1] or 0) for match in matches if match)
+
+
+def _names(function_dir: Path, absent: tuple[type[OSError], ...] = (FileNotFoundError,)) -> list[str]:
     with os_errors_are_unusable("directory", function_dir):
-        sync_directory(function_dir)
-    return placed
+        try:
+            return os.listdir(function_dir)  # noqa: PTH208 - only names are needed, and loads are timed
+        except absent:
+            return []

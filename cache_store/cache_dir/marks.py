@@ -1,21 +1,22 @@
 """May copies go into a cache directory, and be used out of it: asked first, and noted durably before a copy.
 
 Layout: ``<cache root>/.signers/<key id>``, an empty file for each key that vouched for a copy, and ``<cache
-root>/.unverified``, where copies came without being required to carry a signature. A mark is never taken
-away. Every copy out of a store needs a `Permit`, which only `permit_copies` gives, so a later revocation, or
-a stricter policy, reaches it whatever brought it. A rank's opening imports this: the standard library only.
+root>/.unverified``, where copies came without being required to carry a signature. A mark is never removed.
+Every copy out of a store needs a `Permit`, which only `permit_copies` gives, so a later revocation or a
+stricter policy reaches it whatever brought it. Marks that cannot be read or written are `UnusableCache`. A
+rank's opening imports this: the standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from warmrank.cache_store.cache_dir.private_files import (
+    OTHERS_WRITE,
     create_private,
     ensure_cache_dir,
     make_private_directories,
@@ -25,108 +26,12 @@ from warmrank.cache_store.cache_dir.private_files import (
 from warmrank.cache_store.errors import RefusedCache
 
 SIGNERS = ".signers"
-
-
-def mark_signers(cache_root: Path, key_ids: Iterable[str]) -> None:
-    """Before the first copy that these keys vouch for: leave word of them; once is enough.
-
-    Raises:
-        UnusableCache: the directory cannot be written.
-    """
-    directory = cache_root / SIGNERS
-    new = [key_id for key_id in sorted(set(key_ids)) if not (directory / key_id).exists()]
-    if not new:
-        return
-    with os_errors_are_unusable("directory", directory):
-        make_private_directories(directory)
-        for key_id in new:
-            with contextlib.suppress(FileExistsError):
-                create_private(directory / key_id).close()
-        sync_directory(directory)
-        sync_directory(cache_root)
-
-
-def signers_of(cache_root: Path) -> frozenset[str]:
-    """Ids of the keys that vouched for what lies in a directory; raises `UnusableCache`."""
-    with os_errors_are_unusable("directory", cache_root / SIGNERS):
-        try:
-            return frozenset(os.listdir(cache_root / SIGNERS))  # noqa: PTH208 - only names are needed
-        except (FileNotFoundError, NotADirectoryError):
-            return frozenset()
-
-
-def refuse_revoked(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
-    """Refuse a directory into which artifacts were copied that a key vouched for which is revoked by now.
-
-    Not under trust policy ``off``, which looks at no key.
-
-    Raises:
-        RefusedCache: it bears the mark of one of these key ids.
-        UnusableCache: it cannot be looked at.
-    """
-    if policy == "off" or not revoked:
-        return
-    if found := sorted(signers_of(cache_root).intersection(revoked)):
-        raise RefusedCache(
-            what="directory",
-            where=str(cache_root),
-            expected="only artifacts of keys that are not revoked",
-            actual=f"artifacts that key {found[0]} signed, which is revoked",
-            remedy="empty this directory, or use another cache_dir; what was compiled here is compiled again",
-        )
-
-
 UNVERIFIED = ".unverified"
 _TEXT = """\
 Artifacts were copied into this directory from a store whose trust policy was not 'require', so nobody may
 have signed them. warmrank with policy 'require' refuses this directory; empty it, this file included, or use
 another cache_dir.
 """
-
-
-def is_unverified(cache_root: Path) -> bool:
-    """Whether a directory bears the mark; raises `UnusableCache`."""
-    with os_errors_are_unusable("file", cache_root / UNVERIFIED):
-        try:
-            (cache_root / UNVERIFIED).lstat()
-        except FileNotFoundError:
-            return False
-    return True
-
-
-def refuse_unverified(cache_root: Path, policy: str) -> None:
-    """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied.
-
-    Raises:
-        RefusedCache: it bears the mark of `mark_unverified`.
-        UnusableCache: it cannot be looked at.
-    """
-    if policy != "require" or not is_unverified(cache_root):
-        return
-    raise RefusedCache(
-        what="directory",
-        where=str(cache_root),
-        expected="only artifacts that a trusted key signed, as trust policy 'require' asks",
-        actual=f"{UNVERIFIED}: some were copied under another policy",
-        remedy="use another cache_dir, or empty this one",
-    )
-
-
-def mark_unverified(cache_root: Path, policy: str) -> None:
-    """Before the first copy under another policy than ``require``: leave word of it; once is enough.
-
-    Raises:
-        UnusableCache: the directory cannot be written.
-    """
-    path = cache_root / UNVERIFIED
-    if policy == "require":
-        return
-    with os_errors_are_unusable("file", path), contextlib.suppress(FileExistsError):
-        with create_private(path) as file:
-            file.write(_TEXT.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(cache_root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,35 +47,91 @@ class Permit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """What a directory remembers of its copies, for another that takes some over.
+    """A directory's marks, for another that takes over some of its copies."""
 
-    Attributes:
-        policy: the laxest trust policy under which any came.
-        signers: ids of the keys that vouched for any.
-    """
-
-    policy: str
-    signers: frozenset[str]
+    policy: str  # the laxest trust policy under which any came
+    signers: frozenset[str]  # ids of the keys that vouched for any
 
 
 def marks_of(cache_root: Path) -> Marks:
-    """The marks of a directory; raises `UnusableCache`."""
-    policy = "off" if is_unverified(cache_root) else "require"
-    return Marks(policy=policy, signers=signers_of(cache_root))
+    """The marks of a directory."""
+    return Marks(policy="off" if _is_unverified(cache_root) else "require", signers=_signers_of(cache_root))
+
+
+def mark_signers(cache_root: Path, key_ids: Iterable[str]) -> None:
+    """Note the keys that vouch for copies, before the first copy."""
+    directory = cache_root / SIGNERS
+    new = [key_id for key_id in sorted(set(key_ids)) if not (directory / key_id).exists()]
+    if not new:
+        return
+    with os_errors_are_unusable("directory", directory):
+        make_private_directories(directory)
+        for key_id in new:
+            with contextlib.suppress(FileExistsError):
+                create_private(directory / key_id).close()
+        sync_directory(directory)
+        sync_directory(cache_root)
+
+
+def mark_unverified(cache_root: Path, policy: str) -> None:
+    """Note, before the first copy, that copies come under another policy than ``require``."""
+    path = cache_root / UNVERIFIED
+    if policy == "require":
+        return
+    with os_errors_are_unusable("file", path), contextlib.suppress(FileExistsError):
+        with create_private(path) as file:
+            file.write(_TEXT.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        sync_directory(cache_root)
+
+
+def permit_copies(cache_root: Path, policy: str, signers: Collection[str]) -> Permit:
+    """Mark a directory, or one that is to be renamed into it, durably before the first copy.
+
+    ``signers`` are ids of the keys that may have vouched for the copies.
+    """
+    mark_unverified(cache_root, policy)
+    mark_signers(cache_root, signers)
+    return Permit(cache_root)
+
+
+def refuse_revoked(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
+    """Refuse a directory with copies that a revoked key vouched for, unless the policy is ``off``.
+
+    Raises:
+        RefusedCache: it bears the mark of one of these key ids.
+    """
+    if policy == "off" or not revoked:
+        return
+    if found := sorted(_signers_of(cache_root).intersection(revoked)):
+        raise RefusedCache(
+            what="directory",
+            where=str(cache_root),
+            expected="only artifacts of keys that are not revoked",
+            actual=f"artifacts that key {found[0]} signed, which is revoked",
+            remedy="empty this directory, or use another cache_dir; what was compiled here is compiled again",
+        )
+
+
+def refuse_unverified(cache_root: Path, policy: str) -> None:
+    """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied.
+
+    Raises:
+        RefusedCache: it bears the mark of `mark_unverified`.
+    """
+    if policy == "require" and _is_unverified(cache_root):
+        raise RefusedCache(
+            what="directory",
+            where=str(cache_root),
+            expected="only artifacts that a trusted key signed, as trust policy 'require' asks",
+            actual=f"{UNVERIFIED}: some were copied under another policy",
+            remedy="use another cache_dir, or empty this one",
+        )
 
 
 def admit(cache_root: Path, policy: str, revoked: Collection[str], *, below: bool = True) -> None:
-    """Make sure that a cache directory may be used under a trust policy; it is created if absent.
-
-    Args:
-        cache_root: the cache directory.
-        policy: the trust policy.
-        revoked: ids of the keys that are revoked.
-        below: as of `check_marks`.
-
-    Raises:
-        UnusableCache: it cannot be used by this user; or as `check_marks`.
-    """
+    """Make sure that a cache directory may be used; it is created if absent; raises as `check_marks`."""
     ensure_cache_dir(cache_root)
     check_marks(cache_root, policy, revoked, below=below)
 
@@ -178,16 +139,11 @@ def admit(cache_root: Path, policy: str, revoked: Collection[str], *, below: boo
 def check_marks(cache_root: Path, policy: str, revoked: Collection[str], *, below: bool = True) -> None:
     """Refuse a directory for the copies in it; it bears their marks, or one below, or one that it lies in.
 
-    Args:
-        cache_root: the directory; it may be yet to be made.
-        policy: the trust policy.
-        revoked: ids of the keys that are revoked.
-        below: look at the directories below it too, which takes a walk; where one follows another, once does.
+    The directory may be absent. ``below`` asks for the walk through it; once is enough.
 
     Raises:
         RefusedCache: it holds what nobody signed, under policy ``require``; or what a key vouched for that
             is revoked, unless the policy is ``off``.
-        UnusableCache: a mark cannot be read.
     """
     if policy == "off":
         return
@@ -196,11 +152,28 @@ def check_marks(cache_root: Path, policy: str, revoked: Collection[str], *, belo
         refuse_revoked(directory, policy, revoked)
 
 
+def _signers_of(cache_root: Path) -> frozenset[str]:
+    with os_errors_are_unusable("directory", cache_root / SIGNERS):
+        try:
+            return frozenset(os.listdir(cache_root / SIGNERS))  # noqa: PTH208 - only names are needed
+        except (FileNotFoundError, NotADirectoryError):
+            return frozenset()
+
+
+def _is_unverified(cache_root: Path) -> bool:
+    with os_errors_are_unusable("file", cache_root / UNVERIFIED):
+        try:
+            (cache_root / UNVERIFIED).lstat()
+        except FileNotFoundError:
+            return False
+    return True
+
+
 def _own_above(cache_root: Path) -> Iterator[Path]:
     """The directories above in which only this user can have left marks."""
     for directory in cache_root.resolve().parents:
         status = directory.stat() if directory.exists() else None
-        if status and status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status and status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE:
             yield directory
 
 
@@ -210,19 +183,3 @@ def _marked_below(cache_root: Path) -> Iterator[Path]:
         if SIGNERS in names or UNVERIFIED in files:
             yield Path(directory)
         names[:] = [name for name in names if not name.startswith(".tmp")]
-
-
-def permit_copies(cache_root: Path, policy: str, signers: Collection[str]) -> Permit:
-    """Before the first copy: leave durable word of whom to ask about it.
-
-    Args:
-        cache_root: the cache directory, or one that is to be renamed into one.
-        policy: the trust policy.
-        signers: ids of the keys that may have vouched for the copies.
-
-    Raises:
-        UnusableCache: the directory cannot be written.
-    """
-    mark_unverified(cache_root, policy)
-    mark_signers(cache_root, signers)
-    return Permit(cache_root)

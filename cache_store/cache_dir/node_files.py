@@ -6,12 +6,12 @@ of manifests, ranks and worlds name them::
 
     <cache root>/node/ab/<sha256>       mode 0600, directories 0700
 
-Invariants: a kept file's name says what its bytes are, so no launch takes another one's away; it is made
-whole, and one that holds other bytes, as a power cut leaves it, is made anew; it shares its inode with
-nothing, because the tools write their files in place. Only what this user alone could have written is kept,
-and nothing that changed while it was read. Its time of change says when it was last used, to a day, so that
-what a launch has collected stays until long after its commit. No node artifact has the name of a mark, of a
-lock, or of any other file that begins with a dot.
+A kept file's name says what its bytes are; it is made whole, one that holds other bytes is made anew, and it
+shares its inode with nothing, because the tools write their files in place. Only what this user alone could
+have written is kept, and nothing that changed while it was read. Its modification time says when it was last
+used, to a day, so that what a launch has collected stays until long after its commit. No node artifact has
+the name of a mark, of a lock, or of any other file that begins with a dot. Every fault of the disk is
+`UnusableCache`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,13 @@ logger = logging.getLogger(__name__)
 NODE = "node"
 KEPT_S = 30 * 24 * 3600.0
 _NOTED_S = 24 * 3600.0  # each note of a use changes what the digest index knows of the file
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
-_TEMPORARY = "tmp"
+_CACHE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+Identity = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFile:
-    """A node artifact.
-
-    Attributes:
-        cache: name of the node cache that it belongs to.
-        relative: posix path below that cache's directory.
-        digest: its bytes.
-    """
+    """A node artifact: the name of its node cache, its posix path below that, and its bytes."""
 
     cache: str
     relative: str
@@ -67,16 +61,11 @@ class NodeFile:
         return f"{NODE}/{self.cache}/{self.relative}"
 
 
-def is_cache_name(name: str) -> bool:
-    """Whether a node cache may have this name."""
-    return _NAME.fullmatch(name) is not None
-
-
 def split_node_path(path: str) -> tuple[str, str] | None:
     """Name of the node cache and path below it; None for what is no path of a node artifact."""
     first, _, rest = path.partition("/")
     name, _, relative = rest.partition("/")
-    if first != NODE or not is_cache_name(name) or not relative or path_fault(path):
+    if first != NODE or not _CACHE_NAME.fullmatch(name) or not relative or path_fault(path):
         return None
     return None if any(is_reserved(part) for part in relative.split("/")) else (name, relative)
 
@@ -95,17 +84,12 @@ def kept_path(cache_root: Path, sha256: str) -> Path:
 def find_kept(
     cache_root: Path, digest: Digest, *, digest_of: Callable[[Path], Digest] = digest_private
 ) -> Path | None:
-    """The kept file with exactly these bytes, if there is one that is whole and private."""
+    """The kept file with exactly these bytes, if it is whole and private."""
     path = kept_path(cache_root, digest.sha256)
-    try:
-        with os_errors_are_unusable("file", path):
-            try:
-                is_whole = path.lstat().st_size == digest.size_bytes and digest_of(path) == digest
-            except FileNotFoundError:
-                return None
-    except UnusableCache:
-        return None  # it is made anew
-    return path if is_whole else None
+    with contextlib.suppress(UnusableCache, OSError):  # then it is made anew
+        if path.lstat().st_size == digest.size_bytes and digest_of(path) == digest:
+            return path
+    return None
 
 
 def note_use(path: Path) -> None:
@@ -116,13 +100,13 @@ def note_use(path: Path) -> None:
 
 
 def kept_files(cache_root: Path) -> tuple[Path, ...]:
-    """All kept files of a cache directory, in a fixed order."""
+    """All kept files of a cache directory, sorted."""
     paths = (cache_root / NODE).glob("??/*")
     return tuple(sorted(path for path in paths if is_sha256(path.name)))
 
 
 def drop_unneeded(cache_root: Path, needed: Collection[str], *, age_s: float = KEPT_S) -> None:
-    """Remove kept files that nobody used for long, nor needs now; the store brings back what is missed."""
+    """Remove kept files unused for ``age_s`` and not needed now; the store brings back what is missed."""
     for path in kept_files(cache_root):
         with contextlib.suppress(OSError):
             if path.name not in needed and time.time() - path.lstat().st_mtime > age_s:
@@ -131,12 +115,8 @@ def drop_unneeded(cache_root: Path, needed: Collection[str], *, age_s: float = K
 
 
 def temporary_kept(cache_root: Path) -> Path:
-    """A name for a file on its way in; its directory is made, and swept of what killed processes left.
-
-    Raises:
-        UnusableCache: the cache directory cannot be written.
-    """
-    directory = cache_root / NODE / _TEMPORARY
+    """A name for a file on its way in; its directory is made, and swept of what killed processes left."""
+    directory = cache_root / NODE / "tmp"
     with os_errors_are_unusable("directory", directory):
         make_private_directories(directory)
     sweep_debris(directory)
@@ -144,11 +124,7 @@ def temporary_kept(cache_root: Path) -> Path:
 
 
 def place_kept(cache_root: Path, staged: Path, digest: Digest) -> Path:
-    """Give a staged file, whose bytes the caller verified, its name; ``staged`` is gone afterwards.
-
-    Raises:
-        UnusableCache: the cache directory cannot be written.
-    """
+    """Give a staged file, whose bytes the caller verified, its name; ``staged`` is gone afterwards."""
     path = kept_path(cache_root, digest.sha256)
     with os_errors_are_unusable("file", path):
         make_private_directories(path.parent)
@@ -157,22 +133,16 @@ def place_kept(cache_root: Path, staged: Path, digest: Digest) -> Path:
     return path
 
 
-Identity = tuple[int, int, int, int]
-
-
 def keep(
     cache_root: Path, source: Path, *, seen: Identity | None = None, expected: Digest | None = None
 ) -> Digest:
-    """Keep a copy of a file of another tool.
+    """Keep a copy of a file of another tool, and return its digest.
 
     Args:
         cache_root: the cache directory.
         source: the file.
         seen: what `identity_of` said of it a moment ago.
         expected: what it probably holds; if that is kept, the file is read and not copied.
-
-    Returns:
-        The digest of the bytes that were kept.
 
     Raises:
         UnusableCache: another user could have written it, it is no regular file, it changed since it was

@@ -1,12 +1,11 @@
 """From a cache directory into a node's own caches: each node artifact where the tool that reads it looks.
 
-Invariants: nothing is written outside of the directories that this node's config declares, nor through a
-link, nor into a directory that another user can write; a file that is there already is the node's own, and
-stays, whatever it holds, unless its path says what it holds (`Destination.in_sets`): then it is damaged; what
-is written is verified while it is copied, appears whole, with mode 0600, and shares its inode with nothing.
-What cannot be placed is a reason, never an error: the tool compiles it again. Under a trust policy that asks
-for no signatures a directory is marked before the first copy, as a cache directory is, so that ``require``
-leaves it out later instead of signing what nobody signed.
+Nothing is written outside of the directories that this node's config declares, nor through a link, nor into a
+directory that another user can write. A file that is there already is the node's own, and stays, unless its
+path says what it holds (`Destination.in_sets`): then it is damaged. What is written is verified while it is
+copied, appears whole, with mode 0600, and shares its inode with nothing. What cannot be placed is a reason,
+never an error: the tool compiles it again. Directories are marked before the first copy, as a cache directory
+is.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Destination:
     """A node cache of this node.
 
     Attributes:
-        path: its directory; it may be yet to be made.
+        path: its directory; it may be absent.
         patterns: which files below it belong to it, such as ``*.o``; a ``*`` stands for slashes too.
         in_sets: its files lie in ``<artifact>/<conditions>/``, and their names say what is in them
             (`worker.node_caches`); of one artifact, under the same conditions, one is enough.
@@ -76,13 +75,7 @@ class Vouched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """What became of node artifacts on this node.
-
-    Attributes:
-        new: those that were written.
-        there: those that were there, with the same bytes.
-        skipped: why others are not there, one line each.
-    """
+    """Node artifacts that were written, that were there with the same bytes, and why others are not there."""
 
     new: tuple[NodeFile, ...] = ()
     there: tuple[NodeFile, ...] = ()
@@ -90,13 +83,7 @@ class Placed:
 
 
 def refusal(directory: Path, policy: str, revoked: Collection[str]) -> str:
-    """Why a trust policy wants nothing to do with a node cache, as `marks.admit` has it; empty if it may.
-
-    Args:
-        directory: the node cache's.
-        policy: the trust policy.
-        revoked: ids of the keys that are revoked.
-    """
+    """Why a node cache must not be used under a trust policy, as `check_marks` has it; empty if it may."""
     try:
         check_marks(directory, policy, revoked)
     except UnusableCache as error:
@@ -116,27 +103,16 @@ def admitted(
 def place_files(
     cache_root: Path, files: Sequence[NodeFile], destinations: Destinations, vouched: Vouched
 ) -> Placed:
-    """Copy kept node artifacts to where this node's tools look for them.
-
-    Args:
-        cache_root: the cache directory that keeps them.
-        files: which.
-        destinations: of this node.
-        vouched: whose word they came by.
-    """
+    """Copy node artifacts that ``cache_root`` keeps to where this node's tools look for them."""
     new: list[NodeFile] = []
     there: list[NodeFile] = []
     skipped: list[str] = []
     for file in files:
         try:
             destination = _destination_of(file, destinations)
-            found = _place(cache_root, file, destination, vouched)
-        except _NotPlaced as reason:
+            (new if _place(cache_root, file, destination, vouched) else there).append(file)
+        except (_NotPlaced, UnusableCache) as reason:
             skipped.append(f"{file.path}: {reason}")
-        except UnusableCache as error:
-            skipped.append(f"{file.path}: {error}")
-        else:
-            (new if found else there).append(file)
     for directory in {(destinations[file.cache].path / file.relative).parent for file in new}:
         sweep_debris(directory, _TEMPORARY)
     return Placed(new=tuple(new), there=tuple(there), skipped=tuple(skipped))
@@ -147,16 +123,15 @@ class _NotPlaced(Exception):
 
 
 def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
-    destination = destinations.get(file.cache)
     if split_node_path(file.path) is None:
         raise _NotPlaced("no path of a node artifact")
-    if destination is None:
-        raise _NotPlaced(
-            f"left in the cache directory: this node's config declares no node cache {file.cache!r}"
-        )
-    if not destination.takes(file.relative):
-        raise _NotPlaced(f"left in the cache directory: no pattern of node cache {file.cache!r} takes it")
-    return destination
+    if (destination := destinations.get(file.cache)) is None:
+        why = f"this node's config declares no node cache {file.cache!r}"
+    elif not destination.takes(file.relative):
+        why = f"no pattern of node cache {file.cache!r} takes it"
+    else:
+        return destination
+    raise _NotPlaced(f"left in the cache directory: {why}")
 
 
 def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: Vouched) -> bool:
@@ -186,19 +161,15 @@ def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: 
             if destination.in_sets:
                 temporary.replace(path)
                 return True
-            return _link(temporary, path, file)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:  # the tool, or another process, was faster
+                _is_there(path, file)
+                return False
+            return True
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-def _link(temporary: Path, path: Path, file: NodeFile) -> bool:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:  # the tool, or another process, was faster
-        _is_there(path, file)
-        return False
-    return True
 
 
 def _is_there(path: Path, file: NodeFile, *, replaced: bool = False) -> bool:

@@ -1,7 +1,7 @@
 """Files and directories that only the running user can have written.
 
-Invariants: what was checked is what is read (the open file's status, links never followed); a directory
-made here has mode 0700 and a file 0600; every fault of the operating system becomes `UnusableCache`.
+What is checked is what is read (the open file's status, links never followed); directories made here have
+mode 0700, files 0600; every fault of the operating system becomes `UnusableCache`.
 """
 
 from __future__ import annotations
@@ -24,64 +24,111 @@ from warmrank.cache_store.errors import OsErrors, UnusableCache, UnwritableDisk
 
 logger = logging.getLogger(__name__)
 FILE_MODE = 0o600
-MAX_ASIDE = 8
 DIRECTORY_MODE = 0o700
+MAX_ASIDE = 8
 DEBRIS_AGE_S = 24 * 3600.0
+BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT)
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _MAX_LINKS = 40  # as in Linux
-BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT)
+_PRIVATE_REMEDIES = (
+    "remove {path}",
+    "remove it or run as its owner: an artifact is code, and only its owner uses it",
+    "remove it, or chmod 600 {path} if nobody else can have written it",
+)
+_OWNED_REMEDIES = ("publish only what you alone could have written: leave it out, or chmod go-w it",) * 3
+_CACHE_REMEDIES = (
+    "name another cache_dir",
+    "name a cache_dir of your own",
+    "chmod 700 {path}, or name another cache_dir",
+)
+
+
+def check_status(  # noqa: PLR0913 - one check for every file and directory that is code or decides about it
+    path: Path,
+    status: os.stat_result,
+    *,
+    what: str,
+    remedies: tuple[str, str, str],
+    directory: bool = False,
+    root_too: bool = False,
+    private: bool = False,
+) -> None:
+    """Refuse a file or directory of another kind or owner, or that others can write; raises `UnusableCache`.
+
+    ``remedies`` are for the kind, the owner and the mode, ``{path}`` in them stands for the path; ``private``
+    asks for mode 0600 exactly.
+    """
+    uid, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
+    if not (stat.S_ISDIR if directory else stat.S_ISREG)(status.st_mode):
+        expected, actual = "a directory" if directory else "a regular file", stat.filemode(status.st_mode)
+        remedy = remedies[0]
+    elif status.st_uid != uid and not (root_too and status.st_uid == 0):
+        expected, actual = f"owner uid {uid}{' or root' * root_too}", f"uid {status.st_uid}"
+        remedy = remedies[1]
+    elif mode != FILE_MODE if private else mode & OTHERS_WRITE:
+        expected = f"mode {FILE_MODE:04o}" if private else "not writable by group or others"
+        actual, remedy = f"mode {mode:04o}", remedies[2]
+    else:
+        return
+    raise UnusableCache(
+        what=what, where=str(path), expected=expected, actual=actual, remedy=remedy.format(path=path)
+    )
+
+
+def _check_private_status(path: Path, status: os.stat_result) -> None:
+    check_status(path, status, what="file", remedies=_PRIVATE_REMEDIES, private=True)
+
+
+def check_owned(path: Path, status: os.stat_result, *, directory: bool = False) -> None:
+    """Refuse what is not this user's, or what others can write; raises as `check_status`."""
+    what = "directory" if directory else "file"
+    check_status(path, status, what=what, remedies=_OWNED_REMEDIES, directory=directory)
 
 
 def check_private(path: Path) -> None:
-    """Refuse a file that another user could have written: an artifact is code.
-
-    Raises:
-        UnusableCache: it is no regular file, belongs to another user, its mode is not 0600, or it cannot be
-            looked at.
-    """
+    """Refuse what is no regular file of this user with mode 0600, because an artifact is code."""
     with os_errors_are_unusable("file", path):
         status = path.lstat()
-    _check_status(path, status)
+    _check_private_status(path, status)
 
 
 def open_private(path: Path) -> io.BufferedReader:
-    """Open a file for reading, checked as `check_private` does.
-
-    Raises:
-        UnusableCache: as `check_private`.
-        OSError: it is not there, or cannot be opened.
-    """
-    return _open_checked(path, _check_status)
+    """Open a file for reading, checked as `check_private` does; also raises ``OSError``."""
+    return _open_checked(path, _check_private_status)
 
 
 def open_owned(path: Path) -> io.BufferedReader:
-    """Open a file of another tool for reading: this user's, and not writable by anybody else.
-
-    Raises:
-        UnusableCache: it is no regular file, belongs to another user, or others can write it.
-        OSError: it is not there, or cannot be opened.
-    """
+    """Open another tool's file for reading, checked as `check_owned` does; also raises ``OSError``."""
     return _open_checked(path, check_owned)
 
 
-def read_private(path: Path) -> bytes:
-    """All bytes of a file that `open_private` lets through.
+def _open_checked(path: Path, check: Callable[[Path, os.stat_result], None]) -> io.BufferedReader:
+    # Without O_NONBLOCK the open itself would wait at a named pipe.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = os.fdopen(descriptor, "rb")
+    try:
+        check(path, os.fstat(descriptor))
+    except BaseException:
+        file.close()
+        raise
+    return file
 
-    Raises:
-        UnusableCache: as `open_private`, or it is not there, or cannot be read.
-    """
+
+def read_private(path: Path) -> bytes:
+    """All bytes of a private file; every fault is `UnusableCache`."""
     with os_errors_are_unusable("file", path), open_private(path) as file:
         return file.read()
 
 
 def digest_private(path: Path) -> Digest:
-    """Digest of a file that `open_private` lets through; raises as that does."""
+    """Digest of a private file; raises as `open_private`."""
     with open_private(path) as file:
         return digest_stream(file)
 
 
 def digest_owned(path: Path) -> Digest:
-    """Digest of a file that `open_owned` lets through; raises as that does."""
+    """Digest of another tool's file; raises as `open_owned`."""
     with open_owned(path) as file:
         return digest_stream(file)
 
@@ -93,11 +140,7 @@ def create_private(path: Path) -> io.BufferedWriter:
 
 
 def date_back(path: Path) -> None:
-    """Before a private copy gets its name: give it a time of change that no later write can give it again.
-
-    Raises:
-        OSError: it is gone, or has no times.
-    """
+    """Give a private copy, before its name, a time of change that no later write can give it again."""
     time_ns = time.time_ns() - BACK_NS
     os.utime(path, ns=(time_ns, time_ns), follow_symlinks=False)
 
@@ -118,16 +161,10 @@ def make_private_directories(path: Path) -> None:
 
 
 def make_directories_below(root: Path, directory: Path) -> None:
-    """Make the directories below ``root`` that are missing; refuse links, and what others can write.
+    """Make the missing directories below ``root``, and it; refuse links, and what others can write.
 
-    A link would lead copies out of the directory whose marks say whose word they came by.
-
-    Args:
-        root: made likewise; may be a link itself, of the config's making.
-        directory: at or below ``root``.
-
-    Raises:
-        UnusableCache: one cannot be made or used.
+    ``root`` itself may be a link that the config made. Another link would lead copies out of the directory
+    whose marks say who vouches for them. Raises `UnusableCache`.
     """
     with os_errors_are_unusable("directory", directory):
         make_private_directories(root)
@@ -141,13 +178,10 @@ def make_directories_below(root: Path, directory: Path) -> None:
 
 
 def way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every directory in which a part of ``path`` is looked up, and every link that is followed, in order.
+    """Every directory in which a part of ``path`` is looked up, and every link followed, in order.
 
     Who can write one of these directories, or owns one of these links, decides what the path means. Ends at
-    the first name that is not there.
-
-    Raises:
-        OSError: one cannot be looked at, or there are too many links.
+    the first name that is absent; raises ``OSError``, also for too many links.
     """
     current, num_links = Path("/"), 0
     waiting = list(path.absolute().parts[:0:-1])
@@ -178,15 +212,13 @@ def check_parents(path: Path) -> None:
     """Refuse a path that another user could make mean something else.
 
     Raises:
-        UnusableCache: a directory above it, or above a link that leads to it, or such a link, belongs to
-            neither this user nor root, or others can write the directory and rename what is not theirs (the
-            sticky bit of ``/tmp`` forbids that).
+        UnusableCache: a directory or link on the way belongs to neither this user nor root, or others can
+            write the directory and rename what is not theirs (the sticky bit of ``/tmp`` forbids that).
     """
     with os_errors_are_unusable("directory", path):
         for place, status in way_to(path):
             is_held = status.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode)
-            is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_held
-            if is_open or status.st_uid not in (0, os.geteuid()):
+            if (status.st_mode & OTHERS_WRITE and not is_held) or status.st_uid not in (0, os.geteuid()):
                 raise UnusableCache(
                     what="path",
                     where=str(path),
@@ -197,29 +229,17 @@ def check_parents(path: Path) -> None:
 
 
 def ensure_cache_dir(path: Path) -> None:
-    """Make sure that ``path`` is a directory this user owns and can write; create it with mode 0700.
-
-    Raises:
-        UnusableCache: it cannot be created or written, belongs to another user, or others can write it.
-    """
+    """Make sure that ``path`` is a directory that only this user can write; create it with mode 0700."""
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
         status = path.stat()
-    mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
-    if not stat.S_ISDIR(status.st_mode):
-        expected, actual, remedy = "a directory", stat.filemode(status.st_mode), "name another cache_dir"
-    elif status.st_uid != os.geteuid():
-        expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
-        remedy = "name a cache_dir of your own"
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        expected, actual = "not writable by group or others", mode
-        remedy = f"chmod 700 {path}, or name another cache_dir"
-    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        expected, actual = "writable", f"{mode}, or a read-only file system"
+    check_status(path, status, what="directory", remedies=_CACHE_REMEDIES, directory=True)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        actual = f"mode {stat.S_IMODE(status.st_mode):04o}, or a read-only file system"
         remedy = f"chmod u+rwx {path}, or name another cache_dir"
-    else:
-        return
-    raise UnusableCache(what="directory", where=str(path), expected=expected, actual=actual, remedy=remedy)
+        raise UnusableCache(
+            what="directory", where=str(path), expected="writable", actual=actual, remedy=remedy
+        )
 
 
 def temporary_name() -> str:
@@ -228,23 +248,35 @@ def temporary_name() -> str:
 
 
 def sweep_debris(directory: Path, prefix: str = "", suffix: str = "") -> None:
-    """Remove what ended processes of this host left in ``directory``, named with `temporary_name`.
+    """Remove what ended processes of this host left, named ``prefix`` + `temporary_name` + ``suffix``.
 
-    Only what is `DEBRIS_AGE_S` old: containers share a host's name but not its process ids. What cannot be
-    removed stays, because debris costs space only.
-
-    Args:
-        directory: where to look; nothing is done where there is none.
-        prefix: what stands before that name.
-        suffix: what stands after it.
+    Only what is `DEBRIS_AGE_S` old, because containers share a host's name but not its process ids. What
+    cannot be removed stays: debris only costs space.
     """
     middle = rf"{re.escape(prefix + os.uname().nodename)}-([0-9]+)-[0-9a-f]{{32}}"
     name = re.compile(rf"{middle}{re.escape(suffix)}", re.ASCII)
     with contextlib.suppress(OSError):
         for path in sorted(directory.iterdir()):
             match = name.fullmatch(path.name)
-            if match and not is_running(int(match[1])):
-                _remove_if_old(path)
+            if not match or _is_running(int(match[1])):
+                continue
+            with contextlib.suppress(
+                OSError, RecursionError
+            ):  # others may have made a tree too deep for rmtree
+                status = path.lstat()
+                if time.time() - status.st_mtime > DEBRIS_AGE_S:
+                    (shutil.rmtree if stat.S_ISDIR(status.st_mode) else os.unlink)(path)
+                    logger.info("Removed %s, left by a process that ended", path)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def sync_directory(path: Path) -> None:
@@ -257,9 +289,9 @@ def sync_directory(path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Keep a damaged file for a look at it, under a name that no load considers; at most `MAX_ASIDE` of them.
+    """Rename a damaged file, for a look at it, to a name that no load considers; at most `MAX_ASIDE` stay.
 
-    What cannot be moved stays, and is only logged: whoever met with the damage goes on without the file.
+    What cannot be moved stays and is logged.
     """
     names = [f"{path.name}.corrupt", *(f"{path.name}.corrupt.{number}" for number in range(1, MAX_ASIDE))]
     free = next((name for name in names if not path.with_name(name).exists()), names[-1])
@@ -272,25 +304,26 @@ def set_aside(path: Path) -> None:
 
 
 def discard_tree(path: Path) -> None:
-    """Remove a directory of this process that nobody needs; what stays is swept later (`sweep_debris`)."""
+    """Remove a directory of this process; what stays is swept later (`sweep_debris`)."""
     # rmtree does not ignore a failing fstat, which a stale handle of a network file system can cause.
     with contextlib.suppress(OSError):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def os_errors_are_unusable(what: str, path: str | Path) -> OsErrors:
-    """Turn any ``OSError`` of the node's own disk into an error of the cache directory.
+    """Turn any ``OSError`` of the node's own disk into `UnusableCache` with the system's reason.
 
-    Where the disk is full or only read that is `UnwritableDisk`, which names the disk, the same for all its
-    files; otherwise `UnusableCache`, with the operating system's reason.
+    Where the disk is full or read-only that is `UnwritableDisk`, which names the disk, the same for all
+    files.
     """
 
     def unusable(error: OSError) -> UnusableCache:
         reason = error.strerror or str(error)
         if error.errno in _UNWRITABLE:
+            places = (Path(path), *Path(path).parents)
             return UnwritableDisk(
                 what="disk of the cache",
-                where=str(_mount_of(Path(path))),
+                where=str(next((place for place in places if place.is_mount()), path)),
                 expected="space left, and writable",
                 actual=reason,
                 remedy="free space there, or name another cache_dir",
@@ -304,76 +337,3 @@ def os_errors_are_unusable(what: str, path: str | Path) -> OsErrors:
         )
 
     return OsErrors(unusable)
-
-
-def _mount_of(path: Path) -> Path:
-    """Where the disk is mounted that a path lies on."""
-    return next((place for place in (path, *path.parents) if place.is_mount()), path)
-
-
-def _remove_if_old(path: Path) -> None:
-    with contextlib.suppress(OSError, RecursionError):  # others may have made a tree too deep for rmtree
-        status = path.lstat()
-        if time.time() - status.st_mtime <= DEBRIS_AGE_S:
-            return
-        if stat.S_ISDIR(status.st_mode):
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-        logger.info("Removed %s, left by a process that ended", path)
-
-
-def is_running(pid: int) -> bool:
-    """Whether this host has a process of that id, as far as this one can see."""
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _open_checked(path: Path, check: Callable[[Path, os.stat_result], None]) -> io.BufferedReader:
-    # Without O_NONBLOCK the open itself would wait at a named pipe.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    file = os.fdopen(descriptor, "rb")
-    try:
-        check(path, os.fstat(descriptor))
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def check_owned(path: Path, status: os.stat_result, *, directory: bool = False) -> None:
-    """Refuse a file, or a directory, that somebody but this user could have written.
-
-    Raises:
-        UnusableCache: it belongs to another user, others can write it, or it is something else.
-    """
-    kind = "directory" if directory else "file"
-    if not (stat.S_ISDIR if directory else stat.S_ISREG)(status.st_mode):
-        expected, actual = f"a {'directory' if directory else 'regular file'}", stat.filemode(status.st_mode)
-    elif status.st_uid != os.geteuid():
-        expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        expected, actual = "not writable by group or others", f"mode {stat.S_IMODE(status.st_mode):04o}"
-    else:
-        return
-    remedy = "publish only what you alone could have written: leave it out, or chmod go-w it"
-    raise UnusableCache(what=kind, where=str(path), expected=expected, actual=actual, remedy=remedy)
-
-
-def _check_status(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        expected, actual, remedy = "a regular file", stat.filemode(status.st_mode), f"remove {path}"
-    elif status.st_uid != os.geteuid():
-        expected, actual = f"owner uid {os.geteuid()}", f"uid {status.st_uid}"
-        remedy = "remove it or run as its owner: an artifact is code, and only its owner uses it"
-    elif stat.S_IMODE(status.st_mode) != FILE_MODE:
-        expected, actual = f"mode {FILE_MODE:04o}", f"mode {stat.S_IMODE(status.st_mode):04o}"
-        remedy = f"remove it, or chmod 600 {path} if nobody else can have written it"
-    else:
-        return
-    raise UnusableCache(what="file", where=str(path), expected=expected, actual=actual, remedy=remedy)

@@ -1,8 +1,8 @@
 """One fetch at a time into one cache directory, and one compile of the same, on one node.
 
-Invariants: it saves work only; without it the result is the same. The wait is bounded: by the time in which
-its holder gets no further, where the holder says how far it is. A holder that died is no holder: the lock is
-the kernel's, never a soft one, which would outlive its holder.
+It saves work only; without it the result is the same. The wait ends when the holder makes no progress for too
+long. The lock is the kernel's, never a soft one, which would outlive its holder. A cache directory that
+cannot be used is `UnusableCache`.
 """
 
 from __future__ import annotations
@@ -31,24 +31,20 @@ LOCK_NAME = "fetch.lock"
 BEAT_NAME = "fetch.beat"
 _LOOK_EVERY_S = 1.0
 _BEAT_EVERY_S = 1.0
+_compiled_here: set[str] = set()
+"""Locks that this process holds: it does not wait for itself."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """What `single_flight` gives.
+    """Where `single_flight` leaves word of its progress."""
 
-    Attributes:
-        is_held: nobody else is in this cache directory; False after a wait that was too long.
-        beat_file: what `beat` touches.
-        beat_s: when it was touched last.
-    """
-
-    is_held: bool
+    is_held: bool  # nobody else is in this cache directory; False after too long a wait
     beat_file: Path
-    beat_s: float = float("-inf")
+    beat_s: float = float("-inf")  # when it was touched last
 
     def beat(self) -> None:
-        """Say that it gets on, so that others wait for longer; called for each of very many files."""
+        """Note progress, so that others wait for longer; called for each of very many files."""
         now_s = time.monotonic()
         if self.is_held and now_s - self.beat_s >= _BEAT_EVERY_S:
             self.beat_s = now_s
@@ -57,11 +53,7 @@ class Flight:
 
 
 def lock_in(cache_root: Path, name: str) -> FileLock:
-    """A lock of a cache directory, which is made if absent; not held yet, and without patience.
-
-    Raises:
-        UnusableCache: the cache directory cannot be used, or has no place for the lock.
-    """
+    """A lock of a cache directory, which is made if absent; not held yet, and without patience."""
     ensure_cache_dir(cache_root)
     with os_errors_are_unusable("directory", cache_root / LOCKS):
         make_private_directories(cache_root / LOCKS)
@@ -72,12 +64,8 @@ def lock_in(cache_root: Path, name: str) -> FileLock:
 def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Flight]:
     """Hold the lock of a cache directory, made if absent.
 
-    Goes on beside its holder once that got no further for ``timeout_s``. Held around the whole of a fetch,
-    also where that is tried again because a part of the store fell silent: what was left behind of the first
-    try must not keep the second one waiting.
-
-    Raises:
-        UnusableCache: the cache directory cannot be used, or has no place for the lock.
+    Goes on beside its holder once that got no further for ``timeout_s``. Held around the whole of a fetch and
+    its retries: the first try, left behind, must not keep the second one waiting.
     """
     lock, beat_file = lock_in(cache_root, LOCK_NAME), cache_root / LOCKS / BEAT_NAME
     is_held = False
@@ -94,25 +82,11 @@ def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Flight]:
         lock.release()
 
 
-_compiled_here: set[str] = set()
-"""Locks that this process holds: it does not wait for itself."""
-
-
 @contextlib.contextmanager
 def one_compile(cache_root: Path, what: str) -> Iterator[bool]:
-    """Hold the lock of a compile; or wait for its holder, and go on without.
+    """Hold the lock of a compile; or wait for its holder, and go on without it. Yields whether it waited.
 
-    Who had to wait may find what the holder made, and does not keep the next ones waiting if it does not.
-
-    Args:
-        cache_root: the cache directory, made if absent.
-        what: equal for those that may use one artifact.
-
-    Yields:
-        Whether another process held it.
-
-    Raises:
-        UnusableCache: the cache directory cannot be used, or has no place for the lock.
+    ``what`` is equal for those that may use one artifact; who waited may find what the holder made.
     """
     name = f"compile-{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
     lock, path = lock_in(cache_root, name), str(cache_root / LOCKS / name)

@@ -125,11 +125,7 @@ def publish_partition(
 
 
 def _standing(documents: Documents, key: str) -> tuple[StandingManifest | None, Untrusted | None]:
-    """The manifest that stands, or why the one that stands is not believed here.
-
-    Raises:
-        NewerFormat: a later release wrote it, and somebody trusted here signed it, or nobody needs to.
-    """
+    """The manifest that stands, or why the one that stands is not believed here."""
     try:
         return documents.take_manifest(key), None
     except NotInStore:
@@ -167,14 +163,7 @@ def _local_blobs(manifest: PartitionManifest, root: Path, *, without: Collection
 def _look_again(
     documents: Documents, blobs: LocalBlobs, standing: StandingManifest, *, of: Collection[str] | None
 ) -> None:
-    """Bring back what an evict took before it could see the manifest that needs it.
-
-    Args:
-        documents: the store.
-        blobs: those of this publisher.
-        standing: the manifest.
-        of: only the blobs of these functions; None is all.
-    """
+    """Bring back what an evict took before it could see the manifest; ``of`` names functions, None is all."""
     needed = [entry.digest for entry in standing.manifest.artifacts if of is None or entry.function in of]
     if not needed:
         return

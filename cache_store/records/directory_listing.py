@@ -118,11 +118,7 @@ def make_listing(
     """
     try:
         listing = DirectoryListing(
-            tool=tool,
-            components=dict(components),
-            root=str(root),
-            files=tuple(files),
-            created=utc_now(),
+            tool=tool, components=dict(components), root=str(root), files=tuple(files), created=utc_now()
         )
     except ValidationError as error:
         raise _unlistable(root, "names and numbers that a listing can hold", faults_of(error)) from error

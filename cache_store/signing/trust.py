@@ -34,12 +34,7 @@ from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.paths import part_fault
 from warmrank.cache_store.signing.keyring import Keyring, Revocation, read_keyring
-from warmrank.cache_store.signing.signing_keys import (
-    Signer,
-    key_id,
-    load_public_key,
-    load_signer,
-)
+from warmrank.cache_store.signing.signing_keys import Signer, key_id, load_public_key, load_signer
 
 ENVELOPE_FORMAT: Final = 2
 MAX_HEADER_BYTES = 4096

@@ -227,11 +227,7 @@ def _staying(stale: Mapping[str, bool], removed: Collection[str]) -> Iterator[st
 def _look(
     files: list[ListedFile], moved: Relocation, root: Path, index: DigestIndex, *, replace: bool
 ) -> tuple[list[ListedFile], frozenset[str]]:
-    """The files that have to be copied, to be laid out or to compare; and the paths of those that are there.
-
-    Raises:
-        Conflict: copies could not settle that a file is there with other bytes, and it is not to be replaced.
-    """
+    """Files to be copied, to be laid out or to compare; and the paths of those that are there."""
     answers = each(
         lambda file: _is_there(file.path, file.digest, root, index), files, num_threads=NUM_THREADS
     )

@@ -252,11 +252,7 @@ def _new_file(name: str, root: Path, file: ListedFile) -> NewFile:
 def _drop_changed(
     root: Path, files: dict[str, ListedFile], shas: set[str], left_out: list[str], error: StoreError
 ) -> None:
-    """Take out the files that are no longer what was read; ``error`` is what the backend met with.
-
-    Raises:
-        StoreError: ``error``, when all of them are as they were, so that trying again cannot help.
-    """
+    """Take out the files that are no longer what was read; ``error`` is what the backend met with."""
     changed = []
     for path, file in files.items():
         if file.sha256 in shas:

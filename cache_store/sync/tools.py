@@ -61,11 +61,10 @@ _TOOLS = {
         Tool(name="torchair", ignores_other_mentions=True),
     )
 }
-KNOWN_TOOLS = tuple(sorted(_TOOLS))
 
 
 def tool_named(name: str) -> Tool:
-    """What is known of a tool: nothing, where its name is none of `KNOWN_TOOLS`."""
+    """What is known of a tool: nothing, where it is not known here."""
     return _TOOLS.get(name, Tool(name=name))
 
 

@@ -294,7 +294,7 @@ def _content(file: NewFile) -> bytes:
         with _opened(file) as source:
             content = source.read(file.expected.size_bytes + 1)
     if digest_bytes(content) != file.expected:
-        raise _not_as_expected(file, str(digest_bytes(content)))
+        raise file.fault(str(digest_bytes(content)))
     return content
 
 
@@ -303,9 +303,9 @@ def _verify(file: NewFile) -> None:
         with _opened(file) as source:
             digest = digest_stream(source, limit_bytes=file.expected.size_bytes)
     except TooLong as error:
-        raise _not_as_expected(file, str(error)) from error
+        raise file.fault(str(error)) from error
     if digest != file.expected:
-        raise _not_as_expected(file, str(digest))
+        raise file.fault(str(digest))
 
 
 def _verified(source: BinaryIO, file: NewFile) -> Iterator[bytes]:
@@ -318,19 +318,9 @@ def _verified(source: BinaryIO, file: NewFile) -> Iterator[bytes]:
         yield chunk
     digest = Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
     if digest != file.expected:
-        raise _not_as_expected(file, str(digest))
+        raise file.fault(str(digest))
 
 
 def _is_blob(name: str) -> bool:
     trashed = split_trash_name(name)
     return (trashed[0] if trashed else name).startswith(BLOBS)
-
-
-def _not_as_expected(file: NewFile, actual: str) -> Corrupt:
-    return Corrupt(
-        what=f"source of {file.name}",
-        where="memory" if isinstance(file.source, bytes) else str(file.source),
-        expected=str(file.expected),
-        actual=actual,
-        remedy="it changed after it was made; compile again",
-    )
