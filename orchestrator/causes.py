@@ -1,34 +1,129 @@
-"""Failures of ranks, and equal ones grouped into causes: pure."""
+"""Failures of ranks: their kinds, the policy of each kind, and equal failures grouped into causes; pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, NamedTuple
 
-DIED = "died"
-NODE_LOST = "node lost"
-STOPPED = "stopped"
-TIMEOUT = "timeout"
-CLUSTER_LOST = "cluster lost"
-"""Kinds of failure that no rank reported itself; any other kind is the name of an exception's type."""
+Budget = Literal["rank", "node", "hang", "start"]
+"""A key of the config's `retries`."""
 
-_FIRST = (CLUSTER_LOST, NODE_LOST, DIED, STOPPED, TIMEOUT)
-"""Others fail in the wake of these, so these are told first."""
+
+class FailureKind(StrEnum):
+    """Every kind of failure that decides something; any other kind is the name of an exception's type.
+
+    Of several kinds the first decides. What ranks report themselves comes after `TIMEOUT`, because it may
+    follow from what stands before.
+    """
+
+    CLUSTER_LOST = "cluster lost"
+    NODE_LOST = "node lost"
+    DIED = "died"
+    PORT_IN_USE = "PortInUse"  # the others wait for rank 0 in vain
+    STOPPED = "stopped"
+    TIMEOUT = "timeout"
+    # torch's names for a peer that went away or is silent: no death was seen, so one hangs or is cut off.
+    PEER_SILENT = "DistBackendError"
+    PEER_AWAY = "DistNetworkError"
+    PEER_STORE_AWAY = "DistStoreError"
+    ENVIRONMENT = "environment"
+    IMPORT = "import"
+    COMPILE_FORBIDDEN = "CompileForbidden"
+    FUNCTION_RAISED = "FunctionRaised"
+    COMPILE_FAILED = "CompileFailed"
+    CAPTURE_MISMATCH = "CaptureMismatch"
+    DOES_NOT_SETTLE = "DoesNotSettle"
+    WORKLOAD = "WorkloadError"
+    BAD_ARGUMENT = "BadArgument"
+    DEVICE_UNAVAILABLE = "DeviceUnavailable"
+    UNUSABLE_CACHE = "UnusableCache"
+    UNWRITABLE_DISK = "UnwritableDisk"
+    STORE_UNAVAILABLE = "StoreUnavailable"
+
+
+CLUSTER_LOST, NODE_LOST, DIED = FailureKind.CLUSTER_LOST, FailureKind.NODE_LOST, FailureKind.DIED
+STOPPED, TIMEOUT = FailureKind.STOPPED, FailureKind.TIMEOUT
+
+
+class Policy(NamedTuple):
+    """What a kind of failure means for the launch.
+
+    Attributes:
+        budget: what another attempt is counted against; None where it would fail alike.
+        exit: name of the exit code where all failures are of this kind.
+        remedy: what to do, where the failure does not say; ``{stage}`` is the failure's.
+    """
+
+    budget: Budget | None = None
+    exit: Literal["FAILED", "BAD_INPUT", "FAULT", "LOST"] = "FAILED"
+    remedy: str = ""
+
+
+_PEER = Policy("hang", "LOST")
+_POLICIES: dict[str, Policy] = {
+    CLUSTER_LOST: Policy(
+        None, "LOST", "start the cluster anew, then launch again: what was compiled is kept"
+    ),
+    NODE_LOST: Policy(
+        "node",
+        "LOST",
+        "look at the node and its network; watch.node_silent_s says how long silence is borne",
+    ),
+    DIED: Policy(
+        "rank", "LOST", "its log holds the last words; a kill by the system leaves none (see dmesg)"
+    ),
+    FailureKind.PORT_IN_USE: Policy("start", "LOST"),
+    STOPPED: Policy(
+        "hang",
+        "LOST",
+        "whoever stopped it can let it go on (SIGCONT); watch.stopped_s says how long that is borne",
+    ),
+    TIMEOUT: Policy(
+        "hang", "LOST", "raise timeouts.{stage}_s, or look into the rank's log for what it waits on"
+    ),
+    FailureKind.PEER_SILENT: _PEER,
+    FailureKind.PEER_AWAY: _PEER,
+    FailureKind.PEER_STORE_AWAY: _PEER,
+    FailureKind.IMPORT: Policy(
+        remedy="start the launch in the directory that holds the module, or install it on the nodes"
+    ),
+    FailureKind.COMPILE_FORBIDDEN: Policy(
+        remedy="launch once without --no-compile, or preseed from a store that holds this launch"
+    ),
+    FailureKind.CAPTURE_MISMATCH: Policy(
+        remedy="capture is in step, so the workload must give every rank the same calls"
+    ),
+    FailureKind.DOES_NOT_SETTLE: Policy(
+        remedy="keep what changes from call to call in a tensor, or pass it as an argument"
+    ),
+    FailureKind.WORKLOAD: Policy(exit="BAD_INPUT"),
+    FailureKind.BAD_ARGUMENT: Policy(exit="BAD_INPUT"),
+    FailureKind.DEVICE_UNAVAILABLE: Policy(exit="BAD_INPUT"),
+    FailureKind.UNUSABLE_CACHE: Policy(exit="FAULT"),
+    FailureKind.UNWRITABLE_DISK: Policy(exit="FAULT"),
+    FailureKind.STORE_UNAVAILABLE: Policy(exit="FAULT"),
+}
+_ORDER: dict[str, int] = {kind: index for index, kind in enumerate(FailureKind)}
+
+
+def policy_of(*kinds: str) -> Policy:
+    """The policy of failures of these kinds: that of the first in the order of `FailureKind`."""
+    first = min(kinds, key=lambda kind: _ORDER.get(kind, len(_ORDER)))
+    return _POLICIES.get(first, Policy())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """What went wrong on one rank in one stage; plain data, so that it crosses Ray whatever was raised.
+    """A failure of one rank in one stage; plain data, so that it crosses Ray whatever was raised.
 
     Attributes:
-        rank: global rank.
-        stage: stage of the launch.
-        kind: name of the exception's type, or one of the kinds above.
-        message: the error's text.
+        kind: a `FailureKind`, or the name of another exception's type.
         function: cached function that it concerns; empty when it concerns the rank.
         store_fault: the store is at fault, not the rank, so a launch may go on without the store.
         traceback: where it was raised, or what the rank's threads were doing; may be empty.
-        remedy: what to do, where the launcher knows more than the message says.
+        remedy: what to do, where the kind's policy does not say it best.
     """
 
     rank: int
@@ -40,10 +135,14 @@ class WorkerFailure:
     traceback: str = ""
     remedy: str = ""
 
+    def advice(self) -> str:
+        """What to do; may be empty."""
+        return self.remedy or policy_of(self.kind).remedy.format(stage=self.stage)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What went wrong in the same way on some ranks.
+    """Equal failures of some ranks.
 
     Attributes:
         ranks: on which, in order.
@@ -52,8 +151,7 @@ class Cause:
         message: the error's text.
         remedy: what to do; may be empty.
         hosts: the nodes of these ranks, in order; empty where they had none yet.
-        traceback: of the first of these ranks: where it was raised, or what its threads were doing; may be
-            empty.
+        traceback: of the first of these ranks: where it was raised, or what its threads were doing.
     """
 
     ranks: tuple[int, ...]
@@ -72,26 +170,21 @@ def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tu
         failures: of any ranks.
         hosts: the node of each rank, as far as it has one.
     """
-    groups: dict[tuple[str, str, str, str], list[int]] = {}
-    tracebacks: dict[tuple[str, str, str, str], str] = {}
+    groups: dict[tuple[str, str, str, str], list[WorkerFailure]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
-        cause = (failure.kind, failure.function, failure.message, failure.remedy)
-        groups.setdefault(cause, []).append(failure.rank)
-        tracebacks[cause] = tracebacks.get(cause) or failure.traceback
+        cause = failure.kind, failure.function, failure.message, failure.advice()
+        groups.setdefault(cause, []).append(failure)
     found = [
         Cause(
-            ranks=tuple(ranks),
-            kind=kind,
+            ranks=tuple(failure.rank for failure in alike),
+            kind=str(kind),
             function=function,
             message=message,
             remedy=remedy,
-            hosts=tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts)),
-            traceback=tracebacks[kind, function, message, remedy],
+            hosts=tuple(dict.fromkeys(hosts[each.rank] for each in alike if each.rank in hosts)),
+            traceback=next((each.traceback for each in alike if each.traceback), ""),
         )
-        for (kind, function, message, remedy), ranks in groups.items()
+        for (kind, function, message, remedy), alike in groups.items()
     ]
-    return tuple(sorted(found, key=_order))
-
-
-def _order(cause: Cause) -> tuple[int, tuple[int, ...]]:
-    return (_FIRST.index(cause.kind) if cause.kind in _FIRST else len(_FIRST)), cause.ranks
+    last = _ORDER[TIMEOUT] + 1
+    return tuple(sorted(found, key=lambda cause: (min(_ORDER.get(cause.kind, last), last), cause.ranks)))

@@ -1,7 +1,4 @@
-"""Errors of the orchestrator.
-
-Every error keeps its fields, survives pickling, and says what happened, where, and what to do about it.
-"""
+"""Errors of the orchestrator: each keeps its fields, survives pickling, and says what to do."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from warmrank.orchestrator.causes import Cause, WorkerFailure, causes_of
-from warmrank.orchestrator.text import brief_names, brief_ranks
+from warmrank.orchestrator.causes import FailureKind, WorkerFailure, causes_of, policy_of
+from warmrank.orchestrator.text import brief_names, brief_ranks, count_text
 
 
 class OrchestratorError(Exception):
@@ -37,10 +34,7 @@ class ConfigProblem:
     Attributes:
         place: the file, or the ``--set`` override, that it stands in.
         key: dotted path of the key; empty for the file as a whole.
-        found: what stands there.
-        expected: what may stand there; empty where the remedy says so.
         nearest: dotted path of the nearest known key; empty when none is near.
-        remedy: what to do; empty where that is plain.
     """
 
     place: str
@@ -51,21 +45,14 @@ class ConfigProblem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        said = [f"found {self.found}"]
-        said += [f"expected {self.expected}"] if self.expected else []
-        said += [self.remedy] if self.remedy else []
+        said = [f"found {self.found}", self.expected and f"expected {self.expected}", self.remedy]
         hint = f" (did you mean {self.nearest}?)" if self.nearest else ""
         key = f"{self.key}: " if self.key else ""
-        return f"{self.place}: {key}{'; '.join(said)}{hint}"
+        return f"{self.place}: {key}{'; '.join(filter(None, said))}{hint}"
 
 
 class ConfigError(OrchestratorError):
-    """A config, or another document of a person, that cannot be used; lists every problem found.
-
-    Attributes:
-        problems: what is wrong.
-        document: what kind of document it is, for people.
-    """
+    """A config, or another ``document`` of a person, that cannot be used; lists every problem found."""
 
     def __init__(self, problems: Iterable[ConfigProblem], *, document: str = "config") -> None:
         self.problems = tuple(problems)
@@ -81,12 +68,11 @@ class LaunchFailed(OrchestratorError):
     """A stage failed on at least one rank, so it was stopped on all.
 
     Attributes:
-        stage: the stage that failed.
         failures: the failures, by rank.
-        num_ranks: number of ranks of the launch.
         causes: the same, equal ones grouped, those that others follow from first.
         silent: ranks that had not answered when the launch was stopped.
         logs: where each rank's log lies on its node; empty when ranks ran in the driver's process.
+        compiling: `launch.failures.Compiling` of leaders that were lost.
     """
 
     def __init__(
@@ -104,8 +90,28 @@ class LaunchFailed(OrchestratorError):
         self.num_ranks = num_ranks
         self.silent = tuple(sorted(silent))
         self.logs = logs
-        self.causes: tuple[Cause, ...] = causes_of(self.failures, hosts or {})
-        super().__init__(_describe_failures(self))
+        self.compiling: tuple[Any, ...] = ()
+        self.causes = causes_of(self.failures, hosts or {})
+        super().__init__(self._describe())
+
+    def _describe(self) -> str:
+        if self.num_ranks == 1:
+            lines = [f"stage {self.stage} failed on the one rank of the launch"]
+        else:
+            num_failed = len({failure.rank for failure in self.failures})
+            ranks = f"{num_failed} of {self.num_ranks} ranks"
+            lines = [f"stage {self.stage} failed on {ranks}; all ranks were stopped"]
+        for cause in self.causes:
+            on = f" on {brief_names(cause.hosts)}" if cause.hosts else ""
+            what = f"{cause.kind} in {cause.function}" if cause.function else cause.kind
+            lines.append(f"  {ranks_text(cause.ranks)}{on}: {what}: {cause.message}")
+            if cause.remedy:
+                lines.append(f"    remedy: {cause.remedy}")
+        if self.silent:
+            lines.append(f"  {ranks_text(self.silent)}: had not answered when the launch was stopped")
+        if self.logs:
+            lines.append(f"  logs: {self.logs} on each rank's node")
+        return "\n".join(lines)
 
 
 class FunctionFailed(OrchestratorError):
@@ -113,7 +119,6 @@ class FunctionFailed(OrchestratorError):
 
     def __init__(self, function: str, reason: str) -> None:
         self.function = function
-        self.reason = reason
         super().__init__(reason)
 
 
@@ -121,9 +126,6 @@ class VerificationFailed(OrchestratorError):
     """The warm model's output differs from its reference by more than is allowed."""
 
     def __init__(self, *, max_error: float, tolerance: float, compared: str) -> None:
-        self.max_error = max_error
-        self.tolerance = tolerance
-        self.compared = compared
         super().__init__(f"{compared}: largest difference {max_error:g}, allowed {tolerance:g}")
 
 
@@ -161,7 +163,6 @@ class BuildFailed(OrchestratorError):
     Attributes:
         witness: the rank that was built to see.
         model: the rank that stands for it.
-        differences: what differs, in words.
     """
 
     def __init__(self, witness: int, model: int, differences: Iterable[str]) -> None:
@@ -173,9 +174,6 @@ class BuildFailed(OrchestratorError):
             "something else; build with --every-rank, or do not let the model depend on that position:"
         )
         super().__init__("\n".join([head, *(f"  {line}" for line in self.differences)]))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.witness, self.model, self.differences)
 
 
 class NothingThere(OrchestratorError):
@@ -207,11 +205,7 @@ class NotOurs(OrchestratorError):
 
 
 class DemoFailed(OrchestratorError):
-    """A launch of the demo did not end as it must.
-
-    Attributes:
-        exit_code: what the demo ends with.
-    """
+    """A launch of the demo did not end as it must; the demo ends with ``exit_code``."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
@@ -228,25 +222,19 @@ class ForbiddenCompile:
 
 
 class CompileForbidden(OrchestratorError):
-    """The launch may not compile (``--no-compile``), and something missed.
-
-    Attributes:
-        misses: what missed, why, and on which ranks.
-    """
-
-    REMEDY = "launch once without --no-compile, or preseed from a store that holds this launch"
+    """The launch may not compile (``--no-compile``), and something missed."""
 
     def __init__(self, misses: Iterable[ForbiddenCompile]) -> None:
         self.misses = tuple(misses)
         lines = [f"  {miss.function} on {ranks_text(miss.ranks)}: {miss.reason}" for miss in self.misses]
-        num = len(self.misses)
-        missed = f"{num} function{'' if num == 1 else 's'}"
+        missed = count_text(len(self.misses), "function")
         head = f"compiling is forbidden (no_compile), and {missed} missed:"
-        super().__init__("\n".join([head, *lines, f"  remedy: {self.REMEDY}"]))
+        remedy = policy_of(FailureKind.COMPILE_FORBIDDEN).remedy
+        super().__init__("\n".join([head, *lines, f"  remedy: {remedy}"]))
 
 
 def in_words(error: BaseException) -> str:
-    """What an error says; what stops a launch from outside says nothing itself."""
+    """The text of an error; what stops a launch from outside has none itself."""
     if isinstance(error, KeyboardInterrupt):
         return f"stopped ({'SIGTERM' if type(error) is not KeyboardInterrupt else 'Ctrl-C'})"
     return str(error).strip() or type(error).__name__
@@ -260,29 +248,3 @@ def first_line(error: BaseException) -> str:
 def ranks_text(ranks: Iterable[int]) -> str:
     """All ranks for people, however many: ``rank 3``, ``ranks 0-2, 5``."""
     return brief_ranks(ranks, max_runs=sys.maxsize)
-
-
-def _where(cause: Cause) -> str:
-    """``ranks 0-2 on n1, n2``."""
-    if not cause.hosts:
-        return ranks_text(cause.ranks)
-    return f"{ranks_text(cause.ranks)} on {brief_names(cause.hosts)}"
-
-
-def _describe_failures(error: LaunchFailed) -> str:
-    num_failed = len({failure.rank for failure in error.failures})
-    if error.num_ranks == 1:
-        lines = [f"stage {error.stage} failed on the one rank of the launch"]
-    else:
-        ranks = f"{num_failed} of {error.num_ranks} ranks"
-        lines = [f"stage {error.stage} failed on {ranks}; all ranks were stopped"]
-    for cause in error.causes:
-        what = f"{cause.kind} in {cause.function}" if cause.function else cause.kind
-        lines.append(f"  {_where(cause)}: {what}: {cause.message}")
-        if cause.remedy:
-            lines.append(f"    remedy: {cause.remedy}")
-    if error.silent:
-        lines.append(f"  {ranks_text(error.silent)}: had not answered when the launch was stopped")
-    if error.logs:
-        lines.append(f"  logs: {error.logs} on each rank's node")
-    return "\n".join(lines)

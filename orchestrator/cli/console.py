@@ -30,6 +30,7 @@ from rich.text import Text
 
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.orchestrator import signals
+from warmrank.orchestrator.causes import policy_of
 from warmrank.orchestrator.errors import (
     BadArgument,
     CannotStart,
@@ -79,16 +80,6 @@ _CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (CompileForbidden, ExitCode.MISSED),
     (StoreError, ExitCode.FAULT),
 )
-_FAILURE_CODES = {
-    "WorkloadError": ExitCode.BAD_INPUT,
-    "BadArgument": ExitCode.BAD_INPUT,
-    "DeviceUnavailable": ExitCode.BAD_INPUT,
-    "UnusableCache": ExitCode.FAULT,
-    "UnwritableDisk": ExitCode.FAULT,
-    "StoreUnavailable": ExitCode.FAULT,
-}
-"""For a launch of which every failure is of one kind."""
-
 _EXPECTED = (OrchestratorError, StoreError, WorkerError, OSError)
 
 
@@ -204,8 +195,8 @@ def exit_code_of(error: BaseException) -> int:
         return ExitCode.LOST
     if isinstance(error, LaunchFailed):
         kinds = {failure.kind for failure in error.failures}
-        known = _FAILURE_CODES.get(kinds.pop()) if len(kinds) == 1 else None
-        return known or (ExitCode.LOST if is_lost(error) else ExitCode.FAILED)
+        code = ExitCode[policy_of(*kinds).exit]
+        return code if len(kinds) == 1 or code is ExitCode.LOST else ExitCode.FAILED
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
 
 

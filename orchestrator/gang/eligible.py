@@ -131,9 +131,8 @@ class HeadWatch:
     def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
         """The failures of all ranks that stand for `loss`; none while there is a head."""
         loss = self.loss
-        remedy = "start the cluster anew, then launch again: what was compiled is kept"
         return tuple(
-            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=loss, remedy=remedy)
+            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=loss)
             for rank in range(num_ranks if loss else 0)
         )
 

@@ -128,7 +128,8 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     from ray import exceptions
 
     text = str(error)
-    kind, remedy = DIED, ""
+    kind: str = DIED
+    remedy = ""
     # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
     of_lost_nodes = exceptions.NodeDiedError, exceptions.ActorUnschedulableError
     if isinstance(error, exceptions.OutOfMemoryError):

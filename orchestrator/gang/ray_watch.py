@@ -174,7 +174,7 @@ class Watching:
                 remedy = _ENDED_REMEDY
             elif silent_s >= self._limits.node_silent_s:
                 message = f"node {host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
-                remedy = _LOST_REMEDY
+                remedy = ""
             else:
                 continue
             found += [_failure(rank, stage, NODE_LOST, message, remedy) for rank in ranks]
@@ -183,11 +183,11 @@ class Watching:
     def _died(self, stage: str, now_s: float) -> list[WorkerFailure]:
         gone = {rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S}
         gone.update(*(self._nodes[node][1] for node in self._let_go))
-        return [_failure(rank, stage, DIED, "its process is gone", _DIED_REMEDY) for rank in sorted(gone)]
+        return [_failure(rank, stage, DIED, "its process is gone") for rank in sorted(gone)]
 
     def _stopped(self, stage: str, now_s: float) -> list[WorkerFailure]:
         return [
-            _failure(rank, stage, STOPPED, _STOPPED_MESSAGE, _STOPPED_REMEDY)
+            _failure(rank, stage, STOPPED, _STOPPED_MESSAGE)
             for rank, since_s in self._stopped_since_s.items()
             if now_s - since_s >= self._limits.stopped_s
         ]
@@ -199,16 +199,13 @@ def all_lost(num_ranks: int, stage: str, ended: str) -> tuple[WorkerFailure, ...
     return tuple(_failure(rank, stage, NODE_LOST, message, _OWN_ENDED_REMEDY) for rank in range(num_ranks))
 
 
-def _failure(rank: int, stage: str, kind: str, message: str, remedy: str) -> WorkerFailure:
+def _failure(rank: int, stage: str, kind: str, message: str, remedy: str = "") -> WorkerFailure:
     return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy)
 
 
-_DIED_REMEDY = "its log holds the last words; a kill by the system leaves none (see dmesg)"
-_LOST_REMEDY = "look at the node and its network; watch.node_silent_s says how long silence is borne"
 _ENDED_REMEDY = "look into Ray's logs there (raylet.out); a kill by the system leaves none (see dmesg)"
 _OWN_ENDED_REMEDY = "look whether the system killed it for want of memory (dmesg), then launch again"
 _STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
-_STOPPED_REMEDY = "whoever stopped it can let it go on (SIGCONT); watch.stopped_s says how long that is borne"
 
 
 _HURRY_S = 0.2

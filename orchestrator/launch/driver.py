@@ -26,7 +26,7 @@ from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.ray_session import way_in_now
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.commit import commit
-from warmrank.orchestrator.launch.failures import CompileCut, Compiling, RetryBudget
+from warmrank.orchestrator.launch.failures import Compiling, RetryBudget
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
@@ -302,7 +302,7 @@ class Launch:
                 with named():
                     return self._attempt(access)
             except (LaunchFailed, CannotStart) as error:
-                self._avoid += error.compiling if isinstance(error, CompileCut) else ()
+                self._avoid += error.compiling if isinstance(error, LaunchFailed) else ()
                 reason = spent.another(error)
                 if isinstance(error, CannotStart):
                     error.blames_cluster |= spent.has_lost_nodes

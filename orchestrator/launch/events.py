@@ -1,7 +1,7 @@
-"""What a launch tells whoever watches it: events, one after the other, as plain frozen values.
+"""Events of a launch, one after the other, as plain frozen values.
 
-A listener is a callable that takes the launch's state and the event that made it so, in the driver's thread.
-Display is the listener's business, never the driver's. Every ``at_s`` counts seconds since the launch began.
+A listener takes the launch's state and the event that made it so, in the driver's thread; display is its
+business, never the driver's.
 """
 
 from __future__ import annotations
@@ -13,18 +13,9 @@ from warmrank.orchestrator.seats import Seat
 from warmrank.worker.results import FunctionResult
 
 STAGES = (
-    "start",
-    "fetch",
-    "build",
-    "probe",
-    "compile",
-    "load",
-    "capture",
-    "first_call",
-    "verify",
-    "script",
-    "commit",
-)
+    "start", "fetch", "build", "probe", "compile", "load",
+    "capture", "first_call", "verify", "script", "commit",
+)  # fmt: skip
 """Every stage, in the order of a launch; `compile` and `load` may come again, one round after the other."""
 
 ClassAction = Literal["load", "adopt", "compile"]
@@ -82,79 +73,71 @@ class AuditReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptStarted:
-    """A gang is about to be started; the first attempt is 1; ``reason``: why the one before failed."""
+class Event:
+    """Base of all events; ``at_s`` counts seconds since the launch began."""
 
     at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted(Event):
+    """A gang is about to be started; the first attempt is 1; ``reason``: why the one before failed."""
+
     attempt: int
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seated:
+class Seated(Event):
     """Every rank of the attempt has a place."""
 
-    at_s: float
     seats: tuple[Seat, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(Event):
     """A round of the plan was made."""
 
-    at_s: float
     classes: tuple[RankClass, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audited:
+class Audited(Event):
     """Traces were compared with that of an artifact, before anybody adopted it."""
 
-    at_s: float
     audit: AuditReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageStarted:
+class StageStarted(Event):
     """A stage begins on these ranks; ranks not named have nothing to do in it."""
 
-    at_s: float
     stage: str
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFinished:
+class RankFinished(Event):
     """A rank answered one call of a stage, which may consist of several."""
 
-    at_s: float
     stage: str
     rank: int
     ok: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionFinished:
+class FunctionFinished(Event):
     """A stage is over for one function on one rank."""
 
-    at_s: float
     stage: str
     rank: int
     result: FunctionResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankBusy:
-    """What a rank is doing in the running stage, as far as its node can see.
+class RankBusy(Event):
+    """What a rank is ``doing``, such as ``compile Llama.decode``, as far as its node can see."""
 
-    Attributes:
-        rank: global rank.
-        doing: in a few words, such as ``compile Llama.decode``.
-        cpu_s: CPU seconds that its process has used.
-        resident_bytes: memory that its process holds.
-    """
-
-    at_s: float
     rank: int
     doing: str
     cpu_s: float
@@ -162,59 +145,35 @@ class RankBusy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageFinished:
+class StageFinished(Event):
     """All ranks of a stage answered; ``seconds`` since its `StageStarted`."""
 
-    at_s: float
     stage: str
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StillWaiting:
+class StillWaiting(Event):
     """Time passes while ranks start; what is lacking is a `Problem`."""
 
-    at_s: float
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Ending(Event):
     """All is done, and the ranks are taken down."""
 
-    at_s: float
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Event):
     """Something went wrong that does not stop the launch."""
 
-    at_s: float
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFailed:
+class AttemptFailed(Event):
     """An attempt is over: ``text`` is its error; ``is_last`` says that there is no other."""
 
-    at_s: float
     attempt: int
     stage: str
     text: str
     is_last: bool
-
-
-Event = (
-    AttemptStarted
-    | Seated
-    | Planned
-    | Audited
-    | StageStarted
-    | RankFinished
-    | FunctionFinished
-    | RankBusy
-    | StageFinished
-    | StillWaiting
-    | Ending
-    | Problem
-    | AttemptFailed
-)

@@ -1,20 +1,19 @@
 """Failures of a launch: made into one error, and tried again as often as their budget allows; pure.
 
 What ranks report themselves (a wrong workload, a failed check, a forbidden compile) would come again, and
-ends the launch. What befell them (a death, a lost node, a hang, ranks that did not come up) is tried again.
-Once a rank or node is lost, the errors of the others are collateral. A compile that fails is a result, never
-cached, and no reason to stop a rank that does not need it; the next launch compiles only what failed.
+ends the launch; what befell them (a death, a lost node, a hang) is tried again, as `causes.policy_of` says.
+A compile that fails is a result, never cached, and no reason to stop a rank that does not need it; the next
+launch compiles only what failed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import NoReturn
 
-from warmrank.cache_store.errors import UnwritableDisk
-from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
+from warmrank.orchestrator.causes import Budget, FailureKind, WorkerFailure, policy_of
 from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import (
     CannotStart,
@@ -23,54 +22,19 @@ from warmrank.orchestrator.errors import (
     LaunchFailed,
     ranks_text,
 )
-from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.launch.plan_state import OF_THE_FUNCTION, Avoided, Failed, PlanState, Slot
+from warmrank.orchestrator.launch.plan_state import Avoided, Failed, PlanState, Slot
 from warmrank.orchestrator.seats import Gang, Seat, distinct_hosts
 
+Seats = Mapping[int, Seat]
+"""Every rank's seat."""
 
-def late(
-    stage: str,
-    rank: int,
-    *,
-    timeout_s: float,
-    status: ProcessStatus | None,
-    needs_store: bool,
-    stacks: str = "",
-) -> WorkerFailure:
-    """The failure of a rank that did not answer in time.
-
-    Args:
-        stage: that it was asked in.
-        rank: that was asked.
-        timeout_s: how long it was waited for.
-        status: what was seen of it last.
-        needs_store: whether nothing goes on without some place of the store.
-        stacks: of its threads, as they stood then.
-    """
-    doing = f", last seen in {status.doing!r}" if status is not None and status.doing else ""
-    return WorkerFailure(
-        rank=rank,
-        stage=stage,
-        kind=TIMEOUT,
-        message=f"no answer within {timeout_s:g} s{doing}",
-        remedy=f"raise timeouts.{stage}_s, or look into the rank's log for what it waits on",
-        # The rank is warm by then: what hangs is the store.
-        store_fault=stage == "commit" and not needs_store,
-        traceback=stacks,
-    )
+_MAX_NAMED = 8
 
 
 def raise_failed(
     stage: str, failures: list[WorkerFailure], *, gang: Gang, num_ranks: int, silent: tuple[int, ...] = ()
 ) -> NoReturn:
-    """Make one error of all failures.
-
-    Args:
-        stage: in which ranks failed.
-        failures: at least one.
-        gang: where ranks are.
-        num_ranks: how many the launch has.
-        silent: ranks that were asked too, and had not answered yet.
+    """Make one error of all failures, at least one; ``silent`` ranks were asked too, and have not answered.
 
     Raises:
         CompileForbidden: a rank would have had to compile, which is forbidden.
@@ -83,43 +47,28 @@ def raise_failed(
         num_ranks=num_ranks,
         silent=silent,
         # On a disk that takes nothing there are none, or they lack their end.
-        logs="" if any(failure.kind == UnwritableDisk.__name__ for failure in failures) else gang.logs,
+        logs="" if any(found.kind == FailureKind.UNWRITABLE_DISK for found in failures) else gang.logs,
         hosts={} if is_one_node else distinct_hosts(gang.seats),
     )
-    misses = _forbidden(error.failures)
+    misses: dict[tuple[str, str], list[int]] = {}
+    for failure in error.failures:
+        if failure.kind == FailureKind.COMPILE_FORBIDDEN:
+            misses.setdefault((failure.function, failure.message), []).append(failure.rank)
     if misses:
-        raise CompileForbidden(misses) from error
+        raise CompileForbidden(
+            ForbiddenCompile(function=function, reason=reason, ranks=tuple(ranks))
+            for (function, reason), ranks in misses.items()
+        ) from error
     raise error
-
-
-def _forbidden(failures: Iterable[WorkerFailure]) -> list[ForbiddenCompile]:
-    """What ranks would have had to compile, equal causes grouped."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for failure in failures:
-        if failure.kind == "CompileForbidden":
-            ranks.setdefault((failure.function, failure.message), []).append(failure.rank)
-    return [
-        ForbiddenCompile(function=function, reason=reason, ranks=tuple(found))
-        for (function, reason), found in ranks.items()
-    ]
-
-
-Seats = Mapping[int, Seat]
-"""Every rank's seat."""
-
-_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiling:
-    """What a rank was to compile when the attempt of a launch was cut off.
+    """A compile of a rank that was lost.
 
     Attributes:
-        function: the cached function.
         request_key: for whom; opaque, and equal in the next attempt.
-        rank: who compiled.
-        node_id: its node.
-        host: that node's host name, where no other node of the attempt had it; else empty.
+        host: its node's host name, where no other node of the attempt had it; else empty.
     """
 
     function: str
@@ -129,21 +78,8 @@ class Compiling:
     host: str
 
 
-class CompileCut(LaunchFailed):
-    """A leader died or did not answer, so that the attempt is over.
-
-    Attributes:
-        compiling: what the lost leaders were to compile: the first of a rank, or one after it.
-    """
-
-    def __init__(self, error: LaunchFailed, compiling: Iterable[Compiling]) -> None:
-        Exception.__init__(self, *error.args)
-        self.__dict__.update(error.__dict__)
-        self.compiling = tuple(compiling)
-
-
 def cut_off(slots: Iterable[Slot], asked: Mapping[Slot, str], seats: Seats) -> tuple[Compiling, ...]:
-    """What lost leaders were to compile.
+    """The compiles of lost leaders.
 
     Args:
         slots: lost leaders, with each function that they led.
@@ -192,10 +128,8 @@ def _nodes_alone(seats: Seats) -> dict[str, int]:
 
 
 def retries(failed: Iterable[Failed], state: PlanState, seats: Seats) -> tuple[str, ...]:
-    """What to say of compiles that failed for the first time and are tried again; equal causes grouped."""
-    num_failed: dict[object, int] = {}
-    for earlier in state.failed:
-        num_failed[earlier.class_key] = num_failed.get(earlier.class_key, 0) + 1
+    """Lines on compiles that failed for the first time and are tried again; equal causes grouped."""
+    num_failed = Counter(earlier.class_key for earlier in state.failed)
     ranks: dict[tuple[str, str], list[int]] = {}
     for one in failed:
         if num_failed[one.class_key] == 1 and not one.is_final:
@@ -216,31 +150,30 @@ def failures_of(state: PlanState, seats: Seats) -> list[WorkerFailure]:
     for failed in state.failed:
         if failed.class_key in lost:
             tried.setdefault((failed.class_key[0], failed.error, failed.reason), []).append(failed.rank)
-    return [
-        _failure(rank, function, error, reason, remedy)
-        for (function, error, reason), ranks in tried.items()
-        for remedy in [_remedy(_where(ranks, seats), wanted[function])]
-        for rank in dict.fromkeys(ranks)
-    ]
+    found = []
+    for (function, error, reason), ranks in tried.items():
+        remedy = (
+            f"see the logs of {_where(ranks, seats)}, who compiled it for {ranks_text(wanted[function])}; "
+            "all else is kept in the ranks' cache directories, so that the next launch compiles only what "
+            "failed"
+        )
+        if error == FailureKind.FUNCTION_RAISED:
+            remedy = f"correct that line; {remedy}"
+        found += [
+            WorkerFailure(
+                rank=rank,
+                stage="compile",
+                kind=error or FailureKind.COMPILE_FAILED,
+                message=reason.removeprefix(f"{error}: "),
+                function=function,
+                remedy=remedy,
+            )
+            for rank in dict.fromkeys(ranks)
+        ]
+    return found
 
 
-def _failure(rank: int, function: str, error: str, reason: str, remedy: str) -> WorkerFailure:
-    kind, message = error or "CompileFailed", reason.removeprefix(f"{error}: ")
-    if kind in OF_THE_FUNCTION:
-        remedy = f"correct that line; {remedy}"
-    return WorkerFailure(
-        rank=rank, stage="compile", kind=kind, message=message, function=function, remedy=remedy
-    )
-
-
-def _remedy(where: str, wanted: Iterable[int]) -> str:
-    return (
-        f"see the logs of {where}, who compiled it for {ranks_text(wanted)}; all else is kept in the ranks' "
-        "cache directories, so that the next launch compiles only what failed"
-    )
-
-
-def _where(ranks: Sequence[int], seats: Seats) -> str:
+def _where(ranks: Iterable[int], seats: Seats) -> str:
     """Ranks with their nodes: ``rank 0 on node 0 (a), rank 4 on node 1 (b)``."""
     distinct = list(dict.fromkeys(ranks))
     named = [
@@ -250,40 +183,24 @@ def _where(ranks: Sequence[int], seats: Seats) -> str:
     return ", ".join([*named, *([f"{more} more"] if more else [])])
 
 
-Budget = Literal["rank", "node", "hang", "start"]
-
-_BUDGETS: tuple[tuple[frozenset[str], Budget], ...] = (
-    (frozenset({NODE_LOST}), "node"),
-    (frozenset({DIED}), "rank"),
-    (frozenset({"PortInUse"}), "start"),  # the others wait for rank 0 in vain
-    # torch's names for a peer that went away or is silent: no death was seen, so one hangs or is cut off.
-    (frozenset({STOPPED, TIMEOUT, "DistBackendError", "DistNetworkError", "DistStoreError"}), "hang"),
-)
-
-
 def budget_of(error: Exception) -> Budget | None:
-    """What the error is counted against; None for one that ends the launch."""
-    if isinstance(error, CannotStart):
-        if error.may_pass:
-            return "node" if error.has_lost_node else "start"
-        return None
-    if not isinstance(error, LaunchFailed):
-        return None
-    kinds = {failure.kind for failure in error.failures}
-    if CLUSTER_LOST in kinds:
-        return None  # there is nothing left to start ranks on
-    return next((budget for found, budget in _BUDGETS if kinds & found), None)
+    """The budget that another attempt takes; None for an error that ends the launch."""
+    if isinstance(error, CannotStart) and error.may_pass:
+        return "node" if error.has_lost_node else "start"
+    if isinstance(error, LaunchFailed):
+        return policy_of(*(failure.kind for failure in error.failures)).budget
+    return None
 
 
 def is_lost(error: Exception) -> bool:
     """Whether the cluster is to blame, not the workload: another launch may end well."""
-    if isinstance(error, LaunchFailed) and any(failure.kind == CLUSTER_LOST for failure in error.failures):
-        return True
-    return (isinstance(error, CannotStart) and error.blames_cluster) or budget_of(error) is not None
+    if isinstance(error, LaunchFailed):
+        return policy_of(*(failure.kind for failure in error.failures)).exit == "LOST"
+    return isinstance(error, CannotStart) and (error.blames_cluster or error.may_pass)
 
 
 class RetryBudget:
-    """What was spent of the budgets."""
+    """The spent part of the budgets."""
 
     def __init__(self, retries: Retries) -> None:
         self._retries = retries
@@ -303,12 +220,9 @@ class RetryBudget:
         if self._spent[budget] >= allowed:
             return ""
         self._spent[budget] += 1
-        return f"{_in_short(error)} (retries.{budget}: {self._spent[budget]} of {allowed})"
-
-
-def _in_short(error: Exception) -> str:
-    """The first cause without its details, which stand in the error itself."""
-    if isinstance(error, LaunchFailed):
-        first = error.causes[0]
-        return f"stage {error.stage}: {ranks_text(first.ranks)}: {first.kind}"
-    return str(error).partition("\n")[0]
+        if isinstance(error, LaunchFailed):
+            first = error.causes[0]
+            why = f"stage {error.stage}: {ranks_text(first.ranks)}: {first.kind}"
+        else:
+            why = str(error).partition("\n")[0]
+        return f"{why} (retries.{budget}: {self._spent[budget]} of {allowed})"

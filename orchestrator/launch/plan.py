@@ -13,21 +13,19 @@ well, beside the leader, and must come to the same (`PlanState.audit`). Where it
 the artifact keep it away, the artifact stays on offer, and one of those whose guards hold audits it in the
 next round. Where nothing kept it away, every rank traces before it adopts (`Offer.audit`).
 
-Nothing here does I/O, and no rank decides anything alone. All of it is linear in ranks times functions, but
-for sorting the classes that compile.
+Leaders: one a class, spread over nodes and ranks. A rank compiles one function after the other (a process has
+one tracer), the ranks of a node side by side in as many lanes as the node has cores for. Leaders are chosen
+greedily: by falling cost, each where it would be ready first (LPT; Graham, "Bounds on Multiprocessing Timing
+Anomalies", 1969: at most a third longer than the best possible).
 
-Leaders: one a class, spread over nodes and ranks, the longest compiles first. A rank compiles one function
-after the other (a process has one tracer), the ranks of a node side by side in as many lanes as the node has
-cores for. Leaders are chosen greedily: by falling cost, each where it would be ready first (LPT; Graham,
-"Bounds on Multiprocessing Timing Anomalies", 1969: at most a third longer than the best possible). Choosing
-is linear in the number of candidates.
+Linear in ranks times functions, but for sorting the classes that compile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import ForbiddenCompile
@@ -52,19 +50,24 @@ from warmrank.orchestrator.launch.plan_state import (
 )
 from warmrank.worker.results import function_of_unit
 
-Rating = tuple[bool, bool, bool, float, float, int, int]
-"""Was tried here; was tried on this node; the node is full; when it would be ready; load; load; rank."""
+__all__ = [
+    "MAX_LEADERS", "Action", "Adopt", "Attempt", "Avoided", "AwaitLeader", "Compile", "Demand", "Failed",
+    "GiveUp", "Load", "Offer", "PlanState", "Slot",
+    "apply_round", "auditing", "begin", "forbidden", "plan_round", "rank_classes",
+]  # fmt: skip
+
+MAX_LEADERS = 2
+"""Leaders that try to compile for a class before it is given up."""
+
+Asked = tuple[str, str]
+"""Function and request key: what an artifact is offered for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class Tried(NamedTuple):
     """Where a compile was tried in vain."""
 
-    ranks: frozenset[int] = frozenset()
-    nodes: frozenset[int] = frozenset()
-
-
-NOWHERE = Tried()
+    ranks: Collection[int] = ()
+    nodes: Collection[int] = ()
 
 
 class Leaders:
@@ -89,12 +92,21 @@ class Leaders:
         self._of_node: Counter[int] = Counter()
         self._num_leaders: Counter[int] = Counter()
 
-    def choose(self, candidates: Collection[int], cost: int, tried: Tried = NOWHERE) -> int:
+    def choose(self, candidates: Collection[int], cost: int, tried: Tried | None = None) -> int:
         """The best leader: never one that has tried if there is another, rather on another node."""
-        nodes = self._nodes
+        nodes, tried = self._nodes, tried or Tried()
         if nodes is None:
             return min(candidates, key=lambda rank: (rank in tried.ranks, rank))
-        leader = min(candidates, key=lambda rank: self._rating(rank, nodes[rank], cost, tried))
+
+        def rating(rank: int) -> tuple[bool, bool, bool, float, float, int, int]:
+            node = nodes[rank]
+            lanes = self._lanes.get(node, 1)
+            own, on_node = self._of_rank.get(rank, 0), self._of_node.get(node, 0)
+            is_full = not own and self._num_leaders.get(node, 0) >= lanes
+            ready = max(own + cost, (on_node + cost) / lanes)
+            return rank in tried.ranks, node in tried.nodes, is_full, ready, on_node / lanes, own, rank
+
+        leader = min(candidates, key=rating)
         self.add(leader, cost)
         return leader
 
@@ -116,10 +128,6 @@ class Leaders:
         self.add(auditor, cost)
         return auditor
 
-    def _place(self, rank: int) -> tuple[int, ...]:
-        node = self._nodes[rank] if self._nodes is not None else 0
-        return (node, *self._positions.get(rank, ()))
-
     def add(self, leader: int, cost: int) -> None:
         """Note what a rank compiles as well."""
         if self._nodes is None:
@@ -129,13 +137,9 @@ class Leaders:
         self._of_rank[leader] += cost
         self._of_node[node] += cost
 
-    def _rating(self, rank: int, node: int, cost: int, tried: Tried) -> Rating:
-        lanes = self._lanes.get(node, 1)
-        own, on_node = self._of_rank.get(rank, 0), self._of_node.get(node, 0)
-        is_full = not own and self._num_leaders.get(node, 0) >= lanes
-        ready = max(own + cost, (on_node + cost) / lanes)
-        share = on_node / lanes
-        return rank in tried.ranks, node in tried.nodes, is_full, ready, share, own, rank
+    def _place(self, rank: int) -> tuple[int, ...]:
+        node = self._nodes[rank] if self._nodes is not None else 0
+        return (node, *self._positions.get(rank, ()))
 
 
 def lanes_of(nodes: Iterable[int], cpus_per_rank: float) -> dict[int, int]:
@@ -143,28 +147,6 @@ def lanes_of(nodes: Iterable[int], cpus_per_rank: float) -> dict[int, int]:
     return {
         node: max(1, int(num_ranks * min(1.0, cpus_per_rank))) for node, num_ranks in Counter(nodes).items()
     }
-
-
-__all__ = [
-    "MAX_LEADERS", "Action", "Adopt", "Attempt", "Avoided", "AwaitLeader", "Compile", "Demand", "Failed",
-    "GiveUp", "Load", "Offer", "PlanState", "Slot",
-    "apply_round", "auditing", "begin", "classes", "forbidden", "plan_round",
-    "rank_classes",
-]  # fmt: skip
-
-MAX_LEADERS = 2
-"""Leaders that try to compile for a class before it is given up."""
-
-Asked = tuple[str, str]
-"""Function and request key: what an artifact is offered for."""
-
-
-def classes(demands: Iterable[Demand]) -> dict[ClassKey, list[Demand]]:
-    """Demands by class, in order of their first member."""
-    found: dict[ClassKey, list[Demand]] = {}
-    for demand in demands:
-        found.setdefault(demand.class_key, []).append(demand)
-    return found
 
 
 def plan_round(
@@ -185,7 +167,7 @@ def plan_round(
         lanes: by node, how many leaders should work at a time; otherwise one a rank.
         positions: index of every rank on each parallel axis; auditors differ from leaders in it.
     """
-    offers = _offers_by_class(state.offers)
+    offers = _by_class(state.offers)
     loads = {demand.held: Load(digest=demand.held) for demand in state.demands if demand.held}
     num_failed = Counter(failed.class_key for failed in state.failed)
     hopeless = {failed.class_key for failed in state.failed if failed.is_final}
@@ -196,38 +178,37 @@ def plan_round(
         alone = demand.num_refused >= max_rounds
         asked = demand.function, demand.request_key
         action = None if alone else _without_compiling(demand, loads, offers.get(asked, {}))
+        key = demand.own_key if alone else demand.class_key
         if isinstance(action, Offer):
             waiting.setdefault((asked, action.digest), []).append(demand)
-            continue
-        if action is not None:
+        elif action is not None:
             actions[demand.slot] = action
-            continue
-        key = demand.own_key if alone else demand.class_key
-        if key in hopeless or num_failed[key] >= MAX_LEADERS:
+        elif key in hopeless or num_failed[key] >= MAX_LEADERS:
             actions[demand.slot] = GiveUp()
         else:
             needy.setdefault(key, []).append(demand)
     candidates = Leaders(nodes, lanes, positions)
     leaders = _leaders(needy, _tried(state, nodes), candidates)
-    auditors = _Auditors(candidates)
+    chosen: dict[tuple[str, int | None], int] = {}
     for (asked, digest), members in waiting.items():
-        offer = offers[asked][digest].offer
-        of_rank = auditors.of(members, offer.from_rank, offer.audit, takes=digest)
+        offer, _ = offers[asked][digest]
+        of_rank = _auditors(members, offer.from_rank, offer.audit, candidates, chosen, takes=digest)
         for demand in members:
             actions[demand.slot] = Adopt(
                 digest=digest, from_rank=offer.from_rank, auditors=of_rank(demand.rank)
             )
     for key, leader in leaders.items():
-        of_rank = auditors.of(needy[key], leader, state.audit)
+        of_rank = _auditors(needy[key], leader, state.audit, candidates, chosen)
         for demand in needy[key]:
-            alone = demand.num_refused >= max_rounds
-            wait = AwaitLeader(leader=leader, auditors=of_rank(demand.rank))
-            actions[demand.slot] = Compile(alone=alone) if demand.rank == leader else wait
+            if demand.rank == leader:
+                actions[demand.slot] = Compile(alone=demand.num_refused >= max_rounds)
+            else:
+                actions[demand.slot] = AwaitLeader(leader=leader, auditors=of_rank(demand.rank))
     return actions
 
 
 def auditing(state: PlanState, actions: Mapping[Slot, Action]) -> dict[int, list[str]]:
-    """Who traces what for an audit, besides what it compiles, in the order of the plan."""
+    """Functions that each rank traces for an audit, besides what it compiles, in the order of the plan."""
     traced = {demand.slot for demand in state.demands if demand.trace}
     found: dict[int, list[str]] = {}
     for slot, action in actions.items():
@@ -253,10 +234,19 @@ def rank_classes(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[Rank
     found: dict[tuple[str, str, ClassAction, int | None], list[int]] = {}
     tracing = {(rank, name) for rank, names in auditing(state, actions).items() for name in names}
     for demand in state.demands:
-        action = actions[demand.slot]
-        if not isinstance(action, GiveUp):
-            kind, leader = _seen(demand.rank, action)
-            found.setdefault((demand.function, demand.request_key, kind, leader), []).append(demand.rank)
+        kind: ClassAction = "compile"
+        match actions[demand.slot]:
+            case GiveUp():
+                continue
+            case Load():
+                kind, leader = "load", None
+            case Adopt():
+                kind, leader = "adopt", None
+            case Compile():
+                leader = demand.rank
+            case AwaitLeader() as action:
+                leader = action.leader
+        found.setdefault((demand.function, demand.request_key, kind, leader), []).append(demand.rank)
     return tuple(
         RankClass(
             round=state.round,
@@ -271,71 +261,58 @@ def rank_classes(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[Rank
     )
 
 
-def _seen(rank: int, action: Load | Adopt | Compile | AwaitLeader) -> tuple[ClassAction, int | None]:
-    match action:
-        case Load():
-            return "load", None
-        case Adopt():
-            return "adopt", None
-        case Compile():
-            return "compile", rank
-        case AwaitLeader():
-            return "compile", action.leader
-
-
 def _without_compiling(
-    demand: Demand, loads: Mapping[str, Load], offers: Mapping[str, _Offered]
+    demand: Demand, loads: Mapping[str, Load], offers: Mapping[str, tuple[Offer, Adopt]]
 ) -> Load | Adopt | Offer | None:
-    """One of the actions that equal ranks share: thousands apart take longer to make than to plan.
+    """The action without a compile; an offer stands for itself where an audit comes first.
 
-    An offer stands for itself where an audit comes first. What is known to be traced otherwise here is none.
+    What is known to be traced otherwise here is no offer.
     """
     if demand.held and demand.held not in demand.refused:
         return loads[demand.held]
     if demand.fits and demand.fits not in demand.refused:
         known = offers.get(demand.fits)
-        return known.adopt if known is not None else Adopt(digest=demand.fits, from_rank=None)
-    for digest, offered in offers.items():  # ends after at most one step more than it has refused
-        offer = offered.offer
+        return known[1] if known is not None else Adopt(digest=demand.fits, from_rank=None)
+    for digest, (offer, adopt) in offers.items():  # ends after at most one step more than it has refused
         if digest in demand.refused or (demand.trace and offer.trace and demand.trace != offer.trace):
             continue
-        return offered.adopt if offer.audit == "off" or demand.trace else offer
+        return adopt if offer.audit == "off" or demand.trace else offer
     return None
 
 
-class _Auditors:
-    """Chooses who traces as well."""
+def _auditors(
+    members: Sequence[Demand],
+    maker: int | None,
+    mode: AuditMode,
+    candidates: Leaders,
+    chosen: dict[tuple[str, int | None], int],
+    *,
+    takes: str = "",
+) -> Callable[[int], tuple[int, ...]]:
+    """Who has to trace the same before a member adopts, by member.
 
-    def __init__(self, candidates: Leaders) -> None:
-        self._candidates = candidates
-        self._chosen: dict[tuple[str, int | None], int] = {}
-
-    def of(
-        self, members: Sequence[Demand], maker: int | None, mode: AuditMode, *, takes: str = ""
-    ) -> Callable[[int], tuple[int, ...]]:
-        """Who has to trace the same before a member adopts, by member.
-
-        Args:
-            members: those that would adopt.
-            maker: who compiles, or compiled.
-            mode: one of them, each for itself, or nobody.
-            takes: digest of what is on offer; rather somebody audits it whose guards are known to hold.
-        """
-        others = [demand for demand in members if demand.rank != maker]
-        if mode == "off" or not others:
-            return lambda _rank: ()
-        if mode == "all":
-            return lambda rank: (rank,)
-        willing = [demand for demand in others if takes in demand.takes] or others
-        ranks = {demand.rank for demand in willing}
-        # Calls of one function have one auditor: what it traced for the first may cover the others.
-        family = function_of_unit(others[0].function), maker
-        auditor = self._chosen.get(family)
-        if auditor not in ranks:
-            leader = maker if maker is not None else others[0].rank
-            auditor = self._candidates.choose_auditor(ranks, leader, _cost(willing))
-            self._chosen[family] = auditor
-        return lambda _rank: (auditor,)
+    Args:
+        members: those that would adopt.
+        maker: who compiles, or compiled.
+        mode: one of them, each for itself, or nobody.
+        candidates: the round's leaders.
+        chosen: auditors of the round so far, by function and maker.
+        takes: digest of what is on offer; rather somebody audits it whose guards are known to hold.
+    """
+    others = [demand for demand in members if demand.rank != maker]
+    if mode == "off" or not others:
+        return lambda _rank: ()
+    if mode == "all":
+        return lambda rank: (rank,)
+    willing = [demand for demand in others if takes in demand.takes] or others
+    ranks = {demand.rank for demand in willing}
+    # Calls of one function have one auditor: what it traced for the first may cover the others.
+    family = function_of_unit(others[0].function), maker
+    auditor = chosen.get(family)
+    if auditor not in ranks:
+        leader = maker if maker is not None else others[0].rank
+        auditor = chosen[family] = candidates.choose_auditor(ranks, leader, _cost(willing))
+    return lambda _rank: (auditor,)
 
 
 def _leaders(
@@ -352,7 +329,7 @@ def _leaders(
         leader: int | None = None
         for key in families[family]:
             ranks = {demand.rank for demand in needy[key]}
-            where = tried.get(key[:2], NOWHERE)
+            where = tried.get(key[:2], Tried())
             if leader is None or leader not in ranks or leader in where.ranks:
                 leader = leaders.choose(ranks, _cost(needy[key]), where)
             else:
@@ -370,33 +347,26 @@ def _tried(state: PlanState, nodes: Mapping[int, int] | None) -> dict[Asked, Tri
     ranks: dict[Asked, set[int]] = {}
     places: dict[Asked, set[int]] = {}
     for failed in state.failed:
-        asked = failed.class_key[:2]
-        ranks.setdefault(asked, set()).add(failed.rank)
+        ranks.setdefault(failed.class_key[:2], set()).add(failed.rank)
         if nodes is not None:
-            places.setdefault(asked, set()).add(nodes[failed.rank])
+            places.setdefault(failed.class_key[:2], set()).add(nodes[failed.rank])
     for avoided in state.avoided:
         asked = avoided.function, avoided.request_key
         places.setdefault(asked, set()).add(avoided.node)
         if avoided.rank is not None:
             ranks.setdefault(asked, set()).add(avoided.rank)
     return {
-        asked: Tried(ranks=frozenset(ranks.get(asked, ())), nodes=frozenset(places.get(asked, ())))
-        for asked in ranks.keys() | places.keys()
+        asked: Tried(ranks.get(asked, ()), places.get(asked, ())) for asked in ranks.keys() | places.keys()
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Offered:
-    """An offer, and the action of all that take it without an audit."""
+def _by_class(offers: Iterable[Offer]) -> dict[Asked, dict[str, tuple[Offer, Adopt]]]:
+    """Each offer with the action of all that take it without an audit.
 
-    offer: Offer
-    adopt: Adopt
-
-
-def _offers_by_class(offers: Iterable[Offer]) -> dict[Asked, dict[str, _Offered]]:
-    found: dict[Asked, dict[str, _Offered]] = {}
+    Equal ranks share actions: thousands apart take longer to make than to plan.
+    """
+    found: dict[Asked, dict[str, tuple[Offer, Adopt]]] = {}
     for offer in offers:
         adopt = Adopt(digest=offer.digest, from_rank=offer.from_rank)
-        offered = _Offered(offer=offer, adopt=adopt)
-        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = offered
+        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = offer, adopt
     return found

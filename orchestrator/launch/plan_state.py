@@ -10,8 +10,9 @@ parts ranks by node, not by reason.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from warmrank.orchestrator.causes import FailureKind
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import ForbiddenCompile
 from warmrank.worker.results import FunctionProbe
@@ -21,10 +22,6 @@ Slot = tuple[int, str]
 
 ClassKey = tuple[str, str, frozenset[str]]
 """Function, request key, and what parts this class from others that ask for the same."""
-
-
-OF_THE_FUNCTION = frozenset({"FunctionRaised"})
-"""Errors of the user's own code, by the names of `worker.errors`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +36,6 @@ class Adopt:
     """Use an artifact that another rank holds.
 
     Attributes:
-        digest: the artifact's.
         from_rank: who made or holds it; None when no rank of this launch does.
         auditors: ranks whose own trace must be equal to the artifact's before; each of them traces now,
             unless it has before.
@@ -78,10 +74,7 @@ class Demand:
     """A rank that has no artifact yet for a function.
 
     Attributes:
-        rank: global rank.
-        function: name of the cached function.
-        request_key: what it asks for, with the runtime state that is declared for it; equal ones make a
-            class.
+        request_key: what it asks for, with the runtime state that is declared for it.
         cost: what compiling it takes, as in `FunctionProbe`.
         held: digest that lies in the rank's own partition; empty for none.
         fits: digest from elsewhere that the probe found to fit; empty for none.
@@ -121,15 +114,16 @@ class Demand:
         """The class of a rank that compiles for itself."""
         return self.function, self.request_key, frozenset({f"rank {self.rank}"})
 
+    def offer(self, digest: str, from_rank: int | None) -> Offer:
+        """An artifact for all that ask for the same."""
+        return Offer(function=self.function, request_key=self.request_key, digest=digest, from_rank=from_rank)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """An artifact that members of a class may adopt.
 
     Attributes:
-        function: what it is of.
-        request_key: for whom.
-        digest: its digest.
         from_rank: who made or holds it.
         is_new: a leader of this launch made it.
         trace: digest of the trace that it was made of; of a new one.
@@ -157,19 +151,12 @@ class Failed:
     @property
     def is_final(self) -> bool:
         """Whether another leader of the class would fail alike: the function itself raised."""
-        return self.error in OF_THE_FUNCTION
+        return self.error == FailureKind.FUNCTION_RAISED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Avoided:
-    """Where a former attempt of the launch was lost while it compiled this.
-
-    Attributes:
-        function: what it compiled.
-        request_key: for whom.
-        rank: the rank that was lost, if it is on that node again; otherwise None.
-        node: the node.
-    """
+    """Where a former attempt was lost while it compiled this; ``rank``: if it is on that node again."""
 
     function: str
     request_key: str
@@ -204,7 +191,7 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What came of an action.
+    """The outcome of an action.
 
     Attributes:
         ok: the rank has its artifact.
@@ -250,9 +237,14 @@ def begin(
     # Left behind by a launch that was cut off before its audits were through, or found at fault by them.
     traces = {probe.digest: probe.trace for found in probes.values() for probe in found if probe.trace}
     traces = {} if audit == "off" else traces
+    # First what a rank holds, then what only fits.
+    found = [
+        *(demand.offer(demand.held, demand.rank) for demand in demands if demand.held),
+        *(demand.offer(demand.fits, None) for demand in demands if demand.fits),
+    ]
     offers = tuple(
         replace(offer, trace=traces[offer.digest], audit=audit) if offer.digest in traces else offer
-        for offer in _found(demands)
+        for offer in _distinct(found)
     )
     return PlanState(round=0, demands=demands, offers=offers, avoided=tuple(avoided), audit=audit)
 
@@ -269,40 +261,93 @@ def apply_round(
     Args:
         state: before it.
         actions: its plan, one action for every demand.
-        attempts: what came of every action but `GiveUp`.
+        attempts: the outcome of every action but `GiveUp`.
         nodes: node of every rank; when given, what is out of reach parts ranks by node.
     """
-    changes = _Changes(
-        new={offer.digest for offer in state.offers if offer.is_new},
-        nodes=nodes or {},
-        audit=state.audit,
-    )
-    witnesses = _Witnesses(suspects=set(state.suspects))
+    new = {offer.digest for offer in state.offers if offer.is_new}
+    staying: list[Demand] = []
+    made: list[Offer] = []
+    failed, lost = list(state.failed), list(state.lost)
+    equal: set[tuple[str, str, str]] = set()  # what somebody else traced the same
+    suspects = set(state.suspects)
     for demand in state.demands:
         action, attempt = actions[demand.slot], attempts.get(demand.slot)
-        changes.take(demand, action, attempt)
+        if isinstance(action, GiveUp) or attempt is None:
+            lost.append(demand)
+            continue
         if isinstance(action, Adopt | AwaitLeader):
-            witnesses.hear(demand, attempt)
+            if attempt.takes and attempt.difference:
+                suspects.add((demand.function, demand.request_key))
+            elif attempt.trace and not attempt.difference:
+                equal.add((demand.function, demand.request_key, attempt.digest))
+        if isinstance(action, Compile) and attempt.ok:
+            audit = state.audit if attempt.trace else "off"
+            offer = demand.offer(attempt.digest, demand.rank)
+            made.append(replace(offer, is_new=True, trace=attempt.trace, audit=audit))
+        elif isinstance(action, Compile):
+            key = demand.own_key if action.alone else demand.class_key
+            failed.append(Failed(class_key=key, rank=demand.rank, reason=attempt.reason, error=attempt.error))
+            staying.append(demand)
+        elif not attempt.ok:
+            is_new = isinstance(action, AwaitLeader) or attempt.digest in new
+            staying.append(_refused(demand, attempt, is_new=is_new, node=(nodes or {}).get(demand.rank)))
+
     return replace(
         state,
         round=state.round + 1,
-        demands=tuple(changes.staying),
-        offers=tuple(map(witnesses.audited, _distinct((*changes.made, *state.offers)))),
-        suspects=frozenset(witnesses.suspects),
-        failed=(*state.failed, *changes.failed),
-        lost=(*state.lost, *changes.lost),
+        demands=tuple(staying),
+        offers=tuple(_audited(offer, equal, suspects) for offer in _distinct((*made, *state.offers))),
+        suspects=frozenset(suspects),
+        failed=tuple(failed),
+        lost=tuple(lost),
+    )
+
+
+def _audited(offer: Offer, equal: set[tuple[str, str, str]], suspects: set[tuple[str, str]]) -> Offer:
+    """The offer, with what audits have yet to show of it."""
+    asked = offer.function, offer.request_key
+    if not offer.trace or offer.audit == "all":
+        return offer
+    if asked in suspects:
+        return replace(offer, audit="all")
+    return replace(offer, audit="off") if (*asked, offer.digest) in equal else offer
+
+
+def _refused(demand: Demand, attempt: Attempt, *, is_new: bool, node: int | None) -> Demand:
+    """The demand of a rank that did not get what it was to adopt.
+
+    Without a digest its leader failed: it refused nothing, and waits for the next one.
+    """
+    demand = replace(demand, trace=attempt.trace or demand.trace)
+    if attempt.takes and not attempt.difference:
+        return replace(demand, takes=demand.takes | {attempt.digest})
+    if not attempt.digest:
+        return demand
+    short, apart = attempt.digest[:12], demand.apart
+    refusal = f"{short} refused: {attempt.reason}"
+    if attempt.takes:
+        refusal = f"{short} is traced otherwise here: {attempt.difference}"
+        apart |= {f"traces {attempt.trace}" if attempt.trace else refusal}
+    elif is_new:
+        where = f"{short} out of reach of node {'' if node is None else node}"
+        apart |= {where if attempt.out_of_reach else refusal}
+    return replace(
+        demand,
+        refused=demand.refused | {attempt.digest},
+        num_refused=demand.num_refused + 1,
+        apart=apart,
+        reason=f"{demand.reason}; {refusal}" if demand.reason else refusal,
     )
 
 
 def without(state: PlanState, misses: Iterable[ForbiddenCompile]) -> PlanState:
     """The state in which nobody wants what must not be compiled."""
     slots = {(rank, miss.function) for miss in misses for rank in miss.ranks}
-    staying = tuple(demand for demand in state.demands if demand.slot not in slots)
-    return replace(state, demands=staying)
+    return replace(state, demands=tuple(demand for demand in state.demands if demand.slot not in slots))
 
 
 def given_up(state: PlanState, may_wait: Collection[Slot]) -> tuple[Demand, ...]:
-    """What was given up for good: not what may wait, and raised by itself."""
+    """The demands given up for good: not what may wait, and raised by itself."""
     raised = {failed.class_key for failed in state.failed if failed.is_final}
     return tuple(
         demand
@@ -311,117 +356,11 @@ def given_up(state: PlanState, may_wait: Collection[Slot]) -> tuple[Demand, ...]
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Changes:
-    """What one round changes, gathered demand by demand."""
-
-    new: set[str]
-    nodes: Mapping[int, int]
-    audit: AuditMode
-    staying: list[Demand] = field(default_factory=list)
-    made: list[Offer] = field(default_factory=list)
-    failed: list[Failed] = field(default_factory=list)
-    lost: list[Demand] = field(default_factory=list)
-
-    def take(self, demand: Demand, action: Action, attempt: Attempt | None) -> None:
-        """Sort one demand in; only what was given up has no attempt."""
-        if isinstance(action, GiveUp) or attempt is None:
-            self.lost.append(demand)
-        elif isinstance(action, Compile):
-            self._take_compile(demand, action, attempt)
-        elif not attempt.ok:
-            demand = replace(demand, trace=attempt.trace or demand.trace)
-            if attempt.takes and not attempt.difference:
-                demand = replace(demand, takes=demand.takes | {attempt.digest})
-            elif attempt.digest:
-                demand = self._refuse(demand, action, attempt)
-            # Without a digest its leader failed: it refused nothing, and waits for the next one.
-            self.staying.append(demand)
-
-    def _take_compile(self, demand: Demand, action: Compile, attempt: Attempt) -> None:
-        if attempt.ok:
-            offer = _offer(demand, attempt.digest, demand.rank)
-            audit = self.audit if attempt.trace else "off"
-            self.made.append(replace(offer, is_new=True, trace=attempt.trace, audit=audit))
-            return
-        key = demand.own_key if action.alone else demand.class_key
-        failed = Failed(class_key=key, rank=demand.rank, reason=attempt.reason, error=attempt.error)
-        self.failed.append(failed)
-        self.staying.append(demand)
-
-    def _refuse(self, demand: Demand, action: Action, attempt: Attempt) -> Demand:
-        refusal = f"{attempt.digest[:12]} refused: {attempt.reason}"
-        apart = demand.apart
-        if attempt.takes:
-            refusal = f"{attempt.digest[:12]} is traced otherwise here: {attempt.difference}"
-            apart |= {f"traces {attempt.trace}" if attempt.trace else refusal}
-        elif isinstance(action, AwaitLeader) or attempt.digest in self.new:
-            where = f"{attempt.digest[:12]} out of reach of node {self.nodes.get(demand.rank, '')}"
-            apart |= {where if attempt.out_of_reach else refusal}
-        return replace(
-            demand,
-            refused=demand.refused | {attempt.digest},
-            num_refused=demand.num_refused + 1,
-            apart=apart,
-            reason=f"{demand.reason}; {refusal}" if demand.reason else refusal,
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class _Witnesses:
-    """What audits showed in a round.
-
-    Attributes:
-        equal: function, request and digest of artifacts that somebody else traced the same.
-        suspects: function and request of those that somebody traced otherwise, though its guards hold there.
-    """
-
-    equal: set[tuple[str, str, str]] = field(default_factory=set)
-    suspects: set[tuple[str, str]] = field(default_factory=set)
-
-    def hear(self, demand: Demand, attempt: Attempt | None) -> None:
-        """Take in what a rank showed that was to adopt something."""
-        if attempt is None:
-            return
-        asked = demand.function, demand.request_key
-        if attempt.takes and attempt.difference:
-            self.suspects.add(asked)
-        elif attempt.trace and not attempt.difference:
-            self.equal.add((*asked, attempt.digest))
-
-    def audited(self, offer: Offer) -> Offer:
-        """An offer, with what audits have yet to show of it."""
-        asked = offer.function, offer.request_key
-        if not offer.trace or offer.audit == "all":
-            return offer
-        if asked in self.suspects:
-            return replace(offer, audit="all")
-        return replace(offer, audit="off") if (*asked, offer.digest) in self.equal else offer
-
-
 def _wanted(probe: FunctionProbe) -> str:
     """Ranks with other runtime state refuse each other's artifacts, so they need no round to find out."""
     if not probe.runtime_state:
         return probe.request_key
     return f"{probe.request_key} {sorted(probe.runtime_state.items())}"
-
-
-def _offer(demand: Demand, digest: str, from_rank: int | None) -> Offer:
-    return Offer(function=demand.function, request_key=demand.request_key, digest=digest, from_rank=from_rank)
-
-
-def _found(demands: Sequence[Demand]) -> tuple[Offer, ...]:
-    """What the probe found, each digest of a class once: first what a rank holds, then what only fits."""
-    offers: dict[tuple[str, str, str], Offer] = {}
-    for demand in demands:
-        held = demand.function, demand.request_key, demand.held
-        if demand.held and held not in offers:
-            offers[held] = _offer(demand, demand.held, demand.rank)
-    for demand in demands:
-        fits = demand.function, demand.request_key, demand.fits
-        if demand.fits and fits not in offers:
-            offers[fits] = _offer(demand, demand.fits, None)
-    return tuple(offers.values())
 
 
 def _distinct(offers: Iterable[Offer]) -> tuple[Offer, ...]:

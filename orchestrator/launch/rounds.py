@@ -18,7 +18,6 @@ from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, Lau
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.launch.events import AuditOutcome
 from warmrank.orchestrator.launch.failures import (
-    CompileCut,
     Compiling,
     avoided,
     cut_off,
@@ -291,8 +290,7 @@ def settle_all(
 
     Raises:
         CompileForbidden: compiling is forbidden and a plan needs it.
-        CompileCut: a leader died or did not answer; says what it compiled.
-        LaunchFailed: a rank failed, or something did not compile.
+        LaunchFailed: a rank failed, or something did not compile; of lost leaders it says what they compiled.
     """
     seats = {seat.rank: seat for seat in stages.gang.seats}
     nodes = nodes_of(stages.gang)
@@ -413,7 +411,7 @@ def _check_answers(
 
     Raises:
         CompileForbidden: a rank would have had to compile, which is forbidden.
-        CompileCut: otherwise.
+        LaunchFailed: otherwise; says what lost leaders compiled.
     """
     failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
     if not failures:
@@ -425,7 +423,8 @@ def _check_answers(
     try:
         stages.fail("compile", failures, silent=tuple(sorted(silent)))
     except LaunchFailed as error:
-        raise CompileCut(error, cut_off(slots, asked, seats)) from error
+        error.compiling = cut_off(slots, asked, seats)
+        raise
 
 
 def _load(stages: Stages, actions: Mapping[Slot, Action], made: Ledger, compared: Comparison) -> Ledger:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.errors import in_words
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport, Event, RankClass
-from warmrank.orchestrator.launch.failures import late, raise_failed
+from warmrank.orchestrator.launch.failures import raise_failed
 from warmrank.orchestrator.launch.report import StageReport
 from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.seats import Gang
@@ -296,13 +296,16 @@ class Stages:
             )
 
     def _late(self, stage: str, rank: int, stacks: str) -> WorkerFailure:
-        return late(
-            stage,
-            rank,
-            timeout_s=self._timeout_s(stage),
-            status=self._sights.get(rank),
-            needs_store=self._needs_store,
-            stacks=stacks,
+        status = self._sights.get(rank)
+        doing = f", last seen in {status.doing!r}" if status is not None and status.doing else ""
+        return WorkerFailure(
+            rank=rank,
+            stage=stage,
+            kind=TIMEOUT,
+            message=f"no answer within {self._timeout_s(stage):g} s{doing}",
+            # The rank is warm by then: what hangs is the store.
+            store_fault=stage == "commit" and not self._needs_store,
+            traceback=stacks,
         )
 
 

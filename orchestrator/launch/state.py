@@ -1,8 +1,7 @@
 """The state of a launch: the one fold over its events, read by whatever shows it and by its report.
 
-Invariants: nothing here reads a clock or prints; times are those of the events. A new attempt begins anew,
-but for what is kept of the attempts before it. Whoever reads from another thread than the driver's holds
-`LaunchState.lock`.
+Nothing here reads a clock or prints; times are those of the events. A new attempt begins anew, but for what
+is kept of the attempts before it. Readers in another thread than the driver's hold `LaunchState.lock`.
 """
 
 from __future__ import annotations
@@ -83,11 +82,9 @@ class StageState:
     """A stage of the running attempt, all its rounds together.
 
     Attributes:
-        stage: its name.
-        ranks: who takes part in the round that runs, or ran last.
+        ranks: participants of the round that runs, or ran last.
         start_s: when that round began.
         seconds: of the rounds that are over.
-        is_running: one is not over.
         answers: how many calls each rank has answered in this round.
         behind: the ranks by that number; those of the lowest number are the ones that others wait for.
         ended_s: when each rank answered last in this round.
@@ -144,7 +141,6 @@ class ClassState:
     Attributes:
         key: function, request, action and leader.
         auditors: who traces as well, in the round that was planned last.
-        ranks: all its ranks.
         waiting: ranks that do not have the artifact yet.
         num_failed: ranks on which it failed.
         slowest_s: the most seconds that a rank spent on it.
@@ -175,16 +171,13 @@ class ClassState:
 
 @dataclass(slots=True)
 class LaunchState:
-    """All that is known of a launch so far; made of nothing but its events.
+    """The known state of a launch, made of nothing but its events.
 
     Attributes:
-        num_ranks: ranks of the launch.
         now_s: time of the last event.
-        attempts: those that began, in order.
         is_over: an attempt failed, and there is no other.
         ending_s: when ranks began to be taken down, as all is done or failed; None before that.
         seats: by rank.
-        num_nodes: how many nodes they lie on.
         stages: those that have begun in this attempt, in order.
         running: the one that runs; None between two.
         cut: the stage that the attempt failed in; None while it has not.
@@ -193,7 +186,6 @@ class LaunchState:
         round: the plan's; None before there is one.
         planned: every class of every round of this attempt.
         classes: as the plan has them now, by function, request, action and leader.
-        audits: of this attempt.
         results: the last word on each function of each rank.
         functions: names of cached functions, in the order of their coming.
         busy: what ranks were last seen doing in the running stage.
@@ -279,7 +271,7 @@ class LaunchState:
             case events.Audited():
                 self.audits.append(event.audit)
             case events.FunctionFinished():
-                self._finish(event)
+                self._finish(event.rank, event.result)
             case events.Problem():
                 self.problems[event.text] = None
             case events.Ending():
@@ -288,17 +280,6 @@ class LaunchState:
                 self._fail(event)
             case _:
                 self._move(event)
-
-    def _begin(self, event: events.AttemptStarted) -> None:
-        self.attempts.append(
-            AttemptReport(attempt=event.attempt, start_s=event.at_s, end_s=event.at_s, reason=event.reason)
-        )
-        for memory in (self.seats, self.stages, self.classes, self.results, self.busy, self._class_of):
-            memory.clear()
-        self.planned.clear()
-        self.audits.clear()
-        self._hosts = {}
-        self.running, self.cut, self.ending_s, self.round, self.num_nodes = None, None, None, None, 0
 
     def _move(self, event: Event) -> None:
         """A stage goes on."""
@@ -314,43 +295,47 @@ class LaunchState:
                 self.busy[event.rank] = event
             case events.StageFinished() if event.stage in self.stages:
                 self._end(self.stages[event.stage], event.at_s, event.seconds, ok=True)
-            case _:
-                pass
+
+    def _begin(self, event: events.AttemptStarted) -> None:
+        self.attempts.append(
+            AttemptReport(attempt=event.attempt, start_s=event.at_s, end_s=event.at_s, reason=event.reason)
+        )
+        for memory in (self.seats, self.stages, self.classes, self.results, self.busy, self._class_of):
+            memory.clear()
+        self.planned.clear()
+        self.audits.clear()
+        self._hosts = {}
+        self.running, self.cut, self.ending_s, self.round, self.num_nodes = None, None, None, None, 0
 
     def _join(self, found: RankClass) -> None:
+        """Put ranks into a class of this round, and take them out of that of an earlier one."""
         self.round = found.round
         self.functions[found.function] = None
         key = (found.function, found.request_key, found.action, found.leader)
         planned = self.classes.setdefault(key, ClassState(key))
         planned.auditors = found.auditors
         for rank in found.ranks:
-            self._leave(rank, found.function)
+            left = self._class_of.pop((rank, found.function), None)
+            if left is not None:
+                left.ranks.pop(rank, None)
+                left.waiting.pop(rank, None)
+                if not left.ranks:
+                    self.classes.pop(left.key, None)
             self._class_of[rank, found.function] = planned
             planned.ranks[rank] = planned.waiting[rank] = None
 
-    def _leave(self, rank: int, function: str) -> None:
-        """Take a rank out of the class of an earlier round; a class that nobody is left in goes."""
-        left = self._class_of.pop((rank, function), None)
-        if left is None:
-            return
-        left.ranks.pop(rank, None)
-        left.waiting.pop(rank, None)
-        if not left.ranks:
-            self.classes.pop(left.key, None)
-
-    def _finish(self, event: events.FunctionFinished) -> None:
-        result = event.result
+    def _finish(self, rank: int, result: FunctionResult) -> None:
         self.functions[result.function] = None
-        self.results[event.rank, result.function] = result
-        found = self._class_of.get((event.rank, result.function))
+        self.results[rank, result.function] = result
+        found = self._class_of.get((rank, result.function))
         if found is None:
             return
         spent = result.seconds
         found.slowest_s = max(found.slowest_s, spent.trace_s + spent.compile_s + spent.load_s)
-        if not result.ok:
-            found.num_failed += 1
+        if result.ok:
+            found.waiting.pop(rank, None)
         else:
-            found.waiting.pop(event.rank, None)
+            found.num_failed += 1
 
     def _end(self, stage: StageState, end_s: float, seconds: float, *, ok: bool) -> None:
         stage.seconds += seconds

@@ -333,7 +333,6 @@ def _odd_number(rank: int, number: int) -> WorkerFailure:
         stage="capture",
         kind="CaptureMismatch",
         message=f"{number} captures",
-        remedy="capture is in step, so the workload must give every rank the same calls",
     )
 
 
@@ -436,5 +435,4 @@ def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
         kind="DoesNotSettle",
         function=function,
         message=f"{function} needs another artifact after {MAX_ROUNDS} rounds of all calls: {probe.reason}",
-        remedy="keep what changes from call to call in a tensor, or pass it as an argument",
     )

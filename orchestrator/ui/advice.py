@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warmrank.cache_store.keys import changed_components
-from warmrank.orchestrator.errors import CompileForbidden
+from warmrank.orchestrator.causes import policy_of
 from warmrank.orchestrator.launch.report import Report, config_words
 from warmrank.orchestrator.launch.timeline import slow_ranks
 from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
@@ -24,8 +24,6 @@ Level = Literal["do", "look", "good"]
 MAX_LINES = 4
 MAX_REMEDIES = 6
 _ORDER: tuple[Level, ...] = ("do", "look", "good")
-_REMEDIES = {CompileForbidden.__name__: CompileForbidden.REMEDY}
-"""By the kind of a failure that no rank reported."""
 
 _NO_RECORD = "There is no record of this launch in the store."
 _KEPT = "What was compiled stays on its nodes, so that another launch on them compiles only what is left."
@@ -76,7 +74,7 @@ def _failure(report: Report) -> list[Step]:
         Step(
             level="do",
             title=re.sub(r"(?<=[a-z])[A-Z]", lambda found: f" {found[0].lower()}", failure.kind),
-            text=_REMEDIES.get(failure.kind, failure.message),
+            text=policy_of(failure.kind).remedy or failure.message,
         )
     ]
     return [*steps, Step(level="look", title="Nothing was committed", text=kept)]

@@ -9,8 +9,7 @@ import pytest
 from tests.support.made_reports import course_of, failing, made_report
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
-from warmrank.orchestrator.causes import Cause
-from warmrank.orchestrator.errors import CompileForbidden
+from warmrank.orchestrator.causes import Cause, policy_of
 from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.report import Failure, Nondeterministic, Report
 from warmrank.orchestrator.launch.state import Course
@@ -98,7 +97,7 @@ def test_warm_launch_of_several_attempts_tells_what_failed() -> None:
     ("kind", "message", "title", "text"),
     [
         ("CannotStart", "no NPU is free", "Cannot start", "no NPU is free"),
-        ("CompileForbidden", "2 functions missed", "Compile forbidden", CompileForbidden.REMEDY),
+        ("CompileForbidden", "2 functions missed", "Compile forbidden", policy_of("CompileForbidden").remedy),
     ],
 )
 def test_failed_launch_without_causes_is_advised_by_its_kind(

@@ -16,7 +16,7 @@ from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.failures import CompileCut, Compiling
+from warmrank.orchestrator.launch.failures import Compiling
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
 
@@ -165,9 +165,9 @@ class DeadlyLauncher(NodeLauncher):
         yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 
 
-def cut(rounds: Rounds, *, host: str = "") -> CompileCut:
+def cut(rounds: Rounds, *, host: str = "") -> LaunchFailed:
     launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker, host=host)
-    with pytest.raises(CompileCut) as caught:
+    with pytest.raises(LaunchFailed) as caught:
         rounds.on(launcher, NODES)
     return caught.value
 
@@ -183,7 +183,7 @@ def test_leader_that_dies_says_what_it_compiled_where(rounds: Rounds) -> None:
 def test_rank_that_dies_while_others_compile_is_no_reason_to_avoid_them(rounds: Rounds) -> None:
     launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker)
     launcher.victim = 3
-    with pytest.raises(CompileCut) as caught:
+    with pytest.raises(LaunchFailed) as caught:
         rounds.on(launcher, NODES)
     assert caught.value.compiling == ()
 
