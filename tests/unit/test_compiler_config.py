@@ -22,6 +22,7 @@ from warmrank.inference import cache_compile
 from warmrank.worker.configs import compiler_config
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import (
+    MODES,
     Choice,
     Directory,
     ExistingDirectory,
@@ -35,8 +36,8 @@ from warmrank.worker.configs.options import (
     PlainMapping,
     PoolHandle,
     Text,
+    options,
 )
-from warmrank.worker.configs.section import MODES, options
 from warmrank.worker.errors import BadConfig, UnknownOption
 
 
@@ -126,7 +127,7 @@ def test_errors_survive_pickling() -> None:
 
 def test_import_of_the_configuration_does_not_import_torch() -> None:
     code = (
-        "import sys; from warmrank.worker.configs import options, section; "
+        "import sys; from warmrank.worker.configs import options; "
         "from warmrank.worker.configs.compiler_config import CompilerConfig; CompilerConfig(); "
         "sys.exit('torch' in sys.modules)"
     )
@@ -202,8 +203,7 @@ def test_copy_is_equal_and_independent(copied: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet() -> None:
-    compiler_config._say_once.cache_clear()
-    compiler_config._say_eager_once.cache_clear()
+    compiler_config._warn_once.cache_clear()
 
 
 def test_defaults_say_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.options import Flat, Held, Loose, Nested, declared, samples, with_value
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.section import options
+from warmrank.worker.configs.options import options
 from warmrank.worker.engines.torchair_options import (
     translated,
 )
