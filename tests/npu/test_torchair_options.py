@@ -27,7 +27,7 @@ from tests.support.options import (
 )
 from tests.support.small_models import Plain
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.section import MODES, options
+from warmrank.worker.configs.options import MODES, options
 from warmrank.worker.engines.torchair_options import FLAT, INVERTED, their_options, translated
 from warmrank.worker.errors import NoCounterpart
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import itertools
 import json
-import sys
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
 from warmrank.worker.configs.options import (
+    MODES,
+    TORCHAIR,
     Choice,
     Directory,
+    Effect,
     ExistingDirectory,
     ExistingFile,
     Flag,
@@ -23,22 +24,15 @@ from warmrank.worker.configs.options import (
     IntList,
     IntRange,
     Number,
-    PlainMapping,
-    PoolHandle,
-    Text,
-)
-from warmrank.worker.configs.section import (
-    MODES,
-    TORCHAIR,
-    Effect,
     Option,
     Part,
-    Scope,
+    PlainMapping,
+    PoolHandle,
     Section,
-    Verdict,
+    Text,
     names,
+    no_effect,
     options,
-    verdict,
 )
 from warmrank.worker.engines.torchair_options import FLAT, OURS_ALONE, REFUSED
 
@@ -97,8 +91,7 @@ def declared(name: str) -> Option[Any]:
 
 def outcome(name: str, value: Any, mode: str) -> str:
     """What engine torchair makes of a value, by the declarations; tests/npu compares it with the real one."""
-    answer, _ = verdict(declared(name).effect_of(value), mode=mode, engine=TORCHAIR)
-    if answer is Verdict.NO_EFFECT:
+    if no_effect(declared(name).effect_of(value), mode=mode, engine=TORCHAIR):
         return WARNS
     if mode in OURS_ALONE.get(name, ()):
         return HERE
@@ -172,7 +165,7 @@ def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
 
 
 def _here(effect: Effect) -> str:
-    return "yes" if effect.scope is Scope.HERE else f"no effect: {effect.why}"
+    return f"no effect: {effect.why}" if effect.why else "yes"
 
 
 def _torchair(name: str, option: Option[Any]) -> str:
@@ -204,17 +197,16 @@ def _in_mode(outcomes: list[tuple[Any, str]]) -> str:
 
 
 def _meanings(kind: type[Section]) -> dict[str, str]:
-    """The text under each option in its class."""
-    module = ast.parse(inspect.getsource(inspect.getmodule(kind) or sys))
-    body = next(
-        node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__
-    )
+    """The comment beside or above each option in its class."""
     found = {}
-    for node, following in itertools.pairwise(body):
-        if isinstance(node, ast.Assign) and isinstance(following, ast.Expr):
-            assert isinstance(node.targets[0], ast.Name)
-            assert isinstance(following.value, ast.Constant)
-            found[node.targets[0].id] = " ".join(str(following.value.value).split())
+    above: list[str] = []
+    for line in inspect.getsource(kind).splitlines():
+        comment = line.rpartition("# ")[2]
+        if line.strip().startswith("# "):
+            above.append(comment)
+        elif declared := re.match(r"    (\w+) = ", line):
+            found[declared[1]] = " ".join(above) + "." if above else f"{comment}."
+            above = []
     return found
 
 

@@ -21,6 +21,7 @@ from warmrank.inference import cache_compile
 from warmrank.worker.configs import compiler_config
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import (
+    MODES,
     Choice,
     Directory,
     ExistingDirectory,
@@ -34,8 +35,8 @@ from warmrank.worker.configs.options import (
     PlainMapping,
     PoolHandle,
     Text,
+    options,
 )
-from warmrank.worker.configs.section import options
 from warmrank.worker.errors import BadConfig, UnknownOption
 
 
@@ -107,7 +108,7 @@ def through_pickle(value: Any) -> Any:
 
 def test_import_of_the_configuration_does_not_import_torch() -> None:
     code = (
-        "import sys; from warmrank.worker.configs import options, section; "
+        "import sys; from warmrank.worker.configs import options; "
         "from warmrank.worker.configs.compiler_config import CompilerConfig; CompilerConfig(); "
         "sys.exit('torch' in sys.modules)"
     )
@@ -160,8 +161,7 @@ def test_a_value_of_another_kind_never_changes_a_configuration(data: st.DataObje
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet() -> None:
-    compiler_config._say_once.cache_clear()
-    compiler_config._say_eager_once.cache_clear()
+    compiler_config._warn_once.cache_clear()
 
 
 def test_a_cached_function_says_it_at_its_first_call(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:

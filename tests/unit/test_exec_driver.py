@@ -15,7 +15,7 @@ import pytest
 from tests.support.launching import loaded_config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec import node
-from warmrank.orchestrator.exec.driver import MAX_WAITING, Options, Outcome, Output, Run
+from warmrank.orchestrator.exec.driver import LONGEST_LINE, MAX_WAITING, Options, Outcome, Output, Run
 from warmrank.orchestrator.exec.node import ExecNode, State, Synced
 from warmrank.orchestrator.exec.placement import parse_when
 from warmrank.orchestrator.gang.node_group import Lost
@@ -172,6 +172,11 @@ def test_lines_of_several_nodes_bear_their_names() -> None:
     found = written(("0 a", "1 bcd"), (0, b"on"), (1, b"two\nthr"), (0, b"e\n"))
     assert found == b"1 bcd | two\n0 a   | one\n1 bcd | thr\n"
     assert written(("0 a",), (0, b"50 %\r")) == b"50 %\r"
+
+
+def test_line_without_an_end_is_not_kept_for_ever() -> None:
+    found = written(("0 a", "1 b"), *[(0, b"\0" * LONGEST_LINE)] * 2, (1, b"x\n"))
+    assert found == b"0 a | " + b"\0" * 2 * LONGEST_LINE + b"\n1 b | x\n"
 
 
 def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:

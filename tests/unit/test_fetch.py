@@ -117,6 +117,14 @@ def test_fetch_lays_out_what_was_published(store, ref, source, cache):
     assert report.bytes_copied == ALL_BYTES
 
 
+def test_fetched_files_are_private_copies(store, root, ref, cache):
+    fetch(store, [ref], cache)
+    path = function_dir(cache, "world1global_rank0", "decode") / "compiled_module"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.stat().st_nlink == 1
+    assert not path.samefile(blob_path(root, DECODE))
+
+
 def test_copies_of_one_blob_share_no_inode(store, source, cache):
     refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
     fetch(store, refs, cache)
@@ -343,6 +351,12 @@ def test_cache_directory_that_is_a_file_is_refused(store, ref, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnusableCache):
         store.fetch_partitions([ref], tmp_path / "file")
+
+
+def test_fetch_leaves_nothing_on_its_way(store, root, ref, cache):
+    overwrite(blob_path(root, DECODE), b"")
+    fault(store, ref, cache)
+    assert not [path for path in cache.iterdir() if path.name.startswith(".tmp")]
 
 
 def test_progress_takes_back_what_was_bad(store, root, ref, cache):

@@ -8,6 +8,7 @@ import pickle
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +23,8 @@ from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.objects.client import ObjectClient
 from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend, check_create_only
 from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
-from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name
+from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
+from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name, quarantine_name
 
 SHRINKS = b"the same again and again. " * 1000
 DIRECTORY_FORMAT = b'{"digest":"sha256","format":1}'
@@ -219,6 +220,23 @@ def test_name_that_stands_twice_in_a_batch_is_created_once(backend):
     assert backend.put_new([file, file]) == ("ac/ab/x",)
 
 
+@pytest.mark.parametrize("data", [SHRINKS, os.urandom(WHOLE_BYTES + 1)], ids=["small", "large"])
+def test_moved_blob_reads_the_same(backend, data):
+    file = new_blob(data)
+    backend.put_new([file])
+    away = quarantine_name(file.name, "1")
+    assert backend.move(file.name, f"trash/20260101T000000Z/{file.name}")
+    assert backend.move(f"trash/20260101T000000Z/{file.name}", away)
+    assert (read(backend, away), backend.stat([file.name])) == (data, {})
+
+
+def test_moved_blob_does_not_replace(backend):
+    file, other = new_blob(b"one"), new_blob(b"other")
+    backend.put_new([file, other])
+    assert not backend.move(file.name, other.name)
+    assert (read(backend, file.name), read(backend, other.name)) == (b"one", b"other")
+
+
 def test_damaged_blob_is_corrupt_when_it_is_read(backend, objects):
     file = new_blob(SHRINKS)
     backend.put_new([file])
@@ -293,3 +311,9 @@ def in_forked_child(calls: list[Callable[[], object]]) -> Iterator[str]:
 def test_backend_is_not_pickled(backend):
     with pytest.raises(TypeError, match="holds credentials and is not pickled; send its URL"):
         pickle.dumps(backend)
+
+
+def test_source_with_an_unreadable_file_names_it(backend, tmp_path):
+    missing = NewFile(name="ac/ab/x", source=Path(tmp_path / "none"), expected=digest_bytes(b"x"))
+    with pytest.raises(UnusableCache, match="none"):
+        backend.put_new([missing])

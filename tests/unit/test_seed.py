@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from tests.support.stored import (
     ENVIRONMENT,
+    FUNCTIONS,
     LAUNCH_KEY,
     OFF,
     backend_of,
@@ -22,7 +23,7 @@ from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
 from warmrank.cache_store.keys import key_of
-from warmrank.cache_store.layout import USED, launch_name, split_used_name
+from warmrank.cache_store.layout import BLOBS, USED, launch_name, split_used_name
 from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
@@ -55,6 +56,12 @@ def test_seed_lays_out_the_partitions_of_a_node(store, source, cache):
     publish_launch(store, source, world_size=4)
     report = run(store, cache, world_size=4, ranks=(2, 3))
     assert partitions(report) == ["world4global_rank2", "world4global_rank3"]
+
+
+def test_seed_twice_copies_once(store, source, cache):
+    publish_launch(store, source, world_size=2)
+    run(store, cache)
+    assert [item.bytes_copied for item in run(store, cache).partitions] == [0, 0]
 
 
 def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, cache):
@@ -129,6 +136,12 @@ def test_seed_takes_no_launch_of_another_environment(store, source, cache):
     assert tree(cache) == {}
 
 
+def test_seed_picks_its_environment_among_others(store, source, cache):
+    publish_launch(store, source, world_size=2, created=EARLY)
+    publish_launch(store, source, world_size=2, environment=OTHER_ENVIRONMENT, created=LATE)
+    assert EARLY in run(store, cache).reason
+
+
 def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
     publish_launch(store, source, world_size=2, functions={1: {"Llama.decode": b"rank one"}})
     overwrite(blob_path(root, b"rank one"), b"rank 0ne")
@@ -139,11 +152,24 @@ def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
     assert len(stored(root, "quarantine")) == 2
 
 
+def test_seed_goes_on_past_a_missing_blob(store, root, source, cache):
+    publish_launch(store, source, world_size=2, functions={1: {"Llama.decode": b"rank one"}})
+    blob_path(root, b"rank one").unlink()
+    assert [fault.startswith("not in store") for fault in run(store, cache).faults] == [True]
+
+
 def test_seed_goes_on_past_a_damaged_manifest_of_another_world(store, root, source, cache):
     publish_launch(store, source, world_size=2)
     overwrite(stored(root, "ac")[0], b"")
     report = run(store, cache, world_size=4)
     assert (len(report.partitions), len(report.faults)) == (1, 1)
+
+
+def test_seed_of_another_world_takes_earlier_launches_too(store, cache, tmp_path):
+    publish_texts(store, tmp_path, b"old", b"newer", b"newest")
+    report = run(store, cache, world_size=2)
+    assert list(tree(cache).values()) == [b"newest", b"newer", b"old"]
+    assert report.reason.endswith("and 2 earlier")
 
 
 def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache, tmp_path, monkeypatch):
@@ -192,6 +218,20 @@ def test_seed_says_that_the_only_launch_turned_out_unusable(store, root, source,
     report = run(store, cache, world_size=1)
     assert not report.found
     assert "1 records could not be used, the first: corrupt: launch record" in report.reason
+
+
+def test_seed_reads_a_blob_of_many_partitions_once(store, source, cache, monkeypatch):
+    publish_launch(store, source, world_size=8)
+    opened: list[str] = []
+    real = backend_of(store).open
+
+    def note(name: str) -> BinaryIO:
+        opened.append(name)
+        return real(name)
+
+    monkeypatch.setattr(backend_of(store), "open", note)
+    run(store, cache, world_size=8)
+    assert len([name for name in opened if name.startswith(BLOBS)]) == len(FUNCTIONS)
 
 
 def test_seed_notes_the_use_of_the_newest_launch_only(store, root, cache, tmp_path):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,12 @@ def test_lock_is_given_back_by_work_that_fails(tmp_path):
     with pytest.raises(ValueError, match="work"), single_flight(tmp_path, timeout_s=1.0):
         raise ValueError("work")
     assert is_free(tmp_path)
+
+
+def test_lock_lies_in_a_private_directory(tmp_path):
+    with single_flight(tmp_path / "cache", timeout_s=1.0):
+        paths = [tmp_path / "cache", tmp_path / "cache" / LOCKS, tmp_path / "cache" / LOCKS / LOCK_NAME]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o700, 0o600]
 
 
 def test_directory_of_others_is_refused(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.options import Flat, Held, Nested, declared, samples, with_value
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.section import options
+from warmrank.worker.configs.options import options
 from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in
 from warmrank.worker.engines.torchair_options import translated
 from warmrank.worker.errors import NoCounterpart, NotPortable

@@ -1,8 +1,8 @@
 """TorchAir's own configurations, and ``options=``, as a `CompilerConfig` of ours.
 
-What is relied on (read in torch_npu 2.13 and 2.14): an option of ``torchair.CompilerConfig`` or
-``npugraph_ex.CompilerConfig`` is an attribute of it or of a section of it, and holds its value, or an
-object with the value under ``_value``.
+Relied on (torch_npu 2.13 and 2.14): an option of ``torchair.CompilerConfig`` or
+``npugraph_ex.CompilerConfig`` is an attribute of it or of a section, and holds its value, or an object with
+the value under ``_value``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
-from warmrank.worker.configs.section import Section, names, options, same
+from warmrank.worker.configs.options import Section, names, options, same
 from warmrank.worker.errors import BadConfig, NoCounterpart
 
 _SECTIONS = ("torchair.configs.", "npugraph_ex.configs.")
 
 
 def of_torchair(config: Any, parameter: str) -> CompilerConfig:
-    """The `CompilerConfig` that means what a configuration does: ours, TorchAir's, or npugraph_ex's flat one.
+    """The equivalent `CompilerConfig` of ours, TorchAir's, or npugraph_ex's flat one.
 
     Raises:
         BadConfig: it is no configuration.
-        NoCounterpart: it sets options that ours does not have; all of them are named.
+        NoCounterpart: it sets options that ours does not have; names all.
     """
     if isinstance(config, CompilerConfig):
         return config
@@ -45,23 +45,18 @@ def of_torchair(config: Any, parameter: str) -> CompilerConfig:
 
 
 def with_options(config: CompilerConfig, given: Any) -> CompilerConfig:
-    """A configuration with the ``options=`` of ``torch.compile`` or ``cache_compile``: those of npugraph_ex.
-
-    Raises:
-        BadConfig: they are no mapping, or one of them is unknown.
-    """
+    """A copy with the ``options=`` of ``torch.compile`` or ``cache_compile``, which are npugraph_ex's."""
     if not given:
         return config
     if not isinstance(given, Mapping):
         msg = f"options is {given!r} ({type(given).__name__}); expected a dict"
         raise BadConfig(msg, parameter="options")
     changed = copy.deepcopy(config)
-    section = changed.npugraphex_config
+    known = names(NpuGraphEx)
     for name, value in given.items():
-        if name not in names(NpuGraphEx):
-            msg = f"options has no {name!r}; there are {', '.join(names(NpuGraphEx))}"
-            raise BadConfig(msg, parameter="options")
-        setattr(section, name, value)
+        if name not in known:
+            raise BadConfig(f"options has no {name!r}; there are {', '.join(known)}", parameter="options")
+        setattr(changed.npugraphex_config, name, value)
     return _effective(changed)
 
 
@@ -75,6 +70,7 @@ def _flat(given: Mapping[str, Any]) -> CompilerConfig:
     return _effective(ours)
 
 
+# Option of npugraph_ex -> that of mode reduce-overhead, and whether it means the opposite.
 _SAME = {
     "use_graph_pool": ("aclgraph_config.use_custom_pool", False),
     "reuse_graph_pool_in_same_fx": ("debug.aclgraph.disable_mempool_reuse_in_same_fx", True),
@@ -84,7 +80,6 @@ _SAME = {
     "post_grad_custom_pre_pass": ("post_grad_custom_pre_pass", False),
     "post_grad_custom_post_pass": ("post_grad_custom_post_pass", False),
 }
-"""Option of npugraph_ex -> that of mode reduce-overhead, and whether it means the opposite."""
 
 
 def _effective(config: CompilerConfig) -> CompilerConfig:
@@ -106,10 +101,10 @@ def _set(section: Section) -> list[tuple[str, Any, Any]]:
 def _fill(ours: Section, given: Mapping[str, Any], package: str) -> None:
     missing = []
     for name, value in given.items():
-        if not _has(ours, name):
-            missing.append(f"{package}.CompilerConfig.{name} = {value!r}")
-        else:
+        if _has(ours, name):
             _put(ours, name, value)
+        else:
+            missing.append(f"{package}.CompilerConfig.{name} = {value!r}")
     if missing:
         msg = f"warmrank has no counterpart of {', '.join(missing)}; leave them at their defaults"
         raise NoCounterpart(msg, problems=tuple(missing))

@@ -1,25 +1,288 @@
-"""The kinds of options: what each accepts, how it says so, and how its value is written into a key."""
+"""The frame of `CompilerConfig`: checked options in sections, their effects, and the kinds of options.
+
+A section takes no other name than those of its options and parts. Values are kept as given, never converted.
+Each option declares its effect: `CompilerConfig.check` warns of options that have none, and engine torchair
+hands the others to TorchAir or refuses them.
+"""
 
 from __future__ import annotations
 
+import copy
+import difflib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
-from warmrank.worker.configs.section import ASCEND, Effect, Option, Section, same
+from warmrank.worker.errors import BadConfig, UnknownOption
+from warmrank.worker.values import Value
 
+MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
+TORCHAIR = "torchair"
+INT64_MAX = 2**63 - 1
+_CAPTURED = ("reduce-overhead", "npugraph_ex")
+
+
+class Effect(Value):
+    """What a value other than the default does.
+
+    Attributes:
+        modes: modes that obey it.
+        torchair_modes: modes in which engine torchair obeys it; None: the same; empty: in none.
+        why: why engines graph and aoti ignore it; empty where they obey.
+    """
+
+    modes: tuple[str, ...] = MODES
+    torchair_modes: tuple[str, ...] | None = None
+    why: str = ""
+
+
+EVERY_MODE = Effect()
+CAPTURE = Effect(modes=("reduce-overhead",), torchair_modes=_CAPTURED)
+FROZEN = replace(CAPTURE, torchair_modes=MODES)
+ASCEND = Effect(why="it belongs to engine torchair")
+ASCEND_ENGINE = replace(ASCEND, modes=("max-autotune",))
+ASCEND_CAPTURE = replace(ASCEND, modes=_CAPTURED)
+ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
+
+
+def no_effect(effect: Effect, *, mode: str, engine: str = "") -> str:
+    """Why an option does nothing in a mode; empty where it works.
+
+    Args:
+        effect: of the option's value.
+        mode: of the configuration.
+        engine: name of the engine; empty for the one of warmrank's own that the mode means.
+    """
+    is_torchair = engine == TORCHAIR or (not engine and mode == "npugraph_ex")
+    modes = effect.torchair_modes if is_torchair and effect.torchair_modes is not None else effect.modes
+    if modes and mode not in modes:
+        return f"it belongs to mode {' and '.join(modes)}"
+    return "" if is_torchair and modes else effect.why
+
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Section")
 Word = TypeVar("Word", bound=str | None)
 Bool = TypeVar("Bool", bound=bool | None)
 Int = TypeVar("Int", bound=int | None)
 
-INT64_MAX = 2**63 - 1
+
+class Option(Generic[T]):
+    """A checked value with a default, which is always allowed.
+
+    Attributes:
+        default: the value while nobody has set one.
+        name: the attribute's name.
+        words: the allowed values, for an error message.
+    """
+
+    words: str = ""
+
+    def __init__(self, default: T, *, effect: Effect | None = None) -> None:
+        self.default = default
+        self._effect = effect
+        self.name = ""
+
+    def __set_name__(self, owner: type[Section], name: str) -> None:
+        self.name = name
+        self._owner = owner
+
+    @property
+    def effect(self) -> Effect:
+        """Its own effect, or else the section's."""
+        return self._effect or self._owner._effect  # noqa: SLF001 - the two form one frame
+
+    @overload
+    def __get__(self, section: None, owner: type[Section]) -> Self: ...
+    @overload
+    def __get__(self, section: Section, owner: type[Section]) -> T: ...
+    def __get__(self, section: Section | None, owner: type[Section]) -> Self | T:
+        if section is None:
+            return self
+        value: T = section.__dict__.get(self.name, self.default)
+        return value
+
+    def __set__(self, section: Section, value: T) -> None:
+        if not (same(value, self.default) or self._allows(value)):
+            place = dotted(section, self.name)
+            msg = (
+                f"config.{place} = {value!r} ({type(value).__name__}) is not allowed; "
+                f"allowed: {self.words}; default: {self.default!r}"
+            )
+            raise BadConfig(msg, option=place, value=repr(value), allowed=self.words)
+        # A caller that goes on to change its list or dict must not change the configuration unchecked.
+        section.__dict__[self.name] = copy.deepcopy(value) if isinstance(value, list | dict) else value
+
+    def _allows(self, value: object) -> bool:
+        raise NotImplementedError
+
+    def effect_of(self, value: object) -> Effect:
+        """The effect of one value."""
+        del value
+        return self.effect
+
+    def canonical(self, value: T) -> str:
+        """`value` as text, equal in every process."""
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+class Part(Generic[S]):
+    """A section within a section; every instance of the outer one has its own."""
+
+    def __init__(self, kind: type[S]) -> None:
+        self.kind = kind
+        self.name = ""
+
+    def __set_name__(self, owner: type[Section], name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, section: None, owner: type[Section]) -> Self: ...
+    @overload
+    def __get__(self, section: Section, owner: type[Section]) -> S: ...
+    def __get__(self, section: Section | None, owner: type[Section]) -> Self | S:
+        if section is None:
+            return self
+        if self.name not in section.__dict__:
+            section.__dict__[self.name] = self.kind()
+        part: S = section.__dict__[self.name]
+        return part
+
+    def __set__(self, section: Section, value: S) -> None:
+        if type(value) is not self.kind:
+            place = dotted(section, self.name)
+            msg = (
+                f"config.{place} holds options ({', '.join(names(self.kind))}); "
+                f"set one of them, not the whole to {value!r} ({type(value).__name__})"
+            )
+            raise BadConfig(msg, option=place, value=repr(value), allowed=self.kind.__name__)
+        section.__dict__[self.name] = copy.deepcopy(value)
+
+
+class Section:
+    """Options and parts, declared as class attributes.
+
+    A subclass names its place, and the effect of options that do not declare their own:
+    ``class AclGraphDebug(Section, at="debug.aclgraph", effect=CAPTURE)``.
+    """
+
+    _at: ClassVar[str] = ""
+    _effect: ClassVar[Effect] = EVERY_MODE
+
+    def __init_subclass__(cls, *, at: str, effect: Effect = EVERY_MODE) -> None:
+        cls._at = at
+        cls._effect = effect
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        if args or given:
+            example = f"config.{dotted(self, next(iter(given)))}" if given else "config.mode"
+            msg = (
+                f"{type(self).__name__}() takes no arguments; options are attributes: make it, then set "
+                f"{example} = ..."
+            )
+            raise TypeError(msg)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in names(type(self)):
+            raise _unknown(self, name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name not in names(type(self)):
+            raise _unknown(self, name)
+        declared = vars(type(self))[name]
+        remedy = f"its default is {declared.default!r}" if isinstance(declared, Option) else "set its options"
+        place = dotted(self, name)
+        raise BadConfig(f"config.{place} cannot be deleted, only set; {remedy}", option=place)
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks for protocol methods that may be missing (copy, pickle); that is no misspelt option.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _unknown(self, name)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        pairs = zip(options(self), options(other), strict=True)
+        return all(same(value, other_value) for (_, _, value), (_, _, other_value) in pairs)
+
+    __hash__ = None  # type: ignore[assignment] # mutable
+
+    def __copy__(self) -> Self:
+        # A shallow copy would share its parts with the original, and so its options.
+        return copy.deepcopy(self)
+
+    def __repr__(self) -> str:
+        set_ = (
+            f"{name}={value!r}" for name, option, value in options(self) if not same(value, option.default)
+        )
+        return f"{type(self).__name__}({', '.join(set_)})"
+
+
+def same(one: object, other: object) -> bool:
+    """Equal in type and value; ``True == 1`` is not enough."""
+    return type(one) is type(other) and one == other
+
+
+def names(kind: type[Section]) -> tuple[str, ...]:
+    """Names of a section's options and parts, in their order."""
+    return tuple(name for name, value in vars(kind).items() if isinstance(value, Option | Part))
+
+
+def options(section: Section) -> Iterator[tuple[str, Option[Any], Any]]:
+    """Every option of a section and its parts: dotted name, declaration, present value."""
+    for name, declared in vars(type(section)).items():
+        if isinstance(declared, Option):
+            yield dotted(section, name), declared, section.__dict__.get(name, declared.default)
+        elif isinstance(declared, Part):
+            yield from options(getattr(section, name))
+
+
+def changed(section: Section) -> Iterator[tuple[str, Option[Any], Any]]:
+    """`options` without those at their default; looks at nothing that was never set."""
+    for name, value in section.__dict__.items():
+        declared = getattr(type(section), name)
+        if isinstance(declared, Part):
+            yield from changed(value)
+        elif not same(value, declared.default):
+            yield dotted(section, name), declared, value
+
+
+def dotted(section: Section, name: str) -> str:
+    """An option's full name, such as ``debug.aclgraph.clone_input``."""
+    at = section._at  # noqa: SLF001 - the two form one frame
+    return f"{at}.{name}" if at else name
+
+
+def _unknown(section: Section, name: str) -> UnknownOption:
+    """The error for an unknown name, with the nearest known one of the section or its parts."""
+    place = dotted(section, name)
+    known = names(type(section))
+    near = [dotted(section, found) for found in difflib.get_close_matches(name, known, n=1)]
+    if not near:
+        deeper = {option.name: full for full, option, _ in options(section)}
+        near = [deeper[found] for found in difflib.get_close_matches(name, deeper, n=1)]
+    hint = f"did you mean config.{near[0]}? " if near else ""
+    msg = f"CompilerConfig has no option config.{place}; {hint}Known here: {', '.join(known)}"
+    return UnknownOption(msg, option=place, nearest=near[0] if near else "", known=known)
+
+
+class Flag(Option[Bool]):
+    """True or False; 0 and 1 are refused, because they may be meant as a number."""
+
+    words = "True, False"
+
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, bool)
 
 
 class Choice(Option[Word]):
-    """One of a few words; of those, some may mean something to the Ascend toolchain only."""
+    """One of a few words; those of ``of_ascend`` mean something to engine torchair only."""
 
     def __init__(
         self,
@@ -35,24 +298,18 @@ class Choice(Option[Word]):
         self.words = ", ".join((*map(repr, choices), *(("None",) if default is None else ())))
 
     def effect_of(self, value: object) -> Effect:
-        """That of the option, or none for a word of the Ascend toolchain."""
+        """See `Option.effect_of`."""
         return ASCEND if value in self.of_ascend else self.effect
 
     def _allows(self, value: object) -> bool:
         return any(same(value, choice) for choice in self.choices)
 
 
-class Named(str):  # noqa: SLOT000 - it knows its option
-    """A word as TorchAir's options are read and set too: ``config.mode.value``."""
+class _Named(str):  # noqa: SLOT000 - it knows its option
+    """A word that also has ``.value``, to read and to set: ``config.mode.value``, as TorchAir's options."""
 
     _section: Section
     _name: str
-
-    def __new__(cls, word: str, section: Section, name: str) -> Self:
-        """A word that knows the option that it is of."""
-        made = super().__new__(cls, word)
-        made._section, made._name = section, name
-        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str(self),)
@@ -64,7 +321,6 @@ class Named(str):  # noqa: SLOT000 - it knows its option
 
     @value.setter
     def value(self, word: str) -> None:
-        """Set the option."""
         setattr(self._section, self._name, word)
 
 
@@ -73,36 +329,17 @@ class NamedChoice(Choice[str]):
 
     def __get__(self, section: Any, owner: Any) -> Any:
         found = super().__get__(section, owner)
-        return found if section is None else Named(found, section, self.name)
+        if section is not None:
+            found = _Named(found)
+            found._section, found._name = section, self.name  # noqa: SLF001 - of this module
+        return found
 
     def __set__(self, section: Section, value: str) -> None:
-        super().__set__(section, str(value) if isinstance(value, Named) else value)
-
-
-class Directory(Option[str | None]):
-    """Where something is written to; it is made when it is needed."""
-
-    words = "the path of a directory, as a str, None"
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, str) and bool(value) and "\0" not in value
-
-    def canonical(self, value: str | None) -> str:
-        """Only whether there is one: where a dump goes changes nothing that is compiled."""
-        return "null" if value is None else '"given"'
-
-
-class Flag(Option[Bool]):
-    """True or False; 0 and 1 are refused, because they may be meant as a number."""
-
-    words = "True, False"
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, bool)
+        super().__set__(section, str(value) if isinstance(value, _Named) else value)
 
 
 class IntRange(Option[Int]):
-    """A whole number between two bounds, both of them allowed."""
+    """An int between two bounds, both allowed."""
 
     def __init__(
         self, default: Int, minimum: int, maximum: int = INT64_MAX, *, effect: Effect | None = None
@@ -117,7 +354,7 @@ class IntRange(Option[Int]):
 
 
 class IntList(Option[Sequence[int] | None]):
-    """A list or tuple of whole numbers."""
+    """A list or tuple of ints."""
 
     words = "a list or tuple of ints"
 
@@ -125,8 +362,17 @@ class IntList(Option[Sequence[int] | None]):
         return isinstance(value, list | tuple) and all(type(element) is int for element in value)
 
 
+class Number(Option[str | int | None]):
+    """A number that the Ascend engine reads as text."""
+
+    words = "an int or a str"
+
+    def _allows(self, value: object) -> bool:
+        return type(value) in {str, int}
+
+
 class Text(Option[Word]):
-    """Any text, or only text of a certain form."""
+    """Any text, or text that matches ``form``."""
 
     def __init__(
         self, default: Word, *, form: str = "", example: str = "", effect: Effect | None = None
@@ -139,48 +385,8 @@ class Text(Option[Word]):
         return isinstance(value, str) and (not self.form or re.fullmatch(self.form, value) is not None)
 
 
-class Number(Option[str | int | None]):
-    """A number that the Ascend engine reads as text: an int, or a str that it knows how to read."""
-
-    words = "an int or a str"
-
-    def _allows(self, value: object) -> bool:
-        return type(value) in {str, int}
-
-
-class ExistingDirectory(Option[str]):
-    """A directory that is there when the option is set."""
-
-    words = "the path of an existing directory, as a str"
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, str) and Path(value).is_dir()
-
-    def canonical(self, value: str) -> str:
-        """Only whether it is another than the default: where something is written changes no compile."""
-        return json.dumps(value) if value == self.default else '"given"'
-
-
-class ExistingFile(Option[str | None]):
-    """A file that is there when the option is set."""
-
-    def __init__(self, *, suffix: str = "") -> None:
-        super().__init__(None)
-        self.suffix = suffix
-        self.words = f"the path of an existing {suffix}{' ' if suffix else ''}file, as a str"
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, str) and value.endswith(self.suffix) and Path(value).is_file()
-
-    def canonical(self, value: str | None) -> str:
-        """The digest of what stands in it: the same path may hold something else tomorrow."""
-        if value is None:
-            return "null"
-        return json.dumps(hashlib.sha256(Path(value).read_bytes()).hexdigest())
-
-
 class PlainMapping(Option[Mapping[str, Any] | None]):
-    """A dict that JSON can hold, so that it can be part of a key whatever the order of its literal."""
+    """A dict that JSON can hold, so that its order changes no key."""
 
     words = "a dict with str keys that holds only str, numbers, bools, None, lists and dicts"
 
@@ -194,8 +400,52 @@ class PlainMapping(Option[Mapping[str, Any] | None]):
         return True
 
 
+class Directory(Option[str | None]):
+    """A directory to write to, made when needed; it changes nothing that is compiled."""
+
+    words = "the path of a directory, as a str, None"
+
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, str) and bool(value) and "\0" not in value
+
+    def canonical(self, value: str | None) -> str:
+        """Given or not."""
+        return "null" if value is None else '"given"'
+
+
+class ExistingDirectory(Option[str]):
+    """A directory that exists when the option is set; it changes nothing that is compiled."""
+
+    words = "the path of an existing directory, as a str"
+
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, str) and Path(value).is_dir()
+
+    def canonical(self, value: str) -> str:
+        """The default, or given."""
+        return json.dumps(value) if value == self.default else '"given"'
+
+
+class ExistingFile(Option[str | None]):
+    """A file that exists when the option is set."""
+
+    def __init__(self, *, suffix: str = "") -> None:
+        super().__init__(None)
+        self.suffix = suffix
+        self.words = f"the path of an existing {suffix}{' ' if suffix else ''}file, as a str"
+
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, str) and value.endswith(self.suffix) and Path(value).is_file()
+
+    def canonical(self, value: str | None) -> str:
+        """The content's digest: the same path may hold something else tomorrow."""
+        if value is None:
+            return "null"
+        return json.dumps(hashlib.sha256(Path(value).read_bytes()).hexdigest())
+
+
 class PoolHandle(Option[tuple[Any, ...] | None]):
-    """The handle of a memory pool."""
+    """The handle of a memory pool; it differs in every process and changes nothing that is compiled."""
 
     words = "the pair of ints that warmrank.graph_pool_handle() returns"
 
@@ -203,7 +453,7 @@ class PoolHandle(Option[tuple[Any, ...] | None]):
         return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
 
     def canonical(self, value: tuple[Any, ...] | None) -> str:
-        """Only whether there is one: the handle differs in every process and changes no compile."""
+        """Given or not."""
         return "null" if value is None else '"given"'
 
 
@@ -216,10 +466,10 @@ class Function(Option[Callable[..., Any] | None]):
         return callable(value)
 
     def canonical(self, value: Callable[..., Any] | None) -> str:
-        """Its name, and a digest of what it does and of all that it reaches; never an address."""
+        """Its name, and a digest of its code and all that it reaches."""
         if value is None:
             return "null"
-        # Only for who sets such an option: it looks at modules and source files.
+        # Only where such an option is set: it looks at modules and source files.
         from warmrank.worker.keys.reachable import reachable_digest
 
         kind = value if hasattr(value, "__qualname__") else type(value)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.configs.section import TORCHAIR, Verdict, options, same, verdict
+from warmrank.worker.configs.options import TORCHAIR, no_effect, options, same
 from warmrank.worker.errors import NoCounterpart
 from warmrank.worker.values import Value
 
@@ -334,8 +334,8 @@ def _claims(config: CompilerConfig, *, flat: bool, warnings: dict[str, str]) -> 
     found: dict[str, list[_Claim]] = {}
     for name, option, value in options(config):
         changed = not same(value, option.default)
-        answer, why = verdict(option.effect_of(value), mode=config.mode, engine=TORCHAIR)
-        if answer is Verdict.NO_EFFECT:
+        why = no_effect(option.effect_of(value), mode=config.mode, engine=TORCHAIR)
+        if why:
             if changed:
                 warnings[name] = why
             continue

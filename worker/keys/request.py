@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.keys import key_of
-from warmrank.worker.configs.section import changed
+from warmrank.worker.configs.options import changed
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.runtime import artifact
 from warmrank.worker.values import Value
