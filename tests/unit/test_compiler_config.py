@@ -21,7 +21,6 @@ from warmrank.inference import cache_compile
 from warmrank.worker.configs import compiler_config
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import (
-    MODES,
     Choice,
     Directory,
     ExistingDirectory,
