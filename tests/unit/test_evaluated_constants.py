@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.support.tracing import compiled, misfits
 from warmrank.worker.errors import GraphBreak, NotPortable
-from warmrank.worker.torch_private.evaluated_reads import is_number_of_device
+from warmrank.worker.torch_private.evaluated import is_number_of_device
 
 X = torch.ones(3)
 LIMIT = [3]
