@@ -1,11 +1,10 @@
-"""Calls that Dynamo makes itself while it traces, and whose answers it takes for constants.
+"""Calls that Dynamo makes itself while it traces, taking their answers for constants.
 
 What follows from constants alone needs no condition. What is read from the process (ranks, sizes, switches,
-environment variables) becomes one: the call is made again at a load. Refused are answers with an address in
-them, and those for which somebody's own code ran: so is what is marked ``assume_constant_result``,
-``allow_in_graph`` or ``nonstrict_trace``. Calls are intercepted where values come from, so that no name and
-no way to call matters; ranks and sizes also where somebody's code runs for real: an operator's fake kernel, a
-metaclass, a pass over the graph.
+environment variables) becomes one: the call is made again at a load. Refused are answers with an address, and
+those for which user code ran: so is what is marked ``assume_constant_result``, ``allow_in_graph`` or
+``nonstrict_trace``. Calls are intercepted where values come from, so that no name and no way to call matters;
+ranks and sizes also where user code runs for real: an operator's fake kernel, a metaclass, a graph pass.
 
 Relied on (``tests/unit/test_evaluated_calls.py``, ``test_evaluated_folds.py``), of torch 2.11 to 2.15:
 
@@ -35,8 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from warmrank.worker.keys.code import globals_module, is_pinned_module, layers, package_of
-from warmrank.worker.torch_private.evaluated_reads import having
-from warmrank.worker.torch_private.patching import Hook
+from warmrank.worker.torch_private.patching import Hook, having
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
@@ -106,7 +104,7 @@ class CallHooks:
             yield Hook(dist.ProcessGroup, "size", partial(self._read_group, dist.get_world_size))
 
     def hooks_of_environment(self) -> Iterator[Hook]:
-        """What is stepped in for where Dynamo traces nothing: environment variables that are read."""
+        """Reads of environment variables, where Dynamo traces nothing."""
         yield Hook(type(os.environ), "__getitem__", self._read_variable)
 
     # Functions of torch, and the process that they read.
@@ -175,12 +173,11 @@ class CallHooks:
             self._refuse_address_in_text(answer, ())
             self._fold(variable, args, kwargs, answer)
             if not is_pinned_module(tx.f_globals.get("__name__")):  # Python and torch only compare addresses
-                self._refuse_address(variable, answer)
-                self._refuse_text(variable, args, answer)
+                self._refuse_id_and_text(variable, args, answer)
         return answer
 
     def _refuse_address_in_text(self, variable: Any, written: Sequence[Any]) -> None:
-        """Refuse a text with an address, unless the code has it as a literal, or a guard compares it."""
+        """Refuse a text with an address, unless it is a literal of the code, or a guard compares it."""
         text = vars(variable.unwrap()).get("value")
         if type(text) is str and variable.source is None and _ADDRESS.search(text) and text not in written:
             self._evaluations.refuse(
@@ -188,18 +185,17 @@ class CallHooks:
                 "the class a __repr__, or ask the object for what tells it apart"
             )
 
-    def _refuse_address(self, variable: Any, answer: Any) -> None:
-        """Refuse the id of an object."""
-        if getattr(variable, "fn", None) is id and answer.is_python_constant():
+    def _refuse_id_and_text(self, variable: Any, args: Sequence[Any], answer: Any) -> None:
+        """Refuse the id of an object, and its text, if code of its class or torch's made it untraced."""
+        function = getattr(variable, "fn", None)
+        if function is id and answer.is_python_constant():
             self._evaluations.refuse(
                 "id() of an object that was there before the call is an address, which no other process has; "
                 "compare objects with `is`, or key them by a name"
             )
-
-    def _refuse_text(self, variable: Any, args: Sequence[Any], answer: Any) -> None:
-        """Refuse the text of an object, for which its class's code, or torch's, ran without being traced."""
-        is_text = getattr(variable, "fn", None) in PRINTING and len(args) == 1
-        if is_text and constants(*args) is None and constants(answer) is not None:
+        if function not in PRINTING or len(args) != 1:
+            return
+        if constants(*args) is None and constants(answer) is not None:
             value = vars(args[0].unwrap()).get("value")
             if value is not None and not isinstance(value, BaseException):
                 self._evaluations.refuse(
@@ -231,7 +227,7 @@ class CallHooks:
 
 
 def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
-    """The values that variables stand for; None if one of them is no constant."""
+    """The values of variables; None if one is no constant."""
     try:
         positional = tuple(variable.as_python_constant() for variable in args)
         return positional, {name: variable.as_python_constant() for name, variable in kwargs.items()}
@@ -240,7 +236,7 @@ def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | No
 
 
 def _is_users(frame: FrameType | None) -> bool:
-    """Whether code of the user's that runs, not the import of a module, reads the environment."""
+    """Whether running code of the user's, not the import of a module, reads the environment."""
     while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
     name = "" if frame is None else str(frame.f_globals.get("__name__"))
@@ -252,7 +248,7 @@ def _is_users(frame: FrameType | None) -> bool:
 
 
 def _is_asked(frame: FrameType | None) -> bool:
-    """Whether traced code, or code of somebody's own, calls: the first that is not `torch.distributed`."""
+    """Whether traced or user code calls: the first frame that is not `torch.distributed`."""
     while frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED):
         frame = frame.f_back
     if frame is None or package_of(str(frame.f_globals.get("__name__"))) in _OWN:
@@ -262,7 +258,7 @@ def _is_asked(frame: FrameType | None) -> bool:
 
 
 def _result(variable: Any, answer: Any) -> tuple[Any, ...] | None:
-    """The constant that a call gave; None where it gave none, or something that a guard compares."""
+    """The constant that a call gave; None for no constant, or one that a guard compares."""
     from torch._dynamo.variables.functions import SkipFunctionVariable
 
     if answer.source is not None:
@@ -274,7 +270,7 @@ def _result(variable: Any, answer: Any) -> tuple[Any, ...] | None:
 
 
 def constants(*variables: Any) -> tuple[Any, ...] | None:
-    """What variables stand for; None where Dynamo has not looked at one, or one is no constant."""
+    """The values of variables; None where one is no constant, or Dynamo has not looked at one."""
     if not all(map(_is_known, variables)):
         return None
     try:
@@ -284,7 +280,7 @@ def constants(*variables: Any) -> tuple[Any, ...] | None:
 
 
 def _is_known(variable: Any) -> bool:
-    """Whether nothing within a variable is put off until it is looked at."""
+    """Whether nothing within a variable is still lazy."""
     if not getattr(variable, "is_realized", lambda: True)():
         return False
     items = vars(variable.unwrap()).get("items", ())
@@ -310,7 +306,7 @@ def _name_of_users(function: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether nobody's own code can answer for a value."""
+    """Whether no user code can answer for a value."""
     if isinstance(value, list | tuple | set | frozenset | dict) and is_pinned_module(type(value).__module__):
         members = (*value, *value.values()) if isinstance(value, dict) else value
         return all(map(_is_plain, members))
@@ -322,7 +318,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _code_run_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The name of the first function of the user's that a call runs; empty if it runs none."""
+    """The name of the first user function that a call runs; empty if it runs none."""
     found: list[str] = []
 
     def seen(frame: FrameType, event: str, _argument: Any) -> None:

@@ -2,15 +2,15 @@
 
 * Keys and compared values: it hashes what it has made no variable of yet, in order not to guard it, and
   compares the objects behind variables whose members it has not looked at. Here they are guarded.
-* Constants (a member of an enum, a class, a tuple): in ``if member:`` and ``member in members`` it runs
-  methods that the user wrote, and traces none of what they read, which is refused; so is ``is`` between equal
-  ones, because which of them are one object is an accident of the process.
-* Orders of sets and hashes of strings, which every process has its own of. A set that the caller brings must
-  have its members in the traced order. So must one that the function makes of a list or tuple, and leaves so:
-  the trace goes over it in the order that Python gives it in this process. Of other sets, and of ``hash``,
-  the outcome follows from how strings are hashed, which `HASHED` stands for, or from addresses, which is
-  refused. What a function that keeps its results (``functools.lru_cache``) makes of constants counts as a
-  whole, if it changes nothing.
+* Constants (a member of an enum, a class, a tuple): in ``if member:`` and ``member in members`` it runs the
+  user's methods untraced, which is refused; so is ``is`` between equal ones, because which of them are one
+  object is an accident of the process.
+* Orders of sets and hashes of strings, which differ by process. A set that the caller brings must have its
+  members in the traced order. So must one that the function makes of a list or tuple, and leaves so: the
+  trace goes over it in the order that Python gives it in this process. Of other sets, and of ``hash``, the
+  outcome follows from how strings are hashed, which `HASHED` stands for, or from addresses, which is refused.
+  What a function that keeps its results (``functools.lru_cache``) makes of constants counts as a whole, if it
+  changes nothing.
 
 Relied on (``tests/unit/test_evaluated_*.py``), of torch 2.11 to 2.15:
 
@@ -44,9 +44,8 @@ import torch
 from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.repeatable import kept_result, order_of_set
 from warmrank.worker.torch_private.evaluated_calls import PRINTING
-from warmrank.worker.torch_private.evaluated_reads import having, with_subclasses
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import Hook
+from warmrank.worker.torch_private.patching import Hook, having, with_subclasses
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
@@ -80,10 +79,8 @@ _NOT_ASKED: Final = frozenset(
         "__subclasscheck__",
     }
 )  # fmt: skip
-_ORDERED: Final = ("unpack_var_sequence", "tp_iter_impl")
 _TAKING: Final = ("extend", "extendleft", "__iadd__", "__init__")
 _NUMBERS: Final = (bool, int, float, complex)
-_BOUND: Final = (MethodType, BuiltinFunctionType)
 
 
 class ValueHooks:
@@ -101,7 +98,7 @@ class ValueHooks:
         self._sets = _set_classes()
 
     def hooks(self, variables: Iterable[type[Any]]) -> Iterator[Hook]:
-        """The functions that are stepped in for; whoever puts them in place takes the profiler back."""
+        """The functions that are stepped in for; the caller resets the profiler afterwards."""
         from torch._dynamo import symbolic_convert
         from torch._dynamo.side_effects import SideEffects
         from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
@@ -114,7 +111,7 @@ class ValueHooks:
         yield Hook(SourcelessBuilder, "create", self._build)
         for name in ("is", "is not"):
             yield Hook(symbolic_convert.compare_op_handlers, name, self._compare)
-        for name in _ORDERED:
+        for name in ("unpack_var_sequence", "tp_iter_impl"):
             yield from having(variables, name, self._unpack)
         yield from having(variables, "call_method", self._method)
         yield Hook(BuiltinVariable, "call_sorted", self._sort)
@@ -127,7 +124,7 @@ class ValueHooks:
     # Methods and identities of constants.
 
     def _build(self, original: Any, builder_or_tx: Any, value: Any) -> Any:
-        """From the first constant with methods of its own on, look at each call that Python makes."""
+        """From the first constant with own methods on, look at each call that Python makes."""
         kind = type(value)
         if issubclass(kind, set | frozenset):
             self._refuse_own_equality(value)
@@ -141,7 +138,7 @@ class ValueHooks:
         return original(builder_or_tx, value)
 
     def _refuse_own_equality(self, members: Iterable[Any]) -> None:
-        """Refuse a set whose members say themselves which are equal: Dynamo looks for the same objects."""
+        """Refuse a set whose members define equality: Dynamo looks for the same objects."""
         for kind in {type(member) for member in members}:
             for method in _methods_of(kind):
                 if method.co_name in ("__eq__", "__hash__"):
@@ -236,15 +233,17 @@ class ValueHooks:
         return made
 
     def _note_sets(self, variables: Iterable[Any]) -> None:
-        for variable in variables:
-            if not isinstance(variable.realize(), self._sets):
+        for item in variables:
+            variable = item.realize()
+            if not isinstance(variable, self._sets):
                 continue
-            if variable.source is not None:
-                self._evaluations.note("order", source_name(variable.source), None)
-            elif self._is_as_filled(variable.realize()):
-                self._put_in_order(variable.realize())
+            _, filled = self._filled.get(id(variable), (None, []))
+            if item.source is not None:
+                self._evaluations.note("order", source_name(item.source), None)
+            elif filled and filled == list(variable.items):
+                self._put_in_order(variable)
             else:
-                self._note_hashes(_members(variable.realize()))
+                self._note_hashes(_members(variable))
 
     def _note_hashes(self, variables: Iterable[Any]) -> None:
         """Note that hashes count, unless those of numbers; refuse those of addresses."""
@@ -256,10 +255,6 @@ class ValueHooks:
                 )
             elif not _is_number(variable):
                 self._note_call(hash, ((HASHED,), {}), hash(HASHED))
-
-    def _is_as_filled(self, variable: Any) -> bool:
-        _, items = self._filled.get(id(variable), (None, []))
-        return bool(items) and items == list(variable.items)
 
     def _put_in_order(self, variable: Any) -> None:
         """Trace a set in the order that Python gives it, which is a condition."""
@@ -295,7 +290,7 @@ def _realize_both(original: Any, variable: Any, other: Any) -> Any:
 
 
 def _methods_of(kind: type) -> Iterator[CodeType]:
-    """The special methods of a type that somebody wrote."""
+    """The user's special methods of a type."""
     for base in kind.__mro__:
         for name, value in vars(base).items():
             is_special = name.startswith("__") and name.endswith("__") and name not in _NOT_ASKED
@@ -342,7 +337,7 @@ def _members(variable: Any) -> Iterator[Any]:
 
 
 def _kept_call(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any] | None:
-    """The call that says what a function makes of constants; None where no other process can ask that."""
+    """The call that repeats what a function makes of constants; None where no process can make it."""
     name = f"{function.__module__}:{function.__qualname__}"
     try:
         constants = tuple(item.realize().as_python_constant() for item in args)
@@ -379,7 +374,7 @@ def _is_hashed_by_address(value: Any) -> bool:
 
 
 def _hash_by_address(kind: Any) -> bool:
-    return kind.__hash__ is object.__hash__ or issubclass(kind, _BOUND)
+    return kind.__hash__ is object.__hash__ or issubclass(kind, (MethodType, BuiltinFunctionType))
 
 
 def _key_class() -> type[Any]:

@@ -35,7 +35,6 @@ GROUPS: Final = {
         "dynamo_guards",
         "evaluated",
         "evaluated_calls",
-        "evaluated_reads",
         "evaluated_values",
         "graph_memory",
         "kernels",

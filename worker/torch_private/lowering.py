@@ -1,11 +1,10 @@
 """Lower Dynamo's graph of torch functions to ATen operators on lifted inputs.
 
-Higher-order operators with one body are lowered to it, branches and loops over data are kept, others are
-refused: nothing says that they do no more than run what Dynamo traced. Relied on: each operator's
-``name()``; dense implementations call their bodies; ``graph_module`` placeholders carry
-``meta["example_value"]`` and ``_dynamo_source`` in the order in which the frame passes them; ``make_fx``
-over an interpreter keeps in-place operators, views and each node's ``stack_trace``
-(``tests/unit/test_lowering.py``).
+Higher-order operators with one body become it, branches and loops over data are kept, others are refused:
+nothing says that they only run what Dynamo traced. Relied on (``tests/unit/test_lowering.py``): each
+operator's ``name()``; dense implementations call their bodies; ``graph_module`` placeholders carry
+``meta["example_value"]`` and ``_dynamo_source`` in the frame's order; ``make_fx`` over an interpreter keeps
+in-place operators, views and each node's ``stack_trace``.
 """
 
 from __future__ import annotations
@@ -46,24 +45,20 @@ BRANCH, LOOP = "cond", "while_loop"
 # They run their bodies on batched tensors although the graph itself does not.
 _BATCHED = frozenset({"flex_attention"})
 
+_REMEDY = (
+    "Move it out of the cached function, or make what it does a custom operator (torch.library.custom_op)."
+)
+
 
 def higher_order_name(target: Any) -> str:
-    """The name of an operator that takes graphs; empty for whatever is none."""
+    """The name of an operator that takes graphs; empty for anything else."""
     return str(target.name()) if isinstance(target, HigherOrderOperator) else ""  # type: ignore[no-untyped-call]
-
-
-def _first(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return body(*args, **kwargs)
 
 
 def _checkpoint(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     from torch._higher_order_ops.wrap import TagActivationCheckpoint
 
     return body(*args, **TagActivationCheckpoint.divide_kwargs(kwargs)[1])  # type: ignore[no-untyped-call]
-
-
-def _named(body: Callable[..., Any], _name: str, *args: Any) -> Any:
-    return body(*args)
 
 
 def _unpacked(body: Callable[..., Any], args: Any, kwargs: Any = None, _hints: Any = None) -> Any:
@@ -82,43 +77,35 @@ def _branch(predicate: Any, true_body: Any, false_body: Any, operands: Any) -> A
     return (true_body if predicate else false_body)(*operands)
 
 
-def _dense(operator: HigherOrderOperator) -> Callable[..., Any]:
-    found: Callable[..., Any] = operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
-    return found
-
-
-def _itself(operator: HigherOrderOperator) -> Callable[..., Any]:
-    return operator
-
-
-_LOWERED: dict[str, Callable[[HigherOrderOperator], Callable[..., Any]]] = {
-    "wrap": lambda _: _first,
-    "tag_activation_checkpoint": lambda _: _checkpoint,
-    "wrap_activation_checkpoint": lambda _: _checkpoint,
-    "invoke_subgraph": lambda _: _named,
-    "strict_mode": lambda _: _unpacked,
-    "hints_wrapper": lambda _: _unpacked,
-    "wrap_with_set_grad_enabled": _itself,
-    "wrap_with_autocast": _itself,
-    "autograd_function_apply": _itself,
-    "flex_attention": _dense,
-    "associative_scan": _dense,
-    "map_impl": _dense,
-    "scan": lambda _: _scan,
-    BRANCH: lambda _: _branch,
-    LOOP: _itself,
+# What each operator is replaced by: a function; itself; or its dense implementation.
+_ITSELF, _DENSE = "itself", "dense"
+_LOWERED: dict[str, Callable[..., Any] | str] = {
+    "wrap": lambda body, *args, **kwargs: body(*args, **kwargs),
+    "tag_activation_checkpoint": _checkpoint,
+    "wrap_activation_checkpoint": _checkpoint,
+    "invoke_subgraph": lambda body, _name, *args: body(*args),
+    "strict_mode": _unpacked,
+    "hints_wrapper": _unpacked,
+    "wrap_with_set_grad_enabled": _ITSELF,
+    "wrap_with_autocast": _ITSELF,
+    "autograd_function_apply": _ITSELF,
+    "flex_attention": _DENSE,
+    "associative_scan": _DENSE,
+    "map_impl": _DENSE,
+    "scan": _scan,
+    BRANCH: _branch,
+    LOOP: _ITSELF,
 }
-
-
-def nodes_within(graph_module: GraphModule) -> Iterator[Node]:
-    """The nodes of a graph and of all graphs within it."""
-    for module in graphs_of(graph_module):
-        yield from module.graph.nodes
 
 
 def graphs_of(graph_module: GraphModule) -> list[GraphModule]:
     """A graph and all graphs within it."""
     return [module for module in graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+
+
+def nodes_within(graph_module: GraphModule) -> Iterator[Node]:
+    """The nodes of a graph and of all graphs within it."""
+    return (node for module in graphs_of(graph_module) for node in module.graph.nodes)
 
 
 def transforms(graph_module: GraphModule) -> bool:
@@ -132,43 +119,42 @@ def transforms(graph_module: GraphModule) -> bool:
 
 
 @contextlib.contextmanager
-def bodies_inlined(graph_module: GraphModule) -> Iterator[None]:
-    """Make the operators of a graph of Dynamo's run their bodies, for as long as this lasts.
-
-    Raises:
-        NotPortable: it calls an operator that is not known to do only that.
-    """
+def _bodies_inlined(graph_module: GraphModule) -> Iterator[None]:
+    """Make the operators of a graph of Dynamo's run their bodies, for as long as this lasts."""
     replaced: list[tuple[GraphModule, Node, Any]] = [
         (module, node, node.target)
         for module in graphs_of(graph_module)
         for node in module.graph.nodes
         if higher_order_name(node.target)
     ]
+    modules = {module for module, _, _ in replaced}
     for _, node, operator in replaced:
         node.target = _replacement(node, operator)
-    for module in {module for module, _, _ in replaced}:
+    for module in modules:
         module.recompile()
     try:
         yield
     finally:
         for _, node, operator in replaced:
             node.target = operator
-        for module in {module for module, _, _ in replaced}:
+        for module in modules:
             module.recompile()
 
 
 def _replacement(node: Node, operator: HigherOrderOperator) -> Callable[..., Any]:
     name = higher_order_name(operator)
-    make = _LOWERED.get(name)
-    if make is None:
-        where = (node.stack_trace or "").strip() or "unknown line"
-        msg = (
-            f"higher-order operator {name} has no portable form:\n{where}\n"
-            "Move the call out of the cached function, or make what it does a custom operator "
-            "(torch.library.custom_op)."
-        )
+    lowered = _LOWERED.get(name)
+    if lowered is None:
+        msg = f"higher-order operator {name} has no portable form:\n{line_of(node)}\n{_REMEDY}"
         raise NotPortable(msg, what=name)
-    return make(operator)
+    if lowered == _DENSE:
+        lowered = operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+    return operator if isinstance(lowered, str) else lowered
+
+
+def line_of(node: Any) -> str:
+    """The user's lines that a node comes from, for a message."""
+    return (node.stack_trace or "").strip() or "unknown line"
 
 
 def refuse_writes_within(graph_module: GraphModule) -> None:
@@ -186,23 +172,20 @@ def refuse_writes_within(graph_module: GraphModule) -> None:
         }
         for node in module.graph.nodes:
             if any(given.intersection(memory_of(item.meta.get("val"))) for item in _touched(node)):
-                where = (node.stack_trace or "").strip() or "unknown line"
                 msg = (
-                    f"a branch or loop over data writes to, or returns, a tensor that it is given:\n{where}\n"
-                    "Return a new tensor (clone()), and write it outside."
+                    "a branch or loop over data writes to, or returns, a tensor that it is given:\n"
+                    f"{line_of(node)}\nReturn a new tensor (clone()), and write it outside."
                 )
                 raise NotPortable(msg, what=str(node.target))
 
 
-def _touched(node: Node) -> Iterator[Node]:
+def _touched(node: Node) -> list[Node]:
     """Tensors that a node returns or writes to."""
     if node.op == "output":
-        yield from node.all_input_nodes
-        return
-    for value in arguments_at(node, mutated_arguments(node.target)):
-        for item in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(item, torch.fx.Node):
-                yield item
+        return node.all_input_nodes
+    values = arguments_at(node, mutated_arguments(node.target))
+    items = (item for value in values for item in (value if isinstance(value, list | tuple) else (value,)))
+    return [item for item in items if isinstance(item, torch.fx.Node)]
 
 
 class TracedInput(Value):
@@ -215,13 +198,13 @@ class TracedInput(Value):
 
 
 class CapturedCall(Value):
-    """What Dynamo made of a call, for a compiler that takes Dynamo's own graph.
+    """A call as Dynamo captured it, for a compiler that takes Dynamo's own graph of torch functions.
 
     Attributes:
-        graph_module: Dynamo's graph of torch functions.
-        example_inputs: its inputs: the call's own tensors, and symbolic sizes.
+        graph_module: Dynamo's graph.
+        example_inputs: the call's own tensors, and symbolic sizes.
         frame: the code object that calls the graph.
-        context: of the trace; what AOTAutograd finds out about the graph is left in it.
+        context: of the trace; AOTAutograd leaves its findings in it.
     """
 
     graph_module: GraphModule
@@ -231,13 +214,7 @@ class CapturedCall(Value):
 
 
 class LoweredGraph(Value):
-    """ATen operators on lifted inputs.
-
-    Attributes:
-        graph: the graph, with mutations and views kept in place.
-        inputs: its inputs, in order.
-        captured: the call that it was traced from; None where there was a graph only.
-    """
+    """ATen operators on lifted inputs, with mutations and views in place; no ``captured`` without a call."""
 
     graph: GraphModule
     inputs: tuple[TracedInput, ...]
@@ -245,7 +222,7 @@ class LoweredGraph(Value):
 
 
 def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., Any]]) -> LoweredGraph:
-    """From Dynamo's graph of torch functions to ATen operators, without functionalising (decision 0003).
+    """Lower Dynamo's graph to ATen operators, without functionalising (decision 0003).
 
     Needs the tracing context that the graph was made in.
 
@@ -255,19 +232,31 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     import torch.fx.traceback as fx_traceback
 
     _refuse_wrappers(graph_module)
-    values = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    # meta["grapharg"] has the source as well, but Dynamo drops it when a capture ends.
+    given = [
+        (source_name(node._dynamo_source), node.meta["example_value"])
+        for node in graph_module.graph.nodes
+        if node.op == "placeholder"
+    ]
     # Detached, because a buffer that a graph with gradients wrote to has a history by now.
-    fakes = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
-    _detach_data(graph_module)
+    fakes = [value.detach() if isinstance(value, torch.Tensor) else value for _, value in given]
     transformed = transforms(graph_module)
     whole_composites = not (transformed or _casts_by_itself(graph_module))
-    if not transformed:
-        _drop_grad_switches(graph_module)
-    with torch.no_grad(), fx_traceback.preserve_node_meta(), bodies_inlined(graph_module):
+    _rewrite(graph_module, drop_grad_switches=not transformed)
+    with torch.no_grad(), fx_traceback.preserve_node_meta(), _bodies_inlined(graph_module):
         graph = graph_of(
             partial(_run, graph_module), fakes, decompositions=decompositions, composites=whole_composites
         )
-    return LoweredGraph(graph=graph, inputs=_inputs(graph_module))
+    inputs = tuple(
+        TracedInput(
+            source=source,
+            is_tensor=isinstance(value, torch.Tensor),
+            is_parameter=isinstance(value, torch.nn.Parameter),
+            requires_grad=isinstance(value, torch.Tensor) and value.requires_grad,
+        )
+        for source, value in given
+    )
+    return LoweredGraph(graph=graph, inputs=inputs)
 
 
 def _run(graph_module: GraphModule, *inputs: Any) -> Any:
@@ -285,27 +274,25 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
     except WorkerError:
         raise
     except Exception as error:
-        where = (running[0].stack_trace or "").strip() or "unknown line"
+        node = running[0]
         msg = (
-            f"{running[0].target} cannot be lowered to operators: {type(error).__name__}: {error}\n{where}\n"
-            "Move it out of the cached function, or make what it does a custom operator "
-            "(torch.library.custom_op)."
+            f"{node.target} cannot be lowered to operators: {type(error).__name__}: {error}\n"
+            f"{line_of(node)}\n{_REMEDY}"
         )
-        raise NotPortable(msg, what=str(running[0].target)) from error
+        raise NotPortable(msg, what=str(node.target)) from error
 
 
 def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
-    """The graph anew after somebody changed it, with shapes and memory noted on every operator.
+    """Trace a changed graph anew, so that every operator has shapes and memory.
 
     Needs the tracing context that the graph was made in. Raises whatever the graph raises on its inputs.
     """
     import torch.fx.traceback as fx_traceback
     from torch.fx import Interpreter
 
-    placeholders = [node for node in lowered.graph.graph.nodes if node.op == "placeholder"]
-    if len(placeholders) != len(fakes):
-        msg = f"it has {len(placeholders)} inputs now, and had {len(fakes)}"
-        raise ValueError(msg)
+    num_inputs = sum(node.op == "placeholder" for node in lowered.graph.graph.nodes)
+    if num_inputs != len(fakes):
+        raise ValueError(f"it has {num_inputs} inputs now, and had {len(fakes)}")
     with contextlib.ExitStack() as stack:
         for kind in ("cpu", "cuda"):  # its casts are operators of the graph already
             stack.enter_context(torch.autocast(kind, enabled=False))
@@ -322,10 +309,10 @@ def graph_of(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     composites: bool = False,
 ) -> GraphModule:
-    """The ATen operators that a function calls for fake inputs, without those that nobody needs.
+    """The ATen operators that a function calls for fake inputs, without dead ones.
 
     Args:
-        function: what is recorded; shapes may be symbols.
+        function: its shapes may be symbols.
         fakes: its inputs.
         decompositions: operator overload -> function that replaces it.
         composites: keep composite operators (``linear``) whole.
@@ -375,42 +362,15 @@ def _refuse_wrappers(graph_module: GraphModule) -> None:
             raise NotPortable(msg.strip(), what=kind)
 
 
-def _detach_data(graph_module: GraphModule) -> None:
-    """Follow ``x.data`` as ``x.detach()``: of a fake tensor, torch makes a constant of the former."""
+def _rewrite(graph_module: GraphModule, *, drop_grad_switches: bool) -> None:
+    """Make ``x.data``, a constant for torch, ``x.detach()``; drop ``no_grad()``, which always holds."""
     for module in graphs_of(graph_module):
-        for node in module.graph.nodes:
+        for node in list(module.graph.nodes):
             if node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]
                 node.op, node.target = "call_method", "detach"
+            elif drop_grad_switches and node.target is torch._C._set_grad_enabled:
+                module.graph.erase_node(node)
         module.recompile()
-
-
-def _drop_grad_switches(graph_module: GraphModule) -> None:
-    """Take the switches of ``torch.no_grad()`` blocks out: the whole graph runs without gradients."""
-    for module in graphs_of(graph_module):
-        switches = [node for node in module.graph.nodes if node.target is torch._C._set_grad_enabled]
-        for node in switches:
-            module.graph.erase_node(node)
-        if switches:
-            module.recompile()
-
-
-def _inputs(graph_module: GraphModule) -> tuple[TracedInput, ...]:
-    inputs = []
-    for node in graph_module.graph.nodes:
-        if node.op != "placeholder":
-            continue
-        example = node.meta["example_value"]
-        is_tensor = isinstance(example, torch.Tensor)
-        # meta["grapharg"] has the source as well, but Dynamo drops it when a capture ends.
-        inputs.append(
-            TracedInput(
-                source=source_name(node._dynamo_source),
-                is_tensor=is_tensor,
-                is_parameter=isinstance(example, torch.nn.Parameter),
-                requires_grad=is_tensor and example.requires_grad,
-            )
-        )
-    return tuple(inputs)
 
 
 def source_name(source: Any) -> str:

@@ -1,4 +1,4 @@
-"""Stepping in between while torch works: functions of its own replaced, operators seen as they are called.
+"""Functions of torch replaced while it works, and operators seen as they are called.
 
 Relies on ``TorchDispatchMode.__init_subclass__`` leaving ``__torch_dispatch__`` as it is where
 ``_should_skip_dynamo`` says no; otherwise it would wrap it, which imports Dynamo.
@@ -29,22 +29,29 @@ def wrapped(
 
 
 class Hook(NamedTuple):
-    """A function to step in for.
-
-    Attributes:
-        owner: class, module, or dict of functions.
-        name: of the function.
-        step: called with the original function and the arguments of each call.
-    """
+    """A function of a class, module or dict to step in for: ``step(original, *arguments)``."""
 
     owner: Any
     name: str
     step: Callable[..., Any]
 
 
+def with_subclasses(cls: type[Any]) -> list[type[Any]]:
+    """A class and all below it, each once."""
+    found: dict[type[Any], None] = {cls: None}
+    for one in cls.__subclasses__():
+        found.update(dict.fromkeys(with_subclasses(one)))
+    return list(found)
+
+
+def having(variables: Iterable[type[Any]], name: str, step: Callable[..., Any]) -> Iterator[Hook]:
+    """A hook for each class of variables that defines a method itself."""
+    return (Hook(cls, name, step) for cls in variables if name in vars(cls))
+
+
 @contextlib.contextmanager
 def intercepted(hooks: Iterable[Hook]) -> Iterator[None]:
-    """Put the steps of hooks in place within the context; of two on one function the later is the outer."""
+    """Put hooks in place within the context; of two on one function the later is the outer."""
     replaced: list[tuple[Any, str, Any]] = []
     try:
         for owner, name, step in hooks:
@@ -95,4 +102,4 @@ class Watch(TorchDispatchMode, ABC):
 
     @abstractmethod
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a call of an operator returns."""
+        """Run or replace the call of an operator, and return its result."""

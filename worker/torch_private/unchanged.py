@@ -2,25 +2,20 @@
 
 Relied on (``tests/unit/test_unchanged.py``):
 
-* CPython 3.11 and 3.12, 64 bits: a dict's version is the word at 24, a class's at 384 (any change of the
-  class or its bases gives another, or none); an object's class is at 8; its ``__dict__``, once asked for,
-  at -24 (``Py_TPFLAGS_MANAGED_DICT``) or at ``__dictoffset__``; a cell's content at 16; a function's code,
-  defaults and keyword defaults at 48, 56 and 64. Each is checked at import; where one does not hold, a
-  slower reader is used.
-* ``torch._C._dynamo.guards.dict_version`` gives another number after any change of the dict, in every
-  Python.
-* A tensor points to its implementation in C++ (sizes, strides, offset, dtype, device, dispatch keys), that
-  to its storage and to what autograd knows. Offsets are found by value in tensors made for it, and compared
-  with what each watched tensor says. Where something is elsewhere (too many dimensions, no strides, another
-  Python), nothing is watched, and callers ask tensor by tensor.
-* ``torch._C._dynamo.guards.TensorGuards`` compares type, dispatch keys, dtype, device index, sizes and
-  strides; ``requires_grad`` only while gradients are recorded. It reads a null pointer where
-  ``dynamic_dims_sizes`` and ``..._strides`` are left out. Dispatch keys are those of the calling thread: in
-  inference mode the same tensor has others.
+* CPython 3.11 and 3.12, 64 bits: the offsets below. A dict's and a class's version differ after any change
+  (of the class or its bases); ``__dict__`` is at -24 (``Py_TPFLAGS_MANAGED_DICT``) or ``__dictoffset__``.
+  Each is checked at import; where one does not hold, a slower reader is used.
+* ``torch._C._dynamo.guards.dict_version`` differs after any change of the dict, in every Python.
+* A tensor points to its implementation in C++ (sizes, strides, offset, dtype, device, dispatch keys), that to
+  its storage and to autograd's data. Offsets are found by value in trial tensors, and compared with what each
+  watched tensor says. Where one is elsewhere (many dimensions, no strides, another Python), nothing is
+  watched, and callers ask tensor by tensor.
+* ``TensorGuards`` compares type, dispatch keys (of the calling thread: inference mode has others), dtype,
+  device index, sizes and strides; ``requires_grad`` only while gradients are recorded. It reads a null
+  pointer where ``dynamic_dims_sizes`` and ``..._strides`` are left out.
 
-Invariants: whatever is read belongs to an object that is held here, and so does what a pointer pointed to,
-so no other object can take its address; a word is read only where the pointer that leads to it is what it
-was.
+Invariants: every object read, and what its pointers led to, is held here, so no other object can take its
+address; a word is read only where the pointer that leads to it is unchanged.
 """
 
 from __future__ import annotations
@@ -42,11 +37,7 @@ Key = tuple[str, int]
 _WORD = 8
 _MANAGED_DICT = 1 << 4
 _IMMUTABLE = 1 << 8
-_KNOWN_LAYOUT = (
-    sys.implementation.name == "cpython"
-    and sys.version_info[:2] in ((3, 11), (3, 12))
-    and ctypes.sizeof(ctypes.c_void_p) == _WORD
-)
+_SUPPORTED = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == _WORD
 _DICT, _CLASS, _TYPE, _CELL = 24, 384, 8, 16
 _FUNCTION = {"code": 48, "defaults": 56, "kwdefaults": 64}
 
@@ -56,16 +47,7 @@ def word(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
 
 
-def _at(offset: int, value: Any) -> int:
-    return id(value) + offset
-
-
-def _id_of(pointee: Callable[[Any], Any], value: Any) -> int:
-    return id(pointee(value))
-
-
 def _class_dicts(cls: type) -> list[dict[str, Any]]:
-    """The dicts under the classes that an attribute of ``cls`` may come from."""
     bases = (base for base in cls.__mro__ if not base.__flags__ & _IMMUTABLE)
     return [item for base in bases for item in gc.get_referents(base.__dict__) if type(item) is dict]
 
@@ -88,11 +70,14 @@ _POINTEE: dict[str, Callable[[Any], Any]] = {
     "defaults": lambda function: function.__defaults__,
     "kwdefaults": lambda function: function.__kwdefaults__,
 }
-_SLOW: dict[str, Callable[[Any], Any]] = {
-    **{kind: functools.partial(_id_of, pointee) for kind, pointee in _POINTEE.items()},
-    "dict": dict_version,
-    "class": lambda cls: (*map(dict_version, _class_dicts(cls)), *map(id, cls.__mro__)),
-}
+
+
+def _read_slowly(kind: str, value: Any) -> Any:
+    if kind == "dict":
+        return dict_version(value)
+    if kind == "class":
+        return (*map(dict_version, _class_dicts(value)), *map(id, value.__mro__))
+    return id(_POINTEE[kind](value))
 
 
 def _class_address(cls: type) -> int | None:
@@ -119,13 +104,8 @@ _ADDRESS: dict[str, Callable[[Any], int | None]] = {
     "type": lambda value: id(value) + _TYPE,
     "namespace": _namespace_address,
     "cell": lambda value: id(value) + _CELL,
-    **{kind: functools.partial(_at, offset) for kind, offset in _FUNCTION.items()},
+    **{kind: functools.partial(lambda at, value: id(value) + at, at) for kind, at in _FUNCTION.items()},
 }
-
-
-def _fast_kinds() -> frozenset[str]:
-    """The kinds whose words are where they should be in this Python."""
-    return frozenset(kind for kind, follows in _TRIALS.items() if follows()) if _KNOWN_LAYOUT else frozenset()
 
 
 def _dict_follows() -> bool:
@@ -153,14 +133,6 @@ def _class_follows() -> bool:
     )
 
 
-def _pointers_follow(kind: str, value: Any) -> Callable[[], bool]:
-    def follow() -> bool:
-        address = _ADDRESS[kind](value)
-        return address is not None and word(address) == id(_POINTEE[kind](value))
-
-    return follow
-
-
 class _Trial:
     pass
 
@@ -169,15 +141,24 @@ def _trial(value: int = 0, *, other: int = 1) -> Callable[[], int]:
     return lambda: value + other
 
 
-_TRIALS: dict[str, Callable[[], bool]] = {
-    "dict": _dict_follows,
-    "class": _class_follows,
-    "type": _pointers_follow("type", _Trial()),
-    "namespace": _pointers_follow("namespace", _Trial()),
-    "cell": _pointers_follow("cell", (_trial().__closure__ or ())[0]),
-    **{kind: _pointers_follow(kind, _trial) for kind in _FUNCTION},
+_TRIALS = {
+    "type": _Trial(),
+    "namespace": _Trial(),
+    "cell": (_trial().__closure__ or ())[0],
+    **dict.fromkeys(_FUNCTION, _trial),
 }
-FAST = _fast_kinds()
+
+
+def _follows(kind: str) -> bool:
+    """Whether the word of a kind is where it should be in this Python."""
+    if kind not in _TRIALS:
+        return _dict_follows() if kind == "dict" else _class_follows()
+    address = _ADDRESS[kind](_TRIALS[kind])
+    return address is not None and word(address) == id(_POINTEE[kind](_TRIALS[kind]))
+
+
+_KNOWN_LAYOUT = _SUPPORTED and sys.version_info[:2] in ((3, 11), (3, 12))
+FAST = frozenset(filter(_follows, _ADDRESS) if _KNOWN_LAYOUT else ())
 
 
 class Words:
@@ -194,7 +175,7 @@ class Words:
         self._known = self._view.take(self._indexes).tobytes()
 
     def values(self) -> list[int]:
-        """The words, in the order of their addresses as given."""
+        """The words, in the order of the given addresses."""
         known: list[int] = np.frombuffer(self._known, dtype=np.uint64).tolist()
         return known
 
@@ -203,7 +184,7 @@ class Words:
         return self._view.take(self._indexes).tobytes() == self._known
 
     def changed(self) -> list[int]:
-        """Positions of those that did."""
+        """Positions of the changed words."""
         present = self._view.take(self._indexes)
         return np.flatnonzero(present != np.frombuffer(self._known, dtype=np.uint64)).tolist()
 
@@ -216,13 +197,13 @@ class Watched:
     def __init__(self, watches: Iterable[tuple[str, Any]]) -> None:
         self._held: list[Any] = []
         self._keys: list[Key] = []
-        self._slow: list[tuple[Key, Callable[[Any], Any], Any, Any]] = []
+        self._slow: list[tuple[str, Any, Any]] = []  # kind, object, what was read of it
         addresses = []
         for kind, value in watches:
             self._held.append((value, _POINTEE[kind](value)))
             address = _ADDRESS[kind](value) if kind in FAST else None
             if address is None or address % _WORD:
-                self._slow.append(((kind, id(value)), _SLOW[kind], value, _SLOW[kind](value)))
+                self._slow.append((kind, value, _read_slowly(kind, value)))
             else:
                 self._keys.append((kind, id(value)))
                 addresses.append(address)
@@ -230,28 +211,27 @@ class Watched:
 
     def same(self) -> bool:
         """Whether none of the objects changed."""
-        return self._words.same() and all(read(value) == known for _, read, value, known in self._slow)
+        return self._words.same() and all(
+            _read_slowly(kind, value) == known for kind, value, known in self._slow
+        )
 
     def changed(self) -> list[Key]:
-        """Kind and id of those that did."""
-        slow = [key for key, read, value, known in self._slow if read(value) != known]
+        """Kind and id of the changed objects."""
+        slow = [(kind, id(value)) for kind, value, known in self._slow if _read_slowly(kind, value) != known]
         return [*(self._keys[index] for index in self._words.changed()), *slow]
 
 
 _MAX_WAIT = 256
-_OF_AUTOGRAD = 20  # words that what autograd knows of a tensor has at least
+_OF_AUTOGRAD = 20  # words that autograd's data of a tensor has at least
 _ITEMS = tuple.__basicsize__
 _Said = dict[int, int | None]
-"""Address -> the word that a tensor says should be there; None where it says nothing of it."""
+"""Address -> the word that a tensor says should be there; None where it does not say."""
 
 
 class TensorWatch:
-    """Tensors among the inputs of each call, as they were in an earlier one.
+    """Tensors among the inputs of each call, at these positions, as they were in an earlier call.
 
-    What changes on every call is not worth its words: they are taken anew after 2, 4, 8 ... looks.
-
-    Args:
-        positions: of the tensors.
+    For tensors that change on every call, words are taken anew after 2, 4, 8 ... looks only.
     """
 
     __slots__ = ("_looks", "_positions", "_wait", "_words")
@@ -262,14 +242,14 @@ class TensorWatch:
         self._looks, self._wait = 0, 2
 
     def same(self, inputs: Sequence[Any]) -> bool:
-        """Whether they are the same objects, and nothing about them and where they lie has changed."""
+        """Whether they are the same objects, unchanged, in the same memory."""
         words = self._words
         if words is None or len(inputs) != words.num_inputs or type(inputs) is not tuple:
             return False
         return _ids(inputs).take(self._positions).tobytes() == words.ids and words.same()
 
     def take(self, inputs: Sequence[Any]) -> _TensorWords | None:
-        """Forget what was, and read what is; to be kept once the caller has looked at the tensors himself."""
+        """Forget the old words, and read those to `keep` once the caller has checked the tensors."""
         self._words = None
         self._looks += 1
         if self._looks < self._wait:
@@ -291,7 +271,7 @@ def _ids(items: tuple[Any, ...]) -> Any:
 
 
 class _Places(NamedTuple):
-    """Offsets: in a tensor, in its implementation, in a storage, in what autograd knows."""
+    """Offsets: in a tensor, in its implementation, in a storage, in autograd's data."""
 
     implementation: int
     kind: int
@@ -339,10 +319,10 @@ def _words_of(inputs: Sequence[Any], positions: Iterable[int]) -> _TensorWords |
 def _add_words(
     objects: _Said, implementations: _Said, memory: _Said, tensor: torch.Tensor, places: _Places
 ) -> None:
-    """Add the words of a tensor object, of its implementation, and of what that one points to.
+    """Add the words of a tensor, of its implementation, and of what that points to.
 
     Raises:
-        LookupError: there is no room for so many dimensions.
+        LookupError: there are too many dimensions for their usual place.
     """
     sizes, strides = tensor.size(), tensor.stride()
     at, storage = tensor._cdata, tensor.untyped_storage()
@@ -367,17 +347,11 @@ def _add_words(
 
 
 def _read(said: _Said) -> Words:
-    """The words at some addresses.
-
-    Raises:
-        LookupError: not all of them say what the tensors say.
-    """
+    """The words at some addresses; LookupError where one is not what the tensors say."""
     words = Words([*said])
-    if any(
-        value is not None and value != now for value, now in zip(said.values(), words.values(), strict=True)
-    ):
-        msg = "words of a tensor are elsewhere"
-        raise LookupError(msg)
+    for value, present in zip(said.values(), words.values(), strict=True):
+        if value not in (None, present):
+            raise LookupError("words of a tensor are elsewhere")
     return words
 
 
@@ -388,7 +362,7 @@ def _keys_of(tensor: torch.Tensor) -> int:
 @functools.cache
 def _places() -> _Places | None:
     """Where the words are in this build; None where one of them was not found."""
-    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != _WORD:
+    if not _SUPPORTED:
         return None
     with torch.inference_mode(mode=False), torch.no_grad():
         try:
@@ -405,8 +379,7 @@ def _found() -> _Places:
     at, storage = trial._cdata, trial.untyped_storage()
     holder = (trial,)
     if [*_ids(holder)] != [id(trial)]:
-        msg = "items of a tuple are elsewhere"
-        raise LookupError(msg)
+        raise LookupError("items of a tuple are elsewhere")
     sizes = _find(at, 101, 32)
     bare = torch.empty(1, device="cpu")
     pointers = range(_find(at, storage._cdata, 32) + _WORD, sizes - _WORD, _WORD)
@@ -419,9 +392,10 @@ def _found() -> _Places:
     bare.requires_grad_(False)
     now = [*map(word, words)]
     (requires_grad,) = (place for place, *seen in zip(words, asked, now, strict=True) if len({*seen}) > 1)
+    of_tensor = torch.Tensor.__basicsize__ // _WORD
     return _Places(
-        implementation=_find(id(trial), at, torch.Tensor.__basicsize__ // _WORD),
-        kind=_find(id(trial), id(type(trial)), torch.Tensor.__basicsize__ // _WORD),
+        implementation=_find(id(trial), at, of_tensor),
+        kind=_find(id(trial), id(type(trial)), of_tensor),
         storage=_find(at, storage._cdata, 32),
         autograd=autograd,
         sizes=sizes,
@@ -439,8 +413,7 @@ def _find(address: int, value: int, limit: int) -> int:
     for place in range(0, limit * _WORD, _WORD):
         if word(address + place) == value:
             return place
-    msg = f"{value} is not in {limit} words"
-    raise LookupError(msg)
+    raise LookupError(f"{value} is not in {limit} words")
 
 
 _CHANGES: tuple[Callable[[torch.Tensor], Any], ...] = (
@@ -452,7 +425,7 @@ _CHANGES: tuple[Callable[[torch.Tensor], Any], ...] = (
 
 
 def _changes_show(places: _Places) -> bool:
-    """Whether changes show in the words, those of which no number to be found by is known too."""
+    """Whether changes show in the words, also in those that `_found` could not look for."""
     for change in _CHANGES:
         tensor = torch.empty((2, 3), dtype=torch.float32, device="cpu").requires_grad_(True)
         words = _TensorWords([tensor], 1, places)
@@ -480,7 +453,7 @@ class Metadata:
         self._guards: dict[bool, torch._C._dynamo.guards.TensorGuards] = {}
 
     def of(self, tensors: Sequence[Any]) -> bool:
-        """Whether tensors are what those were; about 0.1 us each."""
+        """Whether tensors have the same metadata; about 0.1 us each."""
         guards = self._guards.get(_is_inference())
         if guards is not None:
             recording = _is_recording()
@@ -495,7 +468,7 @@ class Metadata:
         return self._compared(tensors)
 
     def changed(self, tensors: Sequence[Any]) -> tuple[int, ...]:
-        """Positions of the tensors that are something else now."""
+        """Positions of the tensors that differ now."""
         pairs = zip(self._known, tensors, strict=True)
         return tuple(
             index
