@@ -84,7 +84,7 @@ $(VLLM_STAMP): pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# 200 rounds are the full counts of docs/testing.md, and take hours. Power cuts need root. The second command is
+# 200 rounds are the full counts of docs/architecture.md, and take hours. Power cuts need root. The second command is
 # the store's own suite on a file system whose flock lets everybody in.
 FAULT_ROUNDS ?= 200
 

@@ -32,7 +32,7 @@ def cut(work: Path, file_system: FileSystem, **options: Any) -> dict[str, Any]:
     done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
     toll = json.loads(done.stdout)
     assert isinstance(toll, dict)
-    print(f"{file_system}, {options}: {toll}")  # noqa: T201 - figures for docs/testing.md
+    print(f"{file_system}, {options}: {toll}")  # noqa: T201 - figures for docs/architecture.md
     return toll
 
 
