@@ -13,7 +13,6 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch, write_config
-from warmrank.orchestrator.cli.look import render
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.doctor import (
     LEVELS,
@@ -28,6 +27,7 @@ from warmrank.orchestrator.doctor import (
 )
 from warmrank.orchestrator.doctor.nodes import check_clock, check_environments, check_resources, no_answer
 from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.ui.table import render_diagnosis
 
 ROOT = Path(__file__).parents[2]
 NODES = tuple(Node(node_id=f"{number:02x}" * 28, address="", host=f"atlas-{number}") for number in range(16))
@@ -143,7 +143,7 @@ def found_on(node: Node, *findings: Finding, **environment: str) -> NodeFindings
 
 def text_of(found: Diagnosis) -> str:
     file = StringIO()
-    Console(file=file, width=100).print(render(found))
+    Console(file=file, width=100).print(render_diagnosis(found))
     return file.getvalue()
 
 
