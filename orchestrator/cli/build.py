@@ -7,61 +7,55 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from warmrank.orchestrator.cli.console import ExitCode, answer, output, session
-from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides
+from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, ReportFile
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.build.driver import BuildOptions
+    from warmrank.orchestrator.config.reading import Config
 
-
-WorldSize = Annotated[
-    int | None,
-    typer.Option("--world-size", metavar="N", min=1, help="Number of ranks; else the config's."),
+_WorldSize = Annotated[
+    int | None, Option("--world-size", metavar="N", min=1, help="Number of ranks; else the config's.")
 ]
-Device = Annotated[
-    str | None, typer.Option("--device", metavar="KIND", help="cpu, cuda or npu; else the config's.")
+_Device = Annotated[
+    str | None, Option("--device", metavar="KIND", help="cpu, cuda or npu; else the config's.")
 ]
-EnvironmentFile = Annotated[
+_EnvironmentFile = Annotated[
     Path | None,
-    typer.Option(
-        "--environment", metavar="FILE", help="What warmrank doctor --environment printed on a target."
-    ),
+    Option("--environment", metavar="FILE", help="What warmrank doctor --environment printed on a target."),
 ]
-RealTensors = Annotated[
-    bool, typer.Option("--real-tensors", help="Build the model with memory and values (device cpu).")
+_RealTensors = Annotated[
+    bool, Option("--real-tensors", help="Build the model with memory and values (device cpu).")
 ]
-EveryRank = Annotated[
-    bool, typer.Option("--every-rank", help="Build every rank's model, not one for each position.")
+_EveryRank = Annotated[
+    bool, Option("--every-rank", help="Build every rank's model, not one for each position.")
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", metavar="J", min=1, help="Ranks that work at a time.")]
+_Jobs = Annotated[int | None, Option("--jobs", metavar="J", min=1, help="Ranks that work at a time.")]
 
 
 def build(  # noqa: PLR0913, PLR0917 - options of a command
     config: ConfigFile,
-    world_size: WorldSize = None,
-    device: Device = None,
-    environment_file: EnvironmentFile = None,
-    real_tensors: RealTensors = False,
-    every_rank: EveryRank = False,
-    jobs: Jobs = None,
+    world_size: _WorldSize = None,
+    device: _Device = None,
+    environment_file: _EnvironmentFile = None,
+    real_tensors: _RealTensors = False,
+    every_rank: _EveryRank = False,
+    jobs: _Jobs = None,
     overrides: Overrides = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
-    ] = None,
+    json_file: ReportFile = None,
     debug: Debug = False,
 ) -> None:
     """Make the partitions of all ranks on this machine, without devices and without a cluster."""
     with session(debug=debug):
         from warmrank.orchestrator.build.driver import build as run
         from warmrank.orchestrator.build.report import to_json
-        from warmrank.orchestrator.config.reading import load
         from warmrank.orchestrator.ui.progress import progress
         from warmrank.orchestrator.ui.table import render_build
         from warmrank.orchestrator.whole_file import make_way, write_whole
 
-        chosen = (*(overrides or ()), *([f"device={device}"] if device else ()))
-        loaded = load(config, chosen, world_size=world_size)
+        loaded = _load(config, overrides, device, world_size)
         options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)
         to_stdout = json_file == Path("-")
         if json_file and not to_stdout:
@@ -80,12 +74,12 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
 
 def audit(  # noqa: PLR0913, PLR0917 - options of a command
     config: ConfigFile,
-    world_size: WorldSize = None,
-    device: Device = None,
-    environment_file: EnvironmentFile = None,
-    real_tensors: RealTensors = False,
-    every_rank: EveryRank = False,
-    jobs: Jobs = None,
+    world_size: _WorldSize = None,
+    device: _Device = None,
+    environment_file: _EnvironmentFile = None,
+    real_tensors: _RealTensors = False,
+    every_rank: _EveryRank = False,
+    jobs: _Jobs = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -93,19 +87,24 @@ def audit(  # noqa: PLR0913, PLR0917 - options of a command
     """Trace again what a store holds, and compare: is it what would be compiled now?"""
     with session(debug=debug):
         from warmrank.orchestrator.build.retrace import audit_cache
-        from warmrank.orchestrator.config.reading import load
         from warmrank.orchestrator.look.store_contents import open_if_there
         from warmrank.orchestrator.ui.progress import progress
         from warmrank.orchestrator.ui.table import render_audit
 
-        chosen = (*(overrides or ()), *([f"device={device}"] if device else ()))
-        loaded = load(config, chosen, world_size=world_size)
+        loaded = _load(config, overrides, device, world_size)
         options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)
         with progress(output(stderr=True), loaded.ranks) as listener:
             found = audit_cache(loaded, options, open_if_there(loaded), listener=listener)
         answer(found, render_audit, as_json=as_json)
     if found.outcome != "fresh":
         raise typer.Exit(ExitCode.FAULT if found.outcome == "stale" else ExitCode.MISSED)
+
+
+def _load(config: Path, overrides: list[str] | None, device: str | None, world_size: int | None) -> Config:
+    from warmrank.orchestrator.config.reading import load
+
+    chosen = (*(overrides or ()), *([f"device={device}"] if device else ()))
+    return load(config, chosen, world_size=world_size)
 
 
 def _options(

@@ -1,4 +1,4 @@
-"""`warmrank config`: check a config, show what it comes to, and print the JSON Schema of its keys."""
+"""`warmrank config`: check a config, show it in full, and print the JSON Schema of its keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import yaml
+from typer import Option
 
 from warmrank.orchestrator.cli.console import ExitCode, output, plain, print_json, session
 from warmrank.orchestrator.cli.options import (
@@ -24,12 +25,7 @@ from warmrank.orchestrator.cli.options import (
 from warmrank.orchestrator.text import count_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
-
     from warmrank.orchestrator.config.doubts import Doubt
-    from warmrank.orchestrator.config.reading import Config
 
 app = typer.Typer(
     name="config",
@@ -40,28 +36,27 @@ app = typer.Typer(
 )
 
 SchemaOf = Literal["config", "report"]
-DocumentKind = Annotated[
-    SchemaOf, typer.Option("--of", metavar="KIND", help="Of which kind of document: config or report.")
-]
 
 
 @app.command()
 def check(
     config: ConfigFile,
     overrides: Overrides = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with 2 for warnings too.")] = False,
+    strict: Annotated[bool, Option("--strict", help="End with 2 for warnings too.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Find everything that is wrong with a config, also between keys, without launching."""
     with session(debug=debug):
+        from warmrank.orchestrator.ui.table import render_doubts
+
         with _told(config, overrides, as_json=as_json):
             loaded = load_config(config, overrides)
         found = doubts_here(loaded)
         if as_json:
             print_json(found)
         elif found:
-            output().print(_rendered(found))
+            output().print(render_doubts(found))
         else:
             ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
             output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
@@ -83,7 +78,11 @@ def show(
 
 
 @app.command()
-def schema(of: DocumentKind = "config") -> None:
+def schema(
+    of: Annotated[
+        SchemaOf, Option("--of", metavar="KIND", help="Of which kind of document: config or report.")
+    ] = "config",
+) -> None:
     """Print the JSON Schema of a config, with every key's type, default and meaning; or that of a report."""
     typer.echo(schema_text(of), nl=False)
 
@@ -106,44 +105,25 @@ def schema_of(of: SchemaOf) -> dict[str, Any]:
 
 @contextmanager
 def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterator[None]:
-    """Let nobody take the mistakes in single keys for all there are, nor miss them in the JSON."""
+    """Say that mistakes in single keys hide others, and print them as JSON where that was asked for."""
     from warmrank.orchestrator.config.problems import AXES
+    from warmrank.orchestrator.config.reading import read_data
     from warmrank.orchestrator.errors import ConfigError
+    from warmrank.orchestrator.ui.table import render_doubts
 
     try:
         yield
     except ConfigError as error:
         found: tuple[Doubt, ...] = ()
         if [problem.key for problem in error.problems] == [AXES]:
-            found = doubts_here(_with_axes_that_fit(config, overrides))
+            # Only the axes do not fill the ranks, and nothing else depends on them: look with others.
+            ranks = read_data(config, tuple(overrides or ()))["ranks"]
+            found = doubts_here(load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"]))
         elif any(problem.key for problem in error.problems):
-            later = "what does not go together is looked for once these keys are right"
-            error.add_note(later)
+            error.add_note("what does not go together is looked for once these keys are right")
         if as_json:
             problems = [{"level": "error", **plain(problem)} for problem in error.problems]
             print_json([*problems, *found])
         elif found:
-            output().print(_rendered(found))
+            output().print(render_doubts(found))
         raise
-
-
-def _with_axes_that_fit(config: Path, overrides: list[str] | None) -> Config:
-    """The config, of which only the axes do not fill the ranks, with others: nothing else is about them."""
-    from warmrank.orchestrator.config.reading import read_data
-
-    ranks = read_data(config, tuple(overrides or ()))["ranks"]
-    return load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"])
-
-
-def _rendered(found: Sequence[Doubt]) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    from warmrank.orchestrator.ui.table import pairs
-
-    blocks: list[RenderableType] = []
-    for doubt in found:
-        style = "bold red" if doubt.level == "error" else "bold yellow"
-        blocks.append(Text.assemble((f"{doubt.level}: ", style), ", ".join(doubt.keys)))
-        blocks.append(pairs([("found", doubt.found), ("remedy", doubt.remedy)], style="bold"))
-    return Group(*blocks)

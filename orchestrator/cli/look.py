@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from warmrank.orchestrator.cli.console import ExitCode, answer, defused, output, plain, print_json, session
 from warmrank.orchestrator.cli.options import (
@@ -22,32 +21,22 @@ from warmrank.orchestrator.cli.options import (
 )
 from warmrank.orchestrator.others_output import others_on_stderr
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from warmrank.orchestrator.doctor import Diagnosis, Finding
-
 
 def list_(
     config: OptionalConfig = None,
     store: StorePath = None,
     overrides: Overrides = None,
-    long: Annotated[
-        bool, typer.Option("--long", "-l", help="Also what is launched, and partitions.")
-    ] = False,
+    long: Annotated[bool, Option("--long", "-l", help="Also what is launched, and partitions.")] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """List the launches in a store, and directories of other tools, such as vLLM's."""
     with session(debug=debug):
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.look.directories import list_directories
-        from warmrank.orchestrator.look.store_contents import list_store
-        from warmrank.orchestrator.ui.directories import render_directories
-        from warmrank.orchestrator.ui.table import render_listing
+        from warmrank.orchestrator.look.store_contents import list_directories, list_store, open_to_look
+        from warmrank.orchestrator.ui.table import render_directories, render_listing
 
         loaded = load_optional(config, overrides)
-        opened = look.open_to_look(loaded, store)
+        opened = open_to_look(loaded, store)
         directories = list_directories(opened)
         listing = list_store(opened, loaded)
         if as_json:
@@ -62,7 +51,7 @@ def list_(
 def show(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     wanted: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="PARTITION|FILE",
             help="A partition's name, or the first characters of its manifest's key; or a compiled_module.",
         ),
@@ -72,7 +61,7 @@ def show(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Of a compiled_module: write Python source there."),
+        Option("--out", "-o", metavar="FILE", help="Of a compiled_module: write Python source there."),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -82,13 +71,13 @@ def show(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         from warmrank.orchestrator.look import store_contents as look
         from warmrank.orchestrator.ui.table import render_partition
 
-        is_config = look.is_config_name(wanted)
-        if config is None and store is None and not is_config and (out or Path(wanted).is_file()):
+        names_store, is_config = config is not None or store is not None, look.is_config_name(wanted)
+        if not names_store and not is_config and (out or Path(wanted).is_file()):
             _show_artifact(Path(wanted), out, as_json=as_json)
             return
         if out is not None:
             raise typer.BadParameter("it goes with the file of an artifact", param_hint="--out")
-        if config is None and store is None and is_config:
+        if not names_store and is_config:
             look.refuse_lone_config(wanted, load_config(Path(wanted), overrides))
         loaded = load_optional(config, overrides)
         view = look.show_partition(look.open_to_look(loaded, store), wanted, loaded)
@@ -111,7 +100,7 @@ def explain(
     config: OptionalConfig = None,
     vllm: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--vllm",
             metavar="DIR",
             help="In place of CONFIG: what vLLM's ranks loaded and compiled on this node, and why; DIR is "
@@ -124,8 +113,9 @@ def explain(
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
     with session(debug=debug):
+        from warmrank.orchestrator.ui.table import render_explanation, render_outcomes
+
         if vllm is not None:
-            from warmrank.orchestrator.ui.directories import render_outcomes
             from warmrank.orchestrator.vllm_plugin.entries import aot_root, read_outcomes
 
             answer(read_outcomes(aot_root(vllm.expanduser())), render_outcomes, as_json=as_json)
@@ -133,30 +123,22 @@ def explain(
         if config is None:
             raise typer.BadParameter("expected CONFIG, or --vllm DIR")
         from warmrank.orchestrator.look.explain import explain_if_away
-        from warmrank.orchestrator.ui.table import render_explanation
 
-        found = explain_if_away(load_config(config, overrides))
-        answer(found, render_explanation, as_json=as_json)
-
-
-_STYLES = {"ok": "green", "note": "cyan", "warning": "bold yellow", "error": "bold red"}
-_MAX_TOLD = 8
+        answer(explain_if_away(load_config(config, overrides)), render_explanation, as_json=as_json)
 
 
 def doctor(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: OptionalConfig = None,
     device: Annotated[
         Literal["cpu", "cuda", "npu"] | None,
-        typer.Option(
-            "--device", metavar="KIND", help="cpu, cuda or npu; else the config's, else what is there."
-        ),
+        Option("--device", metavar="KIND", help="cpu, cuda or npu; else the config's, else what is there."),
     ] = None,
     all_nodes: Annotated[
-        bool, typer.Option("--all-nodes", help="Every node of the config's Ray cluster, not this one alone.")
+        bool, Option("--all-nodes", help="Every node of the config's Ray cluster, not this one alone.")
     ] = False,
     environment: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--environment",
             help="Only print this machine's environment as JSON, for warmrank build --environment elsewhere.",
         ),
@@ -178,6 +160,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             print_json(here())
             return
         from warmrank.orchestrator.doctor.nodes import diagnose_here, diagnose_nodes
+        from warmrank.orchestrator.ui.table import render_diagnosis
 
         loaded = None if config is None else load_config(config, overrides)
         if all_nodes and loaded is not None:
@@ -186,47 +169,6 @@ def doctor(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
                 found = diagnose_nodes(loaded, device)
         else:
             found = diagnose_here(loaded, device)
-        answer(found, render, as_json=as_json)
+        answer(found, render_diagnosis, as_json=as_json)
     if found.worst == "error":
         raise typer.Exit(ExitCode.FAILED)
-
-
-def render(found: Diagnosis) -> RenderableType:
-    """One line for each check with what to do; findings of several nodes with one remedy once."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from warmrank.orchestrator.doctor import LEVELS
-    from warmrank.orchestrator.doctor.nodes import hosts_text
-    from warmrank.orchestrator.text import count_text
-    from warmrank.orchestrator.ui.table import plain_table
-
-    several = len(found.nodes) > 1
-    by_host = [("cluster", found.cluster), *((node.node.host, node.findings) for node in found.nodes)]
-    rows: dict[Finding, dict[str, list[str]]] = {}
-    for host, findings in by_host:
-        for finding in findings:
-            hosts_of = rows.setdefault(replace(finding, what=""), {})
-            hosts_of.setdefault(finding.what, []).append(host)
-    table = plain_table()
-    for column in ("level", "check", *(["nodes"] if several else []), "found"):
-        table.add_column(column, no_wrap=column in {"level", "check"}, overflow="fold")
-    for row, hosts_of in rows.items():
-        hosts = list(dict.fromkeys(host for each in hosts_of.values() for host in each))
-        where = f"all {len(hosts)}" if len(hosts) == len(found.nodes) else hosts_text(hosts)
-        told = [f"{what} ({hosts_text(each)})" for what, each in hosts_of.items()]
-        more = ["..."] if len(told) > _MAX_TOLD else []
-        text = "\n".join([*told[:_MAX_TOLD], *more] if len(told) > 1 and several else hosts_of)
-        text += f"\n  remedy: {row.remedy}" if row.remedy else ""
-        level = Text(row.level, style=_STYLES[row.level])
-        table.add_row(level, row.check, *([Text(where)] if several else []), Text(text))
-    counts = Counter(row.level for row in rows)
-    parts = [count_text(counts[level], level) for level in reversed(LEVELS[1:]) if counts[level]]
-    fine = f"{count_text(counts['ok'], 'check')} fine"
-    who = count_text(len(found.nodes), "node") if several else found.nodes[0].node.host
-    launch = f" for config {found.config}" if found.config else ""
-    return Group(
-        Text(f"{who}, device kind {found.device}{launch}", style="bold"),
-        table,
-        Text(f"\n{', '.join([*parts, fine])}", style=_STYLES[found.worst]),
-    )

@@ -8,46 +8,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.doubts import Doubt
     from warmrank.orchestrator.config.reading import Config
 
-ConfigFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG",
-        help="YAML file.",
-        show_default=False,
-    ),
-]
+ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
 OptionalConfig = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="CONFIG",
-        help="Config that names the store and whom to trust.",
-        show_default=False,
-    ),
+    Argument(metavar="CONFIG", help="Config that names the store and whom to trust.", show_default=False),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the config, e.g. ranks=4. Repeatable.",
-    ),
+    Option("--set", metavar="KEY=VALUE", help="Override a key of the config, e.g. ranks=4. Repeatable."),
 ]
 StorePath = Annotated[
     str | None,
-    typer.Option("--store", metavar="PATH", help="A store's directory or URL; signatures are not checked."),
+    Option("--store", metavar="PATH", help="A store's directory or URL; signatures are not checked."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show the traceback of an error.")]
+NodeNames = Annotated[
+    list[str] | None,
+    Option("--node", metavar="ID", help="Node id, address or host name. Repeatable; else those needed."),
+]
+ReportFile = Annotated[
+    Path | None, Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
+]
+AsJson = Annotated[bool, Option("--json", help="Print JSON on stdout, and nothing else there.")]
+Debug = Annotated[bool, Option("--debug", help="Log everything, and show the traceback of an error.")]
 
 
 def check_line(text: str, option: str) -> None:
-    """Refuse what would not be one line for whoever reads it later."""
+    """Refuse a text that would not be one line for its readers."""
     if not text.isprintable() or len(text) > 500:
         raise typer.BadParameter("expected at most 500 characters without line breaks", param_hint=option)
 
@@ -59,10 +52,21 @@ def load_config(config: Path, overrides: list[str] | None) -> Config:
     return load(config, tuple(overrides or ()))
 
 
+def load_optional(config: Path | None, overrides: list[str] | None) -> Config | None:
+    """Load a config where one was named; raises `ConfigError`, or `BadArgument` for a directory."""
+    if config is not None and config.is_dir():
+        from warmrank.orchestrator.errors import BadArgument
+
+        raise BadArgument(
+            f"{config}: expected a config, found a directory; a store's is named with --store {config}"
+        )
+    return None if config is None else load_config(config, overrides)
+
+
 def doubts_here(
     config: Config, *, reads_only: bool = False, starts_ray: bool = True, is_elsewhere: bool = False
 ) -> tuple[Doubt, ...]:
-    """What does not go together in a config, and with this machine.
+    """Everything that does not go together in a config, and with this machine.
 
     Args:
         config: what is to begin.
@@ -97,19 +101,10 @@ def refuse_what_fails(
     starts_ray: bool = True,
     is_elsewhere: bool = False,
 ) -> None:
-    """Refuse, before Ray starts, what `config check` calls an error.
+    """Refuse, before Ray starts, what `config check` calls an error; see `doubts_here`.
 
-    Args:
-        config: what is to begin.
-        place: the file that it is from.
-        overrides: of the file.
-        reads_only: nothing will be published.
-        starts_ray: a Ray of its own may be started here, for its workload.
-        is_elsewhere: it runs as a job of a cluster.
-
-    Raises:
-        ConfigError: something in it can never work.
-        UnusableCache: the ranks of an own Ray could not use the cache directory.
+    ``place`` is the config's file. Raises `ConfigError`, or `UnusableCache` if the ranks of an own Ray could
+    not use the cache directory.
     """
     from warmrank.orchestrator.config.problems import place_of
     from warmrank.orchestrator.errors import ConfigError, ConfigProblem
@@ -120,13 +115,12 @@ def refuse_what_fails(
     if way == "job":
         refuse_in_job(own_places(config, Path.cwd()), place)
     found = doubts_here(config, reads_only=reads_only, starts_ray=starts_ray, is_elsewhere=is_elsewhere)
-    problems = [
-        ConfigProblem(
-            place=place_of(key, place, overrides or ()), key=key, found=doubt.found, remedy=doubt.remedy
-        )
-        for doubt in found
-        if doubt.level == "error" and (key := ", ".join(doubt.keys))
-    ]
+    problems = []
+    for doubt in found:
+        if doubt.level == "error":
+            key = ", ".join(doubt.keys)
+            where = place_of(key, place, overrides or ())
+            problems.append(ConfigProblem(place=where, key=key, found=doubt.found, remedy=doubt.remedy))
     if problems:
         raise ConfigError(problems)
     if way == "local" and starts_ray and not is_elsewhere:
@@ -134,11 +128,7 @@ def refuse_what_fails(
 
 
 def _refuse_unusable(cache_dir: Path) -> None:
-    """Refuse a cache directory that is not private to this user, or cannot be made or written.
-
-    Raises:
-        UnusableCache: it is.
-    """
+    """Refuse a cache directory that is not private to this user, or cannot be made or written."""
     from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
     from warmrank.cache_store.errors import UnusableCache
     from warmrank.orchestrator.bounded import all_within
@@ -158,11 +148,7 @@ def _refuse_unusable(cache_dir: Path) -> None:
 
 
 def refuse_shadows() -> None:
-    """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`.
-
-    Raises:
-        BadArgument: there is such a module.
-    """
+    """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`."""
     from warmrank.orchestrator.config.doubts import shadow_doubt
     from warmrank.orchestrator.config.entrypoint import shadow
     from warmrank.orchestrator.errors import BadArgument
@@ -170,28 +156,10 @@ def refuse_shadows() -> None:
     path = shadow(Path.cwd())
     if path is not None:
         doubt = shadow_doubt(path)
-        msg = f"{doubt.found}: {doubt.remedy}"
-        raise BadArgument(msg)
-
-
-def load_optional(config: Path | None, overrides: list[str] | None) -> Config | None:
-    """Load a config where one was named.
-
-    Raises:
-        ConfigError: it cannot be used.
-        BadArgument: it is a directory, perhaps that of a store.
-    """
-    if config is not None and config.is_dir():
-        from warmrank.orchestrator.errors import BadArgument
-
-        msg = f"{config}: expected a config, found a directory; a store's is named with --store {config}"
-        raise BadArgument(msg)
-    return None if config is None else load_config(config, overrides)
+        raise BadArgument(f"{doubt.found}: {doubt.remedy}")
 
 
 _OPTION = "--config"
-
-
 _NOW = {
     **{name: f"store {name}" for name in ("init", "publish", "verify", "evict", "pin", "sync")},
     "demo": "launch --demo DIR",
@@ -203,7 +171,7 @@ _NOW = {
 
 
 class ConfigGroup(TyperGroup):
-    """A group of commands, of which those with an argument CONFIG also take it as an option.
+    """A group of commands; those with an argument CONFIG also take it as an option.
 
     A command that has another name now is an error that says which.
     """
@@ -229,9 +197,8 @@ class ConfigGroup(TyperGroup):
             typer.echo(f"error: warmrank {old} is now: warmrank {_NOW[old]}", err=True)
             raise typer.Exit(2)
         name, command, rest = super().resolve_command(ctx, args)
-        arguments = (
-            [each.name for each in command.params if each.param_type_name == "argument"] if command else []
-        )
+        params = command.params if command else ()
+        arguments = [each.name for each in params if each.param_type_name == "argument"]
         return name, command, as_argument(rest, arguments)
 
 
@@ -243,13 +210,13 @@ def _with_plain_flags(params: Sequence[Any]) -> Sequence[Any]:
 
 
 def _option_for_help() -> Any:
-    """What ``--help`` lists and TAB completes; `as_argument` has taken it out before options are read."""
+    """For ``--help`` and TAB; `as_argument` has taken the option out before options are read."""
     made = typer.Typer(add_completion=False)
 
     @made.command()
     def command(
         config_option: Annotated[
-            str | None, typer.Option(_OPTION, metavar="FILE", help="In place of CONFIG.")
+            str | None, Option(_OPTION, metavar="FILE", help="In place of CONFIG.")
         ] = None,
     ) -> None:
         """Take the option."""
@@ -260,17 +227,13 @@ def _option_for_help() -> Any:
 
 
 def as_argument(words: Sequence[str], arguments: Sequence[str | None]) -> list[str]:
-    """The words of a command with ``--config FILE`` put where its argument CONFIG is looked for.
+    """The words of a command, with ``--config FILE`` moved to where its argument CONFIG is looked for.
 
-    Args:
-        words: after the command's name; what follows ``--`` is somebody else's.
-        arguments: names of the command's arguments, in order.
+    ``arguments`` are the names of the command's arguments, in order; words after ``--`` are not touched.
     """
     end = words.index("--") if "--" in words else len(words)
     own, rest = list(words[:end]), list(words[end:])
-    if "config" not in arguments:
-        return [*own, *rest]
-    for index, word in enumerate(own):
+    for index, word in enumerate(own if "config" in arguments else ()):
         if word == _OPTION and index + 1 < len(own):
             value, others = own[index + 1], own[:index] + own[index + 2 :]
         elif word.startswith(f"{_OPTION}="):

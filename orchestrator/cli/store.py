@@ -68,14 +68,15 @@ def publish(
 ) -> None:
     """Publish what launches left on this node while the store was away; imports neither torch nor Ray."""
     with session(debug=debug):
-        from warmrank.orchestrator.store.late import publish_late, render_late
+        from warmrank.orchestrator.store.stores import publish_late
+        from warmrank.orchestrator.ui.table import render_queue
 
         loaded = load_config(config, overrides)
         found = publish_late(loaded)
         if as_json:
             print_json(found)
         else:
-            output().print(render_late(found, loaded.cache_dir), soft_wrap=True)
+            output().print(render_queue(found, loaded.cache_dir), soft_wrap=True)
     if found.kept or found.dropped or found.problems:
         raise typer.Exit(ExitCode.FAULT)
 

@@ -1,7 +1,6 @@
 """`warmrank explain`: what a launch of this config would find, and what stands against a hit.
 
-Builds no model and imports neither torch nor Ray, so what only a rank can know is left open, and said to be:
-guards on the model's source, structure, inputs and runtime state are checked by a launch.
+Builds no model and imports neither torch nor Ray; guards on the model, inputs and runtime state stay open.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from warmrank.cache_store.cache_dir.local import find_companion, find_variant, is_companion_name
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.keys import nearest
-from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
+from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
@@ -30,7 +28,7 @@ from warmrank.orchestrator.launch.outlook import (
     other_ranks,
     record_changes,
 )
-from warmrank.orchestrator.look.store_contents import StateView, num_artifacts, open_if_there, states_of
+from warmrank.orchestrator.look.store_contents import num_artifacts, open_if_there, read_manifests
 from warmrank.orchestrator.look.verify import cached_files
 from warmrank.worker.keys.environment import environment
 
@@ -43,122 +41,77 @@ GUARDS_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordView:
-    """One record of this launch in the store.
+    """One record of this launch in the store."""
 
-    Attributes:
-        created: ISO 8601, UTC.
-        world_size: number of ranks.
-        chosen: a launch here would take this one.
-        changes: components that differ, from the nearest environment stored to here; empty when one fits.
-        others: its ranks of other environments.
-    """
-
-    created: str
+    created: str  # ISO 8601, UTC
     world_size: int
-    chosen: bool
-    changes: tuple[str, ...]
+    chosen: bool  # a launch here would take this one
+    changes: tuple[str, ...]  # components that differ, from the nearest stored environment to here
     others: tuple[OtherRanks, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """One request that is stored for a function.
-
-    Attributes:
-        key: its key.
-        ranks: ranks that asked for it.
-        components: the named components behind the key.
-        changes: of these, components of the environment that differ here.
-    """
+    """One request that is stored for a function."""
 
     key: str
     ranks: tuple[int, ...]
     components: dict[str, str]
-    changes: tuple[str, ...]
+    changes: tuple[str, ...]  # components of the environment that differ here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateView:
+    """Runtime state that a function's artifacts were made with."""
+
+    values: dict[str, str]
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionView:
-    """What is stored for one cached function.
-
-    Attributes:
-        function: its name.
-        num_artifacts: distinct artifacts, over all ranks.
-        num_files: these and the distinct files beside them, such as compiled kernels.
-        size_bytes: size of the files.
-        num_on_this_node: of the files, those in this node's cache directory already.
-        requests: the distinct requests.
-        runtime_state: the distinct states that were declared for it; empty where there was none.
-    """
+    """What is stored for one cached function, over all ranks."""
 
     function: str
-    num_artifacts: int
-    num_files: int
-    size_bytes: int
-    num_on_this_node: int
+    num_artifacts: int  # distinct ones
+    num_files: int  # these and the distinct files beside them, such as compiled kernels
+    size_bytes: int  # of the files
+    num_on_this_node: int  # of the files, those in this node's cache directory already
     requests: tuple[RequestView, ...]
     runtime_state: tuple[StateView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedView:
-    """Artifacts of one function in this node's cache directory, whatever launch they belong to.
+    """Artifacts of one function in this node's cache directory, whatever launch they belong to."""
 
-    Attributes:
-        directory: the function's directory, relative to the cache directory.
-        num_artifacts: variants in it.
-    """
-
-    directory: str
+    directory: str  # relative to the cache directory
     num_artifacts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a launch here would find.
-
-    Attributes:
-        name: the config's name.
-        launch_key: key of the launch.
-        identity: the named components behind it.
-        environment: named components of this machine's environment.
-        world_size: ranks of the launch.
-        store: the store's location; empty when the config names none.
-        cache_dir: the cache directory.
-        outlook: what the ranks would do, as far as can be said without building the model.
-        verdict: the same in one line, and why.
-        records: records under the launch key, newest first.
-        functions: of the record that would be taken, else of the one that comes nearest.
-        cached: what lies in this node's cache directory, of any launch.
-        nearest_launch: where the store holds other launches only, what differs from the nearest.
-        problems: what could not be read.
-        note: what this does not say.
-    """
+    """What a launch here would find."""
 
     name: str
     launch_key: str
-    identity: dict[str, str]
+    identity: dict[str, str]  # the named components behind the key
     environment: dict[str, str]
     world_size: int
-    store: str
+    store: str  # empty if the config names none
     cache_dir: str
     outlook: Outlook
-    verdict: str
-    records: tuple[RecordView, ...]
-    functions: tuple[FunctionView, ...]
+    verdict: str  # the outlook in one line, and why
+    records: tuple[RecordView, ...]  # under the launch key, newest first
+    functions: tuple[FunctionView, ...]  # of the record that would be taken, else of the nearest
     cached: tuple[CachedView, ...]
-    nearest_launch: tuple[str, ...]
+    nearest_launch: tuple[str, ...]  # where the store holds other launches only: how the nearest differs
     problems: tuple[str, ...]
     note: str = GUARDS_NOTE
 
 
 def explain_if_away(config: Config) -> Explanation:
-    """Say what a launch of this config would find, also where its store is away: a launch goes on without it.
-
-    Raises:
-        StoreUnavailable: a place is away that is required, so that a launch would fail.
-        StoreError: there is something else than a store, or a key file is unusable.
-    """
+    """Explain a launch, also with its store away; raises `StoreUnavailable` if a required place is away."""
     try:
         return explain(config, open_if_there(config))
     except StoreUnavailable as error:
@@ -174,25 +127,27 @@ def explain(
 
     Args:
         config: the launch.
-        store: its store, opened; none when there is none.
-        here: this machine's environment; none computes it.
-        away: why the store cannot be used now, where that is so.
-
-    Raises:
-        StoreUnavailable: the store cannot be listed.
+        store: None if there is none.
+        here: this machine's environment; None computes it.
+        away: why the store cannot be used now; empty if it can.
     """
     here = environment() if here is None else here
-    asked = identity(config)
-    key = launch_key(config)
+    asked, key = identity(config), launch_key(config)
     records = store.launches(key) if store else ()
     chosen = pick_launch(records, environment=here, world_size=config.ranks)
-    problems: list[str] = []
     shown = chosen or nearest_record(records, here)
-    manifests = _manifests(store, shown, problems) if store and shown else ()
-    others = _others(store, asked) if store and not records else ()
-    outlook, verdict = (
-        judge(config, records, chosen, here, has_store=store is not None) if not away else judge_away(away)
+    problems: list[str] = []
+    manifests = (
+        [manifest for _, manifest in read_manifests(store, shown, problems)] if store and shown else []
     )
+    near = None
+    if store and not records:
+        near = nearest(asked, ((record.launch_key, record.identity) for record in store.launches()))
+    outlook, verdict = (
+        judge_away(away) if away else judge(config, records, chosen, here, has_store=store is not None)
+    )
+    root = config.cache_dir
+    cached = Counter(path.parent.relative_to(root).as_posix() for path in cached_files(root))
     return Explanation(
         name=config.name,
         launch_key=key,
@@ -214,52 +169,35 @@ def explain(
             for record in records
         ),
         functions=_functions(config, manifests, here),
-        cached=_cached(config.cache_dir),
-        nearest_launch=others,
+        cached=tuple(CachedView(directory=name, num_artifacts=count) for name, count in cached.items()),
+        nearest_launch=tuple(map(str, near.changes)) if near else (),
         problems=tuple(dict.fromkeys((*(store.problems if store else ()), *problems))),
     )
-
-
-def _others(store: Store, asked: Mapping[str, str]) -> tuple[str, ...]:
-    """What differs from the launch in the store that comes nearest; empty when the store holds none."""
-    found = nearest(asked, ((record.launch_key, record.identity) for record in store.launches()))
-    return tuple(str(change) for change in found.changes) if found else ()
-
-
-def _manifests(store: Store, record: LaunchRecord, problems: list[str]) -> tuple[PartitionManifest, ...]:
-    found = []
-    for ref in sorted(record.partitions, key=lambda ref: ref.rank):
-        try:
-            found.append(store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256))
-        except StoreError as error:
-            problems.append(str(error))
-    return tuple(found)
 
 
 def _functions(
     config: Config, manifests: Sequence[PartitionManifest], here: Mapping[str, str]
 ) -> tuple[FunctionView, ...]:
-    entries = (entry for manifest in manifests for entry in manifest.artifacts if entry.scope == "rank")
-    names = dict.fromkeys(entry.function for entry in entries)
-    return tuple(_function(config, name, manifests, here) for name in names)
-
-
-def _function(
-    config: Config, name: str, manifests: Sequence[PartitionManifest], here: Mapping[str, str]
-) -> FunctionView:
-    every = (entry for manifest in manifests for entry in manifest.artifacts if entry.scope == "rank")
-    entries = [entry for entry in every if entry.function == name]
-    distinct = {entry.sha256: entry for entry in entries}
-    present = {entry.sha256 for entry in entries if _is_here(config, entry)}
-    return FunctionView(
-        function=name,
-        num_artifacts=num_artifacts(distinct.values()),
-        num_files=len(distinct),
-        size_bytes=sum(entry.size_bytes for entry in distinct.values()),
-        num_on_this_node=len(present),
-        requests=_requests(name, manifests, here),
-        runtime_state=states_of(name, manifests),
-    )
+    stored: dict[str, list[ArtifactEntry]] = {}
+    for manifest in manifests:
+        for entry in manifest.artifacts:
+            if entry.scope == "rank":
+                stored.setdefault(entry.function, []).append(entry)
+    views = []
+    for name, entries in stored.items():
+        distinct = {entry.sha256: entry for entry in entries}
+        requests, states = _requests(name, manifests, here)
+        view = FunctionView(
+            function=name,
+            num_artifacts=num_artifacts(distinct.values()),
+            num_files=len(distinct),
+            size_bytes=sum(entry.size_bytes for entry in distinct.values()),
+            num_on_this_node=len({entry.sha256 for entry in entries if _is_here(config, entry)}),
+            requests=requests,
+            runtime_state=states,
+        )
+        views.append(view)
+    return tuple(views)
 
 
 def _is_here(config: Config, entry: ArtifactEntry) -> bool:
@@ -276,29 +214,21 @@ def _is_here(config: Config, entry: ArtifactEntry) -> bool:
 
 def _requests(
     name: str, manifests: Sequence[PartitionManifest], here: Mapping[str, str]
-) -> tuple[RequestView, ...]:
+) -> tuple[tuple[RequestView, ...], tuple[StateView, ...]]:
+    """A function's distinct requests, and the distinct runtime states that its ranks declared."""
     ranks: dict[str, list[int]] = {}
     components: dict[str, dict[str, str]] = {}
+    states: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for manifest in manifests:
         for request in manifest.requests:
             if request.function == name:
                 ranks.setdefault(request.key, []).append(manifest.rank)
                 components[request.key] = request.components
-    return tuple(
-        RequestView(
-            key=key,
-            ranks=tuple(ranks[key]),
-            components=stored,
-            changes=changes_of(_shared(stored, here), _shared(here, stored)),
-        )
-        for key, stored in components.items()
-    )
-
-
-def _shared(components: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in components.items() if name in other}
-
-
-def _cached(cache_dir: Path) -> tuple[CachedView, ...]:
-    counts = Counter(path.parent.relative_to(cache_dir).as_posix() for path in cached_files(cache_dir))
-    return tuple(CachedView(directory=name, num_artifacts=count) for name, count in counts.items())
+                if request.runtime_state:
+                    states.setdefault(tuple(request.runtime_state.items()), []).append(manifest.rank)
+    views = []
+    for key, stored in components.items():
+        shared = [component for component in stored if component in here]
+        changes = changes_of({each: stored[each] for each in shared}, {each: here[each] for each in shared})
+        views.append(RequestView(key=key, ranks=tuple(ranks[key]), components=stored, changes=changes))
+    return tuple(views), tuple(StateView(values=dict(s), ranks=tuple(r)) for s, r in states.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,42 +19,27 @@ from warmrank.cache_store.signing.signing_keys import key_id, load_signer, read_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLine:
-    """One key.
+    """One key."""
 
-    Attributes:
-        name: what it is called here; empty where it is only known as revoked.
-        key_id: its id.
-        own: its private half is here, so it can sign.
-        trusted: its public half is here, and it is not revoked.
-        revoked: since when and why it is not to be believed; none where it is.
-        files: where its halves stand.
-    """
-
-    name: str
+    name: str  # empty if it is only known as revoked
     key_id: str
-    own: bool
-    trusted: bool
+    own: bool  # its private half is here, so it can sign
+    trusted: bool  # its public half is here, and it is not revoked
     revoked: Revocation | None
     files: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyList:
-    """All keys of a keyring.
-
-    Attributes:
-        keyring: the directory.
-        keys: by name.
-        problems: private keys that cannot be used, one line each.
-    """
+    """All keys of a keyring, by name."""
 
     keyring: Path
     keys: tuple[KeyLine, ...]
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # private keys that cannot be used
 
 
 def list_keys(keyring: Path) -> KeyList:
-    """Read a keyring; raises `cache_store.errors.StoreError` when it cannot be believed."""
+    """Read a keyring; raises `cache_store.errors.StoreError` if it cannot be believed."""
     ring = read_keyring(keyring)
     problems: list[str] = []
     own: dict[tuple[str, str], Path] = {}
@@ -85,18 +69,14 @@ def list_keys(keyring: Path) -> KeyList:
     return KeyList(keyring=keyring, keys=tuple(lines), problems=tuple(problems))
 
 
-def meant_keys(found: KeyList, text: str) -> tuple[tuple[str, str], ...]:
+def meant_keys(found: KeyList, text: str) -> list[tuple[str, str]]:
     """Name and id of each key that a name, an id or a file of a key may mean."""
-    if is_key_id(text):
-        names = [line.name for line in found.keys if line.key_id == text]
-        return ((names[0] if names else "", text),)
-    if "/" in text or text.endswith(".pem"):
+    if not is_key_id(text) and "/" not in text and not text.endswith(".pem"):
+        return [
+            (text, wanted) for wanted in sorted({line.key_id for line in found.keys if line.name == text})
+        ]
+    wanted, called = text, ""
+    if not is_key_id(text):
         path = Path(text).expanduser()
-        wanted = key_id(read_any_key(path))
-        return ((next(_names(found, wanted), path.name.removesuffix(".pem").removesuffix(".pub")), wanted),)
-    ids = sorted({line.key_id for line in found.keys if line.name == text})
-    return tuple((text, wanted) for wanted in ids)
-
-
-def _names(found: KeyList, wanted: str) -> Iterator[str]:
-    return (line.name for line in found.keys if line.key_id == wanted)
+        wanted, called = key_id(read_any_key(path)), path.name.removesuffix(".pem").removesuffix(".pub")
+    return [(next((line.name for line in found.keys if line.key_id == wanted), called), wanted)]

@@ -1,11 +1,7 @@
-"""Reading everything in a store and a cache directory again, and saying what is wrong.
-
-Nothing is changed, unless the store is to be repaired.
-"""
+"""Reads everything in a store and a cache directory again; only a repair changes anything."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,38 +17,22 @@ from warmrank.orchestrator.errors import NothingThere
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReport:
-    """Outcome of reading a cache directory.
-
-    Attributes:
-        path: the directory.
-        num_artifacts: artifacts read.
-        num_files: files read: artifacts, those beside them, such as compiled kernels, and node artifacts.
-        size_bytes: their size.
-        faults: one line each; empty when every file is there, whole and private.
-    """
+    """Outcome of reading a cache directory."""
 
     path: str
     num_artifacts: int
-    num_files: int
+    num_files: int  # artifacts, those beside them, such as compiled kernels, and node artifacts
     size_bytes: int
-    faults: tuple[str, ...]
+    faults: tuple[str, ...]  # empty if every file is there, whole and private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Outcome of `verify`.
+    """Outcome of `verify`; ``store`` and ``cache`` are None where none was named."""
 
-    Attributes:
-        location: the store's location; empty where only a cache was named.
-        store: what reading the store gave; none likewise.
-        signatures_checked: the config's trust policy was applied; without a config nobody is trusted.
-        cache: what reading the cache directory gave; none where there is no cache directory.
-        faults: all faults.
-    """
-
-    location: str
+    location: str  # the store's
     store: VerifyReport | None
-    signatures_checked: bool
+    signatures_checked: bool  # by a config's trust policy; without a config nobody is trusted
     cache: CacheReport | None
     faults: tuple[str, ...]
 
@@ -67,15 +47,7 @@ def verify(
 ) -> Verified:
     """Hash and judge everything in a store and a cache directory, either of which may be absent.
 
-    Args:
-        store: the store.
-        cache_dir: the cache directory.
-        signatures_checked: the store was opened with the trust policy of a config.
-        repair: repair the store as far as that goes; see `cache_store.gc.verify.verify_store`.
-        on_progress: told now and then how far the store is.
-
     Raises:
-        StoreUnavailable: the store cannot be listed.
         NothingThere: there is no such cache directory.
     """
     of_store = store.verify(repair=repair, cache_root=cache_dir, on_progress=on_progress) if store else None
@@ -90,14 +62,11 @@ def verify(
 
 
 def verify_cache(cache_dir: Path) -> CacheReport:
-    """Check that every artifact below a cache directory, and each file beside it, is private and whole.
-
-    Raises:
-        NothingThere: there is no such directory.
-    """
+    """Check that every artifact below a cache directory, and each file beside it, is private and whole."""
     if not cache_dir.is_dir():
-        msg = f"no cache directory at {cache_dir}; expected the cache_dir of a launch on this node"
-        raise NothingThere(msg)
+        raise NothingThere(
+            f"no cache directory at {cache_dir}; expected the cache_dir of a launch on this node"
+        )
     faults: list[str] = []
     artifacts = cached_files(cache_dir)
     needed: set[Path] = set()
@@ -105,10 +74,15 @@ def verify_cache(cache_dir: Path) -> CacheReport:
         needed |= _judge_artifact(path, needed, faults)
     beside = {found for path in artifacts for found in companions(path.parent)}
     of_node = kept_files(cache_dir)
-    for path in of_node:
-        faults += _judge_kept(path)
-    for path in sorted(beside - needed):
-        faults += _judge_orphan(path)
+    named = [(path, True) for path in of_node] + [(path, False) for path in sorted(beside - needed)]
+    for path, is_of_node in named:  # files whose names say what is in them
+        try:
+            digest = digest_private(path)
+        except (StoreError, OSError) as error:
+            faults.append(str(error))
+            continue
+        if not (digest.sha256 == path.name if is_of_node else holds_what_it_says(path.name, digest)):
+            faults.append(f"{path}: its bytes have {digest}")
     files = (*artifacts, *beside, *of_node)
     return CacheReport(
         path=str(cache_dir),
@@ -119,8 +93,8 @@ def verify_cache(cache_dir: Path) -> CacheReport:
     )
 
 
-def _judge_artifact(path: Path, judged: Collection[Path], faults: list[str]) -> set[Path]:
-    """Check an artifact, and the files beside it that were not ``judged`` yet; the paths of these files."""
+def _judge_artifact(path: Path, judged: set[Path], faults: list[str]) -> set[Path]:
+    """Check an artifact, and the files beside it that were not ``judged`` yet; return all their paths."""
     # Imported here, because they import torch.
     from warmrank.worker.errors import ArtifactCorrupt
     from warmrank.worker.runtime.artifact import read, verified
@@ -132,31 +106,12 @@ def _judge_artifact(path: Path, judged: Collection[Path], faults: list[str]) -> 
         faults.append(str(error))
         return set()
     for file in artifact.files:
-        if path.parent / file.name in judged:
-            continue
-        try:
-            verified(path.parent, file)
-        except (StoreError, ArtifactCorrupt) as error:
-            faults.append(str(error))
+        if path.parent / file.name not in judged:
+            try:
+                verified(path.parent, file)
+            except (StoreError, ArtifactCorrupt) as error:
+                faults.append(str(error))
     return {path.parent / file.name for file in artifact.files}
-
-
-def _judge_orphan(path: Path) -> tuple[str, ...]:
-    """What is wrong with a file that no readable artifact names: its own name says what is in it."""
-    try:
-        digest = digest_private(path)
-    except StoreError as error:
-        return (str(error),)
-    return () if holds_what_it_says(path.name, digest) else (f"{path}: its bytes have {digest}",)
-
-
-def _judge_kept(path: Path) -> tuple[str, ...]:
-    """What is wrong with a node artifact, whose name says what is in it."""
-    try:
-        digest = digest_private(path)
-    except (StoreError, OSError) as error:
-        return (str(error),)
-    return () if digest.sha256 == path.name else (f"{path}: its bytes have {digest}",)
 
 
 def cached_files(cache_dir: Path) -> tuple[Path, ...]:

@@ -15,8 +15,10 @@ from typing import cast
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.publish_pending import QueueReport, publish_pending
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
 from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import (
     StoreConfig,
     TierConfig,
@@ -25,7 +27,7 @@ from warmrank.orchestrator.config.store import (
     locate_trust,
     tier_at,
 )
-from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.errors import BadArgument, NothingThere
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +163,20 @@ def named_store(location: str, *, signing_key: Path | None = None) -> StoreConfi
     """
     trust = locate_trust(TrustConfig(signing_key=signing_key), base=Path.cwd())
     return StoreConfig(tiers=(tier_at(location),), trust=trust)
+
+
+def publish_late(config: Config) -> QueueReport:
+    """Publish what launches left on this node while the store was away; knows neither torch nor Ray.
+
+    A launch over several nodes needs this on each of them, on the driver's last: its record waits there.
+
+    Raises:
+        NothingThere: the config names no store.
+        cache_store.errors.StoreError: the store is away still, or cannot be used.
+    """
+    if config.store is None:
+        raise NothingThere(f"config {config.name} names no store to publish to; expected store.path in it")
+    return publish_pending(open_store(config.store), config.cache_dir)
 
 
 def silent_places(config: StoreConfig) -> tuple[str, ...]:

@@ -5,7 +5,10 @@ A launch's own table is `report_table`, made of the same parts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -21,16 +24,20 @@ if TYPE_CHECKING:
     from warmrank.cache_store.errors import NotInStore
     from warmrank.cache_store.gc.evict import EvictOutcome, EvictReport
     from warmrank.cache_store.gc.pins import Pin
+    from warmrank.cache_store.publish_pending import QueueReport
     from warmrank.cache_store.sync.pull import PullReport
     from warmrank.cache_store.sync.push import PushReport
     from warmrank.orchestrator.build.report import BuildReport
     from warmrank.orchestrator.build.retrace import CacheAudit
+    from warmrank.orchestrator.config.doubts import Doubt
+    from warmrank.orchestrator.doctor import Diagnosis, Finding
     from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
     from warmrank.orchestrator.launch.outlook import OtherRanks
-    from warmrank.orchestrator.look.explain import CachedView, Explanation, FunctionView
+    from warmrank.orchestrator.look.explain import Explanation, FunctionView
     from warmrank.orchestrator.look.key_list import KeyList
-    from warmrank.orchestrator.look.store_contents import LaunchLine, Listing, PartitionView
+    from warmrank.orchestrator.look.store_contents import DirectoryLine, LaunchLine, Listing, PartitionView
     from warmrank.orchestrator.look.verify import Verified
+    from warmrank.orchestrator.vllm_plugin.entries import Outcome
 
 KEY_CHARS = 12
 WIDE = 100
@@ -48,10 +55,13 @@ STYLES = {
     "load": "bold green",
     "adopt": "bold cyan",
     "compile": "bold yellow",
+    "ok": "green",
+    "note": "cyan",
+    "warning": "bold yellow",
+    "error": "bold red",
 }
-"""Of outcomes, wherever they are shown."""
+"""Of outcomes and levels, wherever they are shown."""
 
-_LISTED = ("=", "=launch", "=made", "=used", "what", ">ranks", ">files", ">size", "environment")
 _STATES_SHOWN = 32
 _AS_HERE = Text("as here", style="green")
 _FRESHNESS = {
@@ -62,7 +72,7 @@ _FRESHNESS = {
 
 
 def plain_table(title: str = "") -> Table:
-    """A table to which columns are added: no lines but one below its head, and a line above a title."""
+    """A table to which columns are added: a line below its head, and one above a title."""
     return Table(
         title=title or None,
         title_justify="left",
@@ -109,14 +119,14 @@ def problems(texts: Iterable[str]) -> list[Text]:
 
 
 def some(lines: Iterable[str], *, limit: int = MAX_LINES, style: str = "dim") -> list[Text]:
-    """The first few lines, and how many there are more."""
+    """The first few lines, and the number of the others."""
     every = list(lines)
     more = [f"and {len(every) - limit} more"] if len(every) > limit else []
     return [Text(line, style=style) for line in (*every[:limit], *more)]
 
 
 def audit_lines(audits: Sequence[AuditReport], compile_s: float) -> list[Text]:
-    """What audits cost beside compiles of so many seconds, and every difference."""
+    """The cost of audits beside compiles of so many seconds, and every difference."""
     if not audits:
         return []
     seen: dict[AuditOutcome, str] = {
@@ -140,41 +150,40 @@ def audit_lines(audits: Sequence[AuditReport], compile_s: float) -> list[Text]:
 
 
 def render_listing(listing: Listing, *, long: bool = False, width: int = WIDE) -> RenderableType:
-    """The launches of a store, without their last use where there is little room.
+    """The launches of a store; in a terminal narrower than `WIDE` columns without last use and sizes.
 
-    ``long`` adds what each launches and its partitions; ``width`` is the terminal's, in columns.
+    ``long`` adds what each launches and its partitions.
     """
     head = Text(f"store {listing.store}: {count_text(len(listing.launches), 'launch')}", style="bold")
     parts: list[RenderableType] = [head]
     if listing.launches:
-        left_out = {"=used", ">files", ">size"} if width < WIDE else set()
-        table = table_of(*(name for name in _LISTED if name not in left_out))
-        for line in listing.launches:
-            cells = zip(_LISTED, _launch_cells(line), strict=True)
-            table.add_row(*(cell for name, cell in cells if name not in left_out))
+        rows = [_launch_cells(line) for line in listing.launches]
+        columns = [name for name in rows[0] if width >= WIDE or name not in {"=used", ">files", ">size"}]
+        table = table_of(*columns)
+        for row in rows:
+            table.add_row(*(row[name] for name in columns))
         parts.append(table)
         if any(line.of_config for line in listing.launches):
             parts.append(Text("* the launch of this config", style="dim"))
         if any(line.pinned for line in listing.launches):
             parts.append(Text("P pinned: no evict takes it", style="dim"))
-    if long:
-        for line in listing.launches:
-            parts += _launch_details(line)
+    for line in listing.launches if long else ():
+        parts += _launch_details(line)
     return Group(*parts, *problems(listing.problems))
 
 
-def _launch_cells(line: LaunchLine) -> tuple[Text | str, ...]:
-    return (
-        ("*" if line.of_config else "") + ("P" if line.pinned else ""),
-        line.launch_key[:KEY_CHARS],
-        time_text(line.created),
-        line.last_used[:10] or "-",
-        Text(line.what),
-        str(line.world_size),
-        str(line.num_files),
-        size_text(line.size_bytes),
-        _environment(line.changes, line.others, shown=1),
-    )
+def _launch_cells(line: LaunchLine) -> dict[str, Text | str]:
+    return {
+        "=": ("*" if line.of_config else "") + ("P" if line.pinned else ""),
+        "=launch": line.launch_key[:KEY_CHARS],
+        "=made": time_text(line.created),
+        "=used": line.last_used[:10] or "-",
+        "what": Text(line.what),
+        ">ranks": str(line.world_size),
+        ">files": str(line.num_files),
+        ">size": size_text(line.size_bytes),
+        "environment": _environment(line.changes, line.others, shown=1),
+    }
 
 
 def _launch_details(line: LaunchLine) -> list[RenderableType]:
@@ -184,15 +193,24 @@ def _launch_details(line: LaunchLine) -> list[RenderableType]:
         partitions.add_row(Text(part.partition), *cells, size_text(part.size_bytes))
     ranks = count_text(line.world_size, "rank")
     title = f"launch {line.launch_key[:KEY_CHARS]} of {ranks}, made {time_text(line.created)}"
-    elsewhere = [(ranks_text(other.ranks), "; ".join(other.changes)) for other in line.others]
     parts: list[RenderableType] = [heading(title), pairs(line.identity.items())]
-    if elsewhere:
+    if line.others:
+        elsewhere = [(ranks_text(other.ranks), "; ".join(other.changes)) for other in line.others]
         parts += [heading("ranks of other environments"), pairs(elsewhere)]
     return [*parts, partitions]
 
 
+def render_directories(lines: Sequence[DirectoryLine]) -> RenderableType:
+    """Directories of other tools in a store."""
+    table = table_of("=directory of", "=pushed", "what", ">files", ">size")
+    for line in lines:
+        cells = (str(line.num_files), size_text(line.size_bytes))
+        table.add_row(line.tool, time_text(line.created), line.what, *cells)
+    return table
+
+
 def render_partition(view: PartitionView) -> RenderableType:
-    """One partition: where it belongs, its artifacts, what was asked for, and what is captured."""
+    """One partition: where it belongs, its artifacts, its requests, and its captures."""
     from warmrank.orchestrator.look.store_contents import short_signature
 
     facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(view.created))]
@@ -200,12 +218,9 @@ def render_partition(view: PartitionView) -> RenderableType:
         facts.append(("others", ", ".join(key[:KEY_CHARS] for key in view.others)))
     artifacts = table_of("=function", ">size", "=sha256", "file")
     for entry in view.artifacts:
-        artifacts.add_row(
-            Text(entry.function if entry.scope == "rank" else f"(node) {entry.function}"),
-            size_text(entry.size_bytes),
-            entry.sha256[:KEY_CHARS],
-            Text(entry.path),
-        )
+        name = entry.function if entry.scope == "rank" else f"(node) {entry.function}"
+        cells = (size_text(entry.size_bytes), entry.sha256[:KEY_CHARS])
+        artifacts.add_row(Text(name), *cells, Text(entry.path))
     head = Text(f"{view.partition}: rank {view.rank} of {view.world_size}", style="bold")
     parts: list[RenderableType] = [head, pairs(facts), artifacts]
     parts += _requests([(entry.function, entry.components) for entry in view.requests], view.environment)
@@ -227,8 +242,7 @@ def render_explanation(found: Explanation) -> RenderableType:
     if found.records:
         table = table_of("=", "=made", ">ranks", "environment")
         for record in found.records:
-            mark = "*" if record.chosen else ""
-            differs = _environment(record.changes, record.others, shown=3)
+            mark, differs = "*" if record.chosen else "", _environment(record.changes, record.others, shown=3)
             table.add_row(mark, time_text(record.created), str(record.world_size), differs)
         parts += [heading("this launch in the store"), table]
     if found.nearest_launch:
@@ -238,7 +252,7 @@ def render_explanation(found: Explanation) -> RenderableType:
         parts += [heading("functions stored"), *_functions(found.functions, found.environment)]
     elif found.cached:
         parts.append(heading("in the cache directory, of any launch"))
-        parts += [Text(f"  {line}") for line in _cached(found.cached)]
+        parts += _cached([item.directory for item in found.cached])
     parts += [heading("what is asked for"), pairs(found.identity.items())]
     parts += [heading("environment here"), pairs(found.environment.items())]
     places = [("launch key", found.launch_key), ("store", found.store or "none"), ("cache", found.cache_dir)]
@@ -249,17 +263,16 @@ def render_explanation(found: Explanation) -> RenderableType:
 def _functions(functions: Sequence[FunctionView], environment: Mapping[str, str]) -> list[RenderableType]:
     table = table_of("=function", ">artifacts", ">files", ">size", "files on this node", "asked for by")
     requests: list[tuple[str, dict[str, str]]] = []
+    states: list[tuple[str, dict[str, str]]] = []
     for item in functions:
         ranks = sorted({rank for request in item.requests for rank in request.ranks})
         here = f"{item.num_on_this_node} of {item.num_files}"
         numbers = (str(item.num_artifacts), str(item.num_files), size_text(item.size_bytes))
         table.add_row(Text(item.function), *numbers, here, ranks_text(ranks))
         requests += [(item.function, request.components) for request in item.requests]
-    states = [
-        (f"{item.function} on {ranks_text(state.ranks)}", state.values)
-        for item in functions
-        for state in item.runtime_state
-    ]
+        states += [
+            (f"{item.function} on {ranks_text(each.ranks)}", each.values) for each in item.runtime_state
+        ]
     return [table, *_requests(requests, environment), *_runtime_states(states)]
 
 
@@ -278,24 +291,24 @@ def _requests(
 
 
 def _runtime_states(declared: Iterable[tuple[str, dict[str, str]]]) -> list[RenderableType]:
-    """Values that were declared, each with whose they are; nothing where there are none."""
+    """Declared values, each with whose they are."""
     rows = [(whose, in_words(values)) for whose, values in declared if values]
-    more = len(rows) - _STATES_SHOWN
-    rows = [*rows[:_STATES_SHOWN], *([("", f"and {more} more")] if more > 0 else [])]
+    if len(rows) > _STATES_SHOWN:
+        rows[_STATES_SHOWN:] = [("", f"and {len(rows) - _STATES_SHOWN} more")]
     return [heading("runtime state, declared by the workload"), pairs(rows)] if rows else []
 
 
-def _cached(cached: Iterable[CachedView]) -> list[str]:
-    """One line for each model directory: its functions, and in how many partitions they are."""
-    functions: dict[str, set[str]] = {}
-    partitions: dict[str, set[str]] = {}
-    for item in cached:
-        model, *middle, function = item.directory.split("/")
-        functions.setdefault(model, set()).add(function)
-        partitions.setdefault(model, set()).add("/".join(middle))
+def _cached(directories: Iterable[str]) -> list[Text]:
+    """A line for each model directory: its functions, and the number of partitions."""
+    found: dict[str, tuple[set[str], set[str]]] = {}
+    for directory in directories:
+        model, *middle, function = directory.split("/")
+        functions, partitions = found.setdefault(model, (set(), set()))
+        functions.add(function)
+        partitions.add("/".join(middle))
     return [
-        f"{model}: {', '.join(sorted(names))} in {count_text(len(partitions[model]), 'partition')}"
-        for model, names in functions.items()
+        Text(f"  {model}: {', '.join(sorted(functions))} in {count_text(len(partitions), 'partition')}")
+        for model, (functions, partitions) in found.items()
     ]
 
 
@@ -310,24 +323,23 @@ def _environment(changes: Sequence[str], others: Sequence[OtherRanks], *, shown:
 def render_verified(found: Verified) -> RenderableType:
     """What was read, and every fault."""
     lines = []
-    if found.store:
-        store = found.store
-        lines.append(
-            f"store {found.location}: {count_text(store.num_launches, 'launch')}, "
-            f"{count_text(store.num_listings, 'directory')}, {count_text(store.num_manifests, 'manifest')}, "
-            f"{count_text(store.num_blobs, 'blob')}, {size_text(store.bytes_hashed)} hashed"
-        )
+    if store := found.store:
+        counts = {
+            "launch": store.num_launches,
+            "directory": store.num_listings,
+            "manifest": store.num_manifests,
+            "blob": store.num_blobs,
+        }
+        read = ", ".join(count_text(count, noun) for noun, count in counts.items())
+        lines.append(Text(f"store {found.location}: {read}, {size_text(store.bytes_hashed)} hashed"))
         if not found.signatures_checked:
-            lines.append("signatures not checked: name a CONFIG, whose trust policy then applies")
-    if found.cache:
-        lines.append(
-            f"cache {found.cache.path}: {count_text(found.cache.num_artifacts, 'artifact')} in "
-            f"{count_text(found.cache.num_files, 'file')}, {size_text(found.cache.size_bytes)} read"
-        )
-    faults = [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
-    repairs = [Text(f"repair: {repair}") for repair in found.store.repairs] if found.store else []
-    end = [] if faults else [Text("no faults", style="green")]
-    return Group(*(Text(line) for line in lines), *faults, *repairs, *end)
+            lines.append(Text("signatures not checked: name a CONFIG, whose trust policy then applies"))
+    if cache := found.cache:
+        artifacts, files = count_text(cache.num_artifacts, "artifact"), count_text(cache.num_files, "file")
+        lines.append(Text(f"cache {cache.path}: {artifacts} in {files}, {size_text(cache.size_bytes)} read"))
+    lines += [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
+    lines += [Text(f"repair: {repair}") for repair in store.repairs] if store else []
+    return Group(*lines, *([] if found.faults else [Text("no faults", style="green")]))
 
 
 def render_build(report: BuildReport) -> RenderableType:
@@ -337,16 +349,10 @@ def render_build(report: BuildReport) -> RenderableType:
     table = table_of(*names, title=title)
     for item in report.classes:
         is_new = item.outcome == "compiled"
-        table.add_row(
-            Text(item.function),
-            Text("compiled", style=STYLES["compiled"]) if is_new else Text("there before"),
-            item.digest[:KEY_CHARS],
-            str(item.num_ranks),
-            str(item.leader),
-            size_text(item.size_bytes),
-            seconds_text(item.trace_s),
-            seconds_text(item.compile_s),
-        )
+        outcome = Text("compiled", style=STYLES["compiled"]) if is_new else Text("there before")
+        numbers = (str(item.num_ranks), str(item.leader), size_text(item.size_bytes))
+        times = (seconds_text(item.trace_s), seconds_text(item.compile_s))
+        table.add_row(Text(item.function), outcome, item.digest[:KEY_CHARS], *numbers, *times)
     totals = report.totals
     where = f"store {report.store}" if report.store else report.cache_dir
     summary = (
@@ -369,31 +375,21 @@ def render_build(report: BuildReport) -> RenderableType:
 def render_audit(found: CacheAudit) -> RenderableType:
     """What the audit of a store or cache found: a row for each artifact, and lines below."""
     title = f"{found.name}: {count_text(found.world_size, 'rank')}, {found.source}"
-    names = ("function", "artifact", "ranks", "trace", ">took", ">CPU")
-    table = table_of(*names, title=title)
+    table = table_of("function", "artifact", "ranks", "trace", ">took", ">CPU", title=title)
+    lines = []
     for item in found.functions:
-        table.add_row(
-            Text(item.function),
-            item.digest[:KEY_CHARS] or "-",
-            runs_text(item.ranks),
-            Text(item.outcome, style=STYLES[item.outcome]),
-            seconds_text(item.seconds),
-            seconds_text(item.cpu_s),
-        )
-    reasons = [
-        Text(f"{item.function} {item.outcome} on {brief_ranks(item.ranks)}: {item.reason}")
-        for item in found.functions
-        if item.outcome != "equal"
-    ]
-    others = [
-        Text(f"not compared: {item.function} {item.digest[:KEY_CHARS]} ({where}): {item.reason}")
-        for item in found.not_compared
-        for where in [brief_ranks(item.ranks)]
-    ]
+        outcome = Text(item.outcome, style=STYLES[item.outcome])
+        cells = (item.digest[:KEY_CHARS] or "-", runs_text(item.ranks), outcome)
+        table.add_row(Text(item.function), *cells, seconds_text(item.seconds), seconds_text(item.cpu_s))
+        if item.outcome != "equal":
+            lines.append(f"{item.function} {item.outcome} on {brief_ranks(item.ranks)}: {item.reason}")
+    for other in found.not_compared:
+        whose = f"{other.function} {other.digest[:KEY_CHARS]} ({brief_ranks(other.ranks)})"
+        lines.append(f"not compared: {whose}: {other.reason}")
     traced = count_text(found.num_retraced_ranks, "rank")
     summary = f"{_FRESHNESS[found.outcome]}; {traced} traced, in {seconds_text(found.wall_s)}"
     source = Text(f"for: {found.environment_source}")
-    return Group(table, *reasons, *others, *problems(found.problems), source, Text(summary, style="bold"))
+    return Group(table, *map(Text, lines), *problems(found.problems), source, Text(summary, style="bold"))
 
 
 def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:
@@ -439,7 +435,7 @@ def render_pins(pins: Sequence[Pin]) -> RenderableType:
         + (f": {pin.reason}" if pin.reason else "")
         for pin in pins
     ]
-    return Group(*(Text(line) for line in lines)) if lines else Text("nothing is pinned")
+    return Group(*map(Text, lines or ["nothing is pinned"]))
 
 
 def render_pushes(reports: Sequence[PushReport]) -> RenderableType:
@@ -474,13 +470,80 @@ def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) ->
     return Group(*parts)
 
 
+def render_queue(report: QueueReport, cache_dir: Path) -> RenderableType:
+    """What of a cache directory's queue was published, what waits still, and what is lost."""
+    if not (report.published or report.committed or report.kept or report.dropped or report.problems):
+        return Text(f"nothing waits on this node in {cache_dir}")
+    published = count_text(len(report.published), "partition")
+    committed = count_text(len(report.committed), "launch")
+    return Group(
+        Text(f"from {cache_dir}: published {published}, committed {committed}"),
+        *(Text(f"waits: {what}: {why}", style="yellow") for what, why in report.kept.items()),
+        *(Text(f"dropped: {what}: {why}", style="bold red") for what, why in report.dropped.items()),
+        *(Text(f"problem: {problem}", style="bold red") for problem in report.problems),
+    )
+
+
 def render_keys(found: KeyList) -> RenderableType:
     """The keys of a keyring: which sign, which are trusted, which are revoked."""
     head = Text(f"keyring {found.keyring}: {count_text(len(found.keys), 'key')}", style="bold")
     table = table_of("name", "id", "state", "file")
     for line in found.keys:
-        words = [*(["own"] if line.own else []), *(["trusted"] if line.trusted else [])]
-        state = Text(", ".join([*words, *([str(line.revoked)] if line.revoked else [])]))
+        states = {"own": line.own, "trusted": line.trusted, str(line.revoked): line.revoked}
+        state = Text(", ".join(name for name, holds in states.items() if holds))
         files = "\n".join(str(path.relative_to(found.keyring)) for path in line.files)
         table.add_row(Text(line.name), line.key_id, state, Text(files))
     return Group(head, *([table] if found.keys else []), *problems(found.problems))
+
+
+def render_doubts(found: Sequence[Doubt]) -> RenderableType:
+    """What does not go together in a config, with what to do."""
+    blocks: list[RenderableType] = []
+    for doubt in found:
+        blocks.append(Text.assemble((f"{doubt.level}: ", STYLES[doubt.level]), ", ".join(doubt.keys)))
+        blocks.append(pairs([("found", doubt.found), ("remedy", doubt.remedy)], style="bold"))
+    return Group(*blocks)
+
+
+def render_outcomes(outcomes: Sequence[Outcome]) -> RenderableType:
+    """What vLLM's ranks on this node did at their last starts, newest first."""
+    nothing = "nothing of its own to publish"
+    lines = [f"{one.model}: {one.line()}\n  {one.published or nothing}" for one in outcomes]
+    return Group(*map(Text, lines or ["no vLLM started here with WARMRANK_STORE"]))
+
+
+def render_diagnosis(found: Diagnosis) -> RenderableType:
+    """One line for each check with what to do; findings of several nodes with one remedy once."""
+    from warmrank.orchestrator.doctor import LEVELS
+    from warmrank.orchestrator.doctor.nodes import hosts_text
+
+    several = len(found.nodes) > 1
+    by_host = [("cluster", found.cluster), *((node.node.host, node.findings) for node in found.nodes)]
+    rows: dict[Finding, dict[str, list[str]]] = {}
+    for host, findings in by_host:
+        for finding in findings:
+            hosts_of = rows.setdefault(replace(finding, what=""), {})
+            hosts_of.setdefault(finding.what, []).append(host)
+    table = plain_table()
+    for column in ("level", "check", *(["nodes"] if several else []), "found"):
+        table.add_column(column, no_wrap=column in {"level", "check"}, overflow="fold")
+    for row, hosts_of in rows.items():
+        hosts = list(dict.fromkeys(host for each in hosts_of.values() for host in each))
+        where = f"all {len(hosts)}" if len(hosts) == len(found.nodes) else hosts_text(hosts)
+        told = list(hosts_of)
+        if several and len(told) > 1:
+            told = [f"{what} ({hosts_text(each)})" for what, each in hosts_of.items()]
+            told[MAX_LINES:] = ["..."] if len(told) > MAX_LINES else []
+        text = "\n".join([*told, *([f"  remedy: {row.remedy}"] if row.remedy else [])])
+        level = Text(row.level, style=STYLES[row.level])
+        table.add_row(level, row.check, *([Text(where)] if several else []), Text(text))
+    counts = Counter(row.level for row in rows)
+    parts = [count_text(counts[level], level) for level in reversed(LEVELS[1:]) if counts[level]]
+    who = count_text(len(found.nodes), "node") if several else found.nodes[0].node.host
+    launch = f" for config {found.config}" if found.config else ""
+    summary = ", ".join([*parts, f"{count_text(counts['ok'], 'check')} fine"])
+    return Group(
+        Text(f"{who}, device kind {found.device}{launch}", style="bold"),
+        table,
+        Text(f"\n{summary}", style=STYLES[found.worst]),
+    )

@@ -17,8 +17,7 @@ from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.store.late import publish_late
-from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.store.stores import open_store, publish_late
 from warmrank.orchestrator.ui.outputs import trace_json
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"

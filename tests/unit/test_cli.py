@@ -295,7 +295,7 @@ def test_publish_without_a_store_is_bad_input(tmp_path: Path):
 
 def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
     code = (
-        "import sys; from warmrank.orchestrator.store.late import publish_late;"
+        "import sys; from warmrank.orchestrator.store.stores import publish_late;"
         "from warmrank.orchestrator.config.reading import load;"
         f"from pathlib import Path; publish_late(load(Path({str(write_config(tmp_path))!r})));"
         "print(sorted({'torch', 'ray'} & set(sys.modules)))"

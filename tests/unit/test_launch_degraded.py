@@ -27,8 +27,7 @@ from warmrank.orchestrator.launch.events import Event, StageStarted
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.state import LaunchState, Listener
-from warmrank.orchestrator.store.late import publish_late
-from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.store.stores import open_store, publish_late
 
 ANSWER_S = 0.1
 PATIENT_S = 60.0
