@@ -19,7 +19,7 @@ _registered: dict[str, str] = {}
 
 
 def register(groups: Mapping[str, ProcessGroup]) -> None:
-    """Give this process's groups their roles; replaces what was registered before (`warmrank.declare_groups`).
+    """Give this process's groups their roles, in place of earlier ones: `warmrank.declare_groups`.
 
     The same group may serve under several roles (``tp`` is ``world`` without other axes); the first one
     in the mapping names it in artifacts.
