@@ -10,8 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 _DIGEST = re.compile(r"[0-9a-f]{32,}", re.ASCII)
 _SHOWN_CHARACTERS = 60
@@ -30,9 +29,8 @@ def key_of(components: Mapping[str, str]) -> str:
     return hashlib.sha256(canonical_json(dict(components))).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentChange:
-    """One component that differs.
+class ComponentChange(NamedTuple):
+    """One component that differs. No dataclass here: a warm load imports this and makes none.
 
     Attributes:
         name: the component's name.
@@ -119,8 +117,7 @@ def _check_keys(value: object) -> None:
 _SHOWN_CHANGES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nearest:
+class Nearest(NamedTuple):
     """The stored entry with the fewest differing components.
 
     Attributes:
