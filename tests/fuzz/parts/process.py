@@ -46,7 +46,7 @@ PROCESS = (
         {"body": "y = torch.sin(y) * 3 + torch.ones_like(y)"},
         contexts={
             "function mode": "torch.no_grad(), torch.overrides.BaseTorchFunctionMode()",
-            "dispatch mode": "torch.no_grad(), __import__('torch.utils._python_dispatch').utils._python_dispatch.TorchDispatchMode()",
+            "dispatch mode": "torch.no_grad(), __import__('torch.utils._python_dispatch').utils._python_dispatch.BaseTorchDispatchMode()",
             "doubling dispatch mode": "torch.no_grad(), scope.Doubling()",
             "doubling function mode": "torch.no_grad(), scope.DoublingFunctions()",
             "forward AD": "torch.no_grad(), torch.autograd.forward_ad.dual_level()",
