@@ -7,8 +7,9 @@ It prints the time to the first answer of the first replica (cold, if the store 
 start with it, of one that Serve adds under load, and of a deployment that starts again.
 
 A replica first asks the store for what its ranks need (``warmrank preseed --here``); where nothing is, it
-launches inside its own placement group. So the first replica of a model compiles, and every later one, on any
-node, loads. Its ranks may not compile (``WARMRANK_NO_COMPILE``): one that would have to fails, and says why.
+launches inside its own placement group, and replicas that start beside it wait. So the first replica of a
+model compiles, and every other one, on any node, loads. Its ranks may not compile (``WARMRANK_NO_COMPILE``):
+one that would have to fails, and says why.
 """
 
 from __future__ import annotations
@@ -111,25 +112,57 @@ class Replica:
         }
 
 
+class FirstLaunch:
+    """The launch of a model: one for the whole cluster, in an actor that its replicas share by name."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def run(self, config: Config, group_id: str) -> int | None:
+        """Launch in a placement group; artifacts that were compiled, or None if another replica's launch did.
+
+        Raises:
+            RuntimeError: the launch failed; its output is the message.
+        """
+        if self._done:
+            return None
+        inside = {"placement_group": group_id, "address": ray.get_runtime_context().gcs_address}
+        settings = [word for key, value in inside.items() for word in ("--set", f"ray.{key}={value}")]
+        with tempfile.TemporaryDirectory() as directory:
+            report = Path(directory, "report.json")
+            launched = _warmrank(config, "launch", *settings, "--json", str(report))
+            if launched.returncode:
+                raise RuntimeError(launched.stdout + launched.stderr)
+            compiled: int = json.loads(report.read_text(encoding="utf-8"))["totals"]["num_compiled"]
+        self._done = True
+        return compiled
+
+
 def _warm(config: Config, group_id: str) -> tuple[int, str]:
     """Artifacts that were compiled, and how this replica's node became warm: "preseed" or "launch"."""
-    with tempfile.TemporaryDirectory() as directory:
-        path, report = Path(directory, "launch.yaml"), Path(directory, "report.json")
-        # A driver joins the cluster; the preseed of one node does not.
-        inside = {"placement_group": group_id, "address": ray.get_runtime_context().gcs_address}
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
-        command: list[str | Path] = [sys.executable, "-m", "warmrank"]
-        seed = [*command, "preseed", path, "--here"]
-        found = subprocess.run(seed, check=False, capture_output=True)  # noqa: S603 - this package's own command
-        if found.returncode == 0:
-            return 0, "preseed"
-        settings = [word for key, value in inside.items() for word in ("--set", f"ray.{key}={value}")]
-        launch = [*command, "launch", path, *settings, "--json", report]
-        launched = subprocess.run(launch, check=False, capture_output=True, text=True)  # noqa: S603
-        if launched.returncode:
-            raise RuntimeError(launched.stdout + launched.stderr)
-        compiled: int = json.loads(report.read_text(encoding="utf-8"))["totals"]["num_compiled"]
+    if _warmrank(config, "preseed", "--here").returncode == 0:
+        return 0, "preseed"
+    actor: Any = ray.remote(FirstLaunch)
+    name = f"first launch of {config.name}"
+    first = actor.options(name=name, get_if_exists=True, lifetime="detached", num_cpus=0).remote()
+    compiled: int | None = ray.get(first.run.remote(config, group_id))
+    if compiled is not None:
         return compiled, "launch"
+    found = _warmrank(config, "preseed", "--here")
+    if found.returncode:
+        raise RuntimeError(found.stdout + found.stderr)
+    return 0, "preseed"
+
+
+def _warmrank(config: Config, command: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of warmrank with this config."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "launch.yaml")
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+        return subprocess.run(  # noqa: S603 - this package's own command
+            [sys.executable, "-m", "warmrank", command, str(path), *options],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
 
 
 def _free_port() -> int:
