@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import warmrank
 from warmrank.orchestrator.config.models import EntrypointWorkload
 from warmrank.orchestrator.config.reading import Config, load
+from warmrank.orchestrator.gang.launcher import free_port
 
 
 class ServingRank:
@@ -92,7 +92,8 @@ class Replica:
         assert group is not None, "Serve starts this replica in a placement group"  # noqa: S101
         self._compiled, self._way = _warm(config, group.id.hex())
         self._warm_s = time.monotonic() - started
-        master = f"{ray.util.get_node_ip_address()}:{_free_port()}"  # type: ignore[no-untyped-call]
+        address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        master = f"{address}:{free_port(address)}"
         actor: Any = ray.remote(ServingRank)
         self._ranks = []
         for rank in range(config.ranks):
@@ -163,13 +164,6 @@ def _warmrank(config: Config, command: str, *options: str) -> subprocess.Complet
             [sys.executable, "-m", "warmrank", command, str(path), *options],
             check=False, capture_output=True, text=True,
         )  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def application(config: Config, *, replicas: int, most: int) -> serve.Application:

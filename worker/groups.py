@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _registered: dict[str, str] = {}
 
 
-def register(groups: Mapping[str, ProcessGroup]) -> None:
-    """Give this process's groups their roles, in place of earlier ones: `warmrank.declare_groups`.
+def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
+    """Give this process's groups their roles, in place of earlier ones.
 
     The same group may serve under several roles (``tp`` is ``world`` without other axes); the first one
     in the mapping names it in artifacts.

@@ -13,6 +13,7 @@ from warmrank.orchestrator.cli.console import exit_code_of, output, session
 from warmrank.orchestrator.cli.options import (
     Debug,
     Overrides,
+    ReportFile,
     load_config,
     refuse_what_fails,
 )
@@ -43,9 +44,7 @@ MetricsFile = Annotated[
 def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: OptionalLaunch = None,
     overrides: Overrides = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
-    ] = None,
+    json_file: ReportFile = None,
     html_file: HtmlFile = None,
     trace_file: TraceFile = None,
     metrics_file: MetricsFile = None,

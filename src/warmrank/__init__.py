@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from warmrank import configs, inference
     from warmrank.worker.capture.pools import graph_pool_handle
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.groups import register as declare_groups
+    from warmrank.worker.groups import declare_groups
     from warmrank.worker.hcom import patch_for_hcom
     from warmrank.worker.inference import get_backend, readable_cache
     from warmrank.worker.inference import get_backend as get_npu_backend
@@ -47,7 +47,7 @@ _HOMES = {
     "Verification": ("warmrank.worker.results", "Verification"),
     "Workload": ("warmrank.worker.rank.workload", "Workload"),
     "configs": ("warmrank.configs", ""),
-    "declare_groups": ("warmrank.worker.groups", "register"),
+    "declare_groups": ("warmrank.worker.groups", "declare_groups"),
     "declare_runtime_state": ("warmrank.worker.runtime.runtime_state", "declare_runtime_state"),
     "get_backend": ("warmrank.worker.inference", "get_backend"),
     "get_npu_backend": ("warmrank.worker.inference", "get_backend"),

@@ -84,7 +84,7 @@ def rank_of(rank: int, world_size: int, cache: Path) -> Iterator[RankContext]:
     """This process as a rank with real tensors, whose collectives change nothing."""
     with fake_world(rank=rank, world_size=world_size) as world:
         pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
-        groups.register({"tp": pair, "world": world})
+        groups.declare_groups({"tp": pair, "world": world})
         with launch_scope.of(LaunchDefaults(cache_dir=str(cache), no_compile=True)):
             yield RankContext(
                 rank=rank,

@@ -71,7 +71,7 @@ def rank_of(rank: int, cache: Path) -> Iterator[Workload]:
         for _ in ("dp", "pp"):  # a launch makes them before, and TorchAir's text has the groups' names
             dist.new_group([rank])
         pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
-        groups.register({"tp": pair, "world": world})
+        groups.declare_groups({"tp": pair, "world": world})
         context = RankContext(
             rank=rank,
             world_size=NUM_RANKS,

@@ -180,7 +180,7 @@ def fake_world(*, rank: int, world_size: int) -> Iterator[dist.ProcessGroup]:
     try:
         yield world
     finally:
-        groups.register({})
+        groups.declare_groups({})
         dist.destroy_process_group()
 
 

@@ -273,7 +273,7 @@ EQUAL_ON_ALL: dict[str, Callable[[Any], Any]] = {
 def on_rank(rank: int, way: Callable[[Any], Any], world_size: int = 4) -> Iterator[Model]:
     with fake_world(rank=rank, world_size=world_size):
         made = [dist.new_group([first, first + 1]) for first in range(0, world_size, 2)]
-        groups.register({"tp": made[rank // 2]})
+        groups.declare_groups({"tp": made[rank // 2]})
         yield Model(way, made[rank // 2])
 
 

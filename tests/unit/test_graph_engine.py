@@ -182,7 +182,7 @@ def test_group_of_another_rank_gives_equal_bytes() -> None:
     for rank in (0, 3):
         with fake_world(rank=rank, world_size=4):
             pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-            groups.register({"tp": pairs[rank // 2]})
+            groups.declare_groups({"tp": pairs[rank // 2]})
             sections.append(sections_of(traced(Collective(pairs[rank // 2]).forward, ROWS)))
     assert sections[0] == sections[1]
 

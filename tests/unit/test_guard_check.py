@@ -219,7 +219,7 @@ def pair() -> Iterator[torch.distributed.ProcessGroup]:
     """A group of two under the role ``tp``, on rank 1 of a world of 4."""
     with fake_world(rank=1, world_size=4):
         group = torch.distributed.new_group([0, 1])
-        groups.register({"tp": group})
+        groups.declare_groups({"tp": group})
         yield group
 
 

@@ -58,7 +58,7 @@ def real_rank(cache: Path, *, rank: int) -> Iterator[Workload]:
     """The workload with real tensors, as a rank of a launch has it; collectives change nothing here."""
     with fake_world(rank=rank, world_size=8) as world:
         pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
-        groups.register({"tp": pair, "world": world})
+        groups.declare_groups({"tp": pair, "world": world})
         context = RankContext(
             rank=rank,
             world_size=8,

@@ -86,7 +86,7 @@ def world() -> Iterator[World]:
 
 
 def test_role_that_was_registered_is_used(world: World) -> None:
-    groups.register({"tp": world[1]})
+    groups.declare_groups({"tp": world[1]})
     assert groups.role_of(world[1]) == "tp"
 
 
@@ -98,7 +98,7 @@ def test_unknown_name_is_refused_with_the_known_ones(world: World) -> None:
 
 @pytest.mark.parametrize(("role", "position"), [("world", 0), ("tp", 1), ("group2", 2)])
 def test_resolve_gives_name_and_group_of_a_role(world: World, role: str, position: int) -> None:
-    groups.register({"tp": world[1]})
+    groups.declare_groups({"tp": world[1]})
     assert groups.resolve(role) == (group_name(world[position]), world[position])
 
 
@@ -132,9 +132,9 @@ def fits(pair: list[Any], name: str) -> bool:
     """Whether what was compiled with one group may be used with the other, where that has the role."""
     first, second = (Model(group) for group in pair)
     x = torch.ones(2)
-    groups.register({"tp": pair[0]})
+    groups.declare_groups({"tp": pair[0]})
     artifact = compiled(getattr(first, name), x)
-    groups.register({"tp": pair[1]})
+    groups.declare_groups({"tp": pair[1]})
     return misfits(artifact, getattr(second, name), x) == ()
 
 

@@ -8,7 +8,7 @@ Sections::
 
 ``torch.ops`` boxes every argument, which costs about a microsecond a call; the `BINDINGS` reach the same
 overload unboxed. A row is right only if the binding takes the schema's arguments in the schema's order and
-picks the same overload for them; ``tests/contract/test_bindings.py`` checks every row.
+picks the same overload for them; ``tests/unit/test_graph_engine.py`` checks every row.
 """
 
 from __future__ import annotations

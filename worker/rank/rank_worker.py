@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class RankWorker:
-    """Steps one rank through a launch; see `worker.rank.rank_worker.Rank` for what each stage does."""
+    """Steps one rank through a launch; see `worker.rank.Rank` for what each stage does."""
 
     def __init__(self, spec: RankSpec, store: Store | None) -> None:
         self._spec = spec

@@ -175,7 +175,7 @@ def name_groups(started: Mapping[str, ProcessGroup]) -> None:
     from warmrank.worker import groups
 
     # World comes last: a group of its own role names an artifact's group more exactly.
-    groups.register(dict(sorted(started.items(), key=lambda item: item[0] == "world")))
+    groups.declare_groups(dict(sorted(started.items(), key=lambda item: item[0] == "world")))
 
 
 def place_of(spec: RankSpec) -> RankPlace:
@@ -227,5 +227,5 @@ def take_down() -> None:
 
     from warmrank.worker import groups
 
-    groups.register({})
+    groups.declare_groups({})
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ guard:
 * Names of process groups that reach user code: a collective's group counts by its role; a name that traced
   code outside torch holds counts literally.
 
-Relied on (``tests/unit/test_evaluated_*.py``, ``test_group_names.py``), of torch 2.11 to 2.15:
+Relied on (``tests/unit/test_evaluated_*.py``, ``test_process_groups.py``), of torch 2.11 to 2.15:
 
 * every read of an attribute passes a method of the variable, or of a base class of it, called ``var_getattr``
   (up to 2.13) or ``tp_getattro_impl``, and raises ``ObservedAttributeError`` where Python raises

@@ -6,7 +6,7 @@ those for which user code ran: so is what is marked ``assume_constant_result``, 
 ``nonstrict_trace``. Calls are intercepted where values come from, so that no name and no way to call matters;
 ranks and sizes also where user code runs for real: an operator's fake kernel, a metaclass, a graph pass.
 
-Relied on (``tests/unit/test_evaluated_calls.py``, ``test_evaluated_folds.py``), of torch 2.11 to 2.15:
+Relied on (``tests/unit/test_evaluated_constants.py``), of torch 2.11 to 2.15:
 
 * every call passes ``call_function`` of the called variable; those of functions of torch that Dynamo does not
   trace into pass that of ``TorchInGraphFunctionVariable``, which returns a constant where it evaluated the

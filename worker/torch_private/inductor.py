@@ -1,6 +1,6 @@
 """Inductor: one graph of tensors to one shared library. Never imported by a warm load that has its library.
 
-Relied on (``tests/unit/test_inductor.py``, ``test_aoti_engine.py``; compiled kernels:
+Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on

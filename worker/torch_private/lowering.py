@@ -1,7 +1,7 @@
 """Lower Dynamo's graph of torch functions to ATen operators on lifted inputs.
 
 Higher-order operators with one body become it, branches and loops over data are kept, others are refused:
-nothing says that they only run what Dynamo traced. Relied on (``tests/unit/test_lowering.py``): each
+nothing says that they only run what Dynamo traced. Relied on (``tests/unit/test_tracing.py``): each
 operator's ``name()``; dense implementations call their bodies; ``graph_module`` placeholders carry
 ``meta["example_value"]`` and ``_dynamo_source`` in the frame's order; ``make_fx`` over an interpreter keeps
 in-place operators, views and each node's ``stack_trace``.

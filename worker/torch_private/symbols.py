@@ -1,7 +1,7 @@
 """Symbolic sizes of a trace: their symbols, conditions and source lines, and inputs as plain JSON and back.
 
 An artifact without compiled kernels keeps the JSON, so that another process can compile its graph without
-Dynamo. Relied on (``tests/unit/test_aoti_engine.py``, ``test_inductor.py``):
+Dynamo. Relied on (``tests/unit/test_aoti_engine.py``):
 
 * ``ShapeEnv.guards`` holds the conditions on symbols so far: ``expr``, a sympy expression, and ``sloc``,
   whose ``maybe_user_loc`` is ``<code>  # <file, shortened>:<line> in <function>`` or None; ``var_to_range``
