@@ -20,6 +20,7 @@ import operator
 import shutil
 import stat
 import tempfile
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import geteuid
@@ -106,6 +107,7 @@ def _fault(root: Path) -> str:
     return ""
 
 
+_ARITHMETIC = {getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div")}
 _INSTEAD = 'use mode "reduce-overhead" (engine graph) for this function'
 
 
@@ -262,11 +264,30 @@ def _library_of(source: GraphModule, bases: list[Node]) -> GraphModule | None:
         elif str(node.target) in DROPOUTS:
             made[node] = made[node.args[0]]
         else:
-            made[node] = graph.node_copy(node, made.__getitem__)
+            arguments = ChainMap(_floats_beside_complex(node, graph, made), made)
+            made[node] = graph.node_copy(node, arguments.__getitem__)
     graph.eliminate_dead_code()
     if not bases and not any(node.op == "call_function" for node in graph.nodes):
         return None
     return GraphModule(source, graph)
+
+
+def _floats_beside_complex(node: Node, graph: Graph, made: dict[Node, Node]) -> dict[Node, Node]:
+    """The integers that ``node`` computes with a complex number, made floats, as eager does.
+
+    AOTInductor hands the number over as a tensor of complex128, which turns integers into that type.
+    """
+    if node.target not in _ARITHMETIC or not any(isinstance(value, complex) for value in node.args):
+        return {}
+    floats: dict[Node, Node] = {}
+    traced = node.meta["val"].dtype
+    for argument in node.all_input_nodes:
+        value = argument.meta["val"]
+        if not (value.is_floating_point() or value.is_complex()):
+            to = torch.ops.prims.convert_element_type.default
+            floats[argument] = graph.call_function(to, (made[argument], traced.to_real()))
+            floats[argument].meta["val"] = value.to(traced.to_real())
+    return floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
