@@ -116,8 +116,9 @@ BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
 
 def table() -> str:
-    """One table per section: name, default, allowed values, modes, effects, meaning."""
-    return "\n".join(_sections(CompilerConfig))
+    """All options: dotted name, default, allowed values, modes, effects, meaning."""
+    head = "| option | default | allowed | modes | engines graph, aoti | engine torchair | meaning |"
+    return "\n".join((head, "|---|---|---|---|---|---|---|", *_rows(CompilerConfig)))
 
 
 def written() -> str:
@@ -131,20 +132,14 @@ def write() -> None:
     PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
 
 
-def _sections(kind: type[Section]) -> Iterator[str]:
+def _rows(kind: type[Section]) -> Iterator[str]:
     meanings = _meanings(kind)
-    rows = [
-        _row(kind, value, meanings[name]) for name, value in vars(kind).items() if isinstance(value, Option)
-    ]
-    if rows:
-        yield f"### `config{'.' if kind._at else ''}{kind._at}`\n"
-        yield "| option | default | allowed | modes | engines graph, aoti | engine torchair | meaning |"
-        yield "|---|---|---|---|---|---|---|"
-        yield from rows
-        yield ""
+    for name, value in vars(kind).items():
+        if isinstance(value, Option):
+            yield _row(kind, value, meanings[name])
     for value in vars(kind).values():
         if isinstance(value, Part):
-            yield from _sections(value.kind)
+            yield from _rows(value.kind)
 
 
 def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
@@ -152,13 +147,14 @@ def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
     modes = "all" if effect.modes == MODES else ", ".join(effect.modes)
     words = option.of_ascend if isinstance(option, Choice) else ()
     exception = f" ({', '.join(map(repr, words))}: engine torchair only)" if words else ""
+    dotted = f"{kind._at}.{option.name}" if kind._at else option.name
     cells = (
-        f"`{option.name}`",
+        f"`{dotted}`",
         f"`{option.default!r}`",
         option.words,
         modes,
         f"{_here(effect)}{exception}",
-        _torchair(f"{kind._at}.{option.name}" if kind._at else option.name, option),
+        _torchair(dotted, option),
         meaning,
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
