@@ -310,7 +310,7 @@ def _plain_value(variable: Any) -> tuple[Any, ...]:
         value = variable.as_python_constant()
     except Exception:  # noqa: BLE001 - Dynamo raises errors of several kinds
         return ()
-    if type(value) not in _PLAIN or not value or (type(value) is int and value in _MADE_ONCE):
+    if type(value) not in (*_PLAIN, range, slice, torch.Size) or not value or (type(value) is int and value in _MADE_ONCE):
         return ()
     return (value,)
 
