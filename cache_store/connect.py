@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -161,7 +161,7 @@ class _Opening:
             return error  # no circuit: it answers, and may be repaired while this process runs
         if error.transport:
             self._circuit.open(error.reason, where=self.spec.location)
-        return replace(error, required=is_required)
+        return error.but(required=is_required)
 
     def _run(self) -> None:
         try:

@@ -1,34 +1,57 @@
 """The errors of this package: fields first, a message made from them, picklable.
 
-A message says what happened, where, what was expected, what was found and what to do.
+No dataclasses: a warm load imports this, and to make eleven of them takes milliseconds.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 UntrustedReason = Literal[
     "unsigned", "unknown_signer", "bad_signature", "replayed", "revoked", "no_signing_key"
 ]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class StoreError(Exception):
-    """Base of all errors of this package; not frozen, because Python sets an exception's traceback."""
+    """Base of all errors of this package; ``what`` names the thing, ``where`` its file or location.
 
-    what: str  # such as ``blob 1f3a...``
-    where: str  # file or location
+    Fields are annotations, given by keyword; a class attribute of that name is the default.
+    """
+
+    _names: ClassVar[tuple[str, ...]] = ("what", "where")
+    what: str
+    where: str
+
+    def __init_subclass__(cls) -> None:
+        """Collect the names of the fields."""
+        cls._names = tuple(dict.fromkeys((*cls._names, *cls.__dict__.get("__annotations__", ()))))  # noqa: RUF063 - inspect is slow to import
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        self.__dict__.update(given)
+        wrong = sorted(
+            {*given}.difference(self._names) | {name for name in self._names if not hasattr(self, name)}
+        )
+        if wrong:
+            raise TypeError(f"{type(self).__name__}: fields unknown or missing: {', '.join(wrong)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields: Exception would call the constructor with positional arguments only."""
-        return partial(type(self), **{item.name: getattr(self, item.name) for item in fields(self)}), ()
+        return partial(type(self), **self.fields()), ()
+
+    def fields(self) -> dict[str, Any]:
+        """All fields by name."""
+        return {name: getattr(self, name) for name in self._names}
+
+    def but(self, **changes: Any) -> Self:
+        """The same error with other values of some fields."""
+        return type(self)(**{**self.fields(), **changes})
 
 
-@dataclass(eq=False, kw_only=True)
 class StoreUnavailable(StoreError):
     """The store cannot be read or written at all; the launch may go on without it."""
 
@@ -41,7 +64,6 @@ class StoreUnavailable(StoreError):
         return f"store unavailable: {self.what} at {self.where}: {self.reason}; {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class NoStoreYet(StoreUnavailable):
     """The place answers and holds no store: nobody made one yet, or its disk is not mounted."""
 
@@ -55,7 +77,6 @@ class NoStoreYet(StoreUnavailable):
         return f"there is no store at {self.where} yet (no FORMAT); {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class Corrupt(StoreError):
     """Bytes are not what their name, digest or format says; they must not be used."""
 
@@ -68,7 +89,6 @@ class Corrupt(StoreError):
         return f"corrupt: {self.what} at {self.where}: {found}; {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class NewerFormat(StoreError):
     """Written by a later release; intact, but not readable by this one."""
 
@@ -80,7 +100,6 @@ class NewerFormat(StoreError):
         return f"newer: {self.what} at {self.where} {formats}; upgrade warmrank here, or use another store"
 
 
-@dataclass(eq=False, kw_only=True)
 class Untrusted(StoreError):
     """The trust policy does not let this process use (or sign) a document."""
 
@@ -92,7 +111,6 @@ class Untrusted(StoreError):
         return f"untrusted ({self.reason}): {self.what} at {self.where}: {self.detail}; {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class NotInStore(StoreError):
     """A miss."""
 
@@ -102,7 +120,6 @@ class NotInStore(StoreError):
         return f"not in store: {self.what} at {self.where}; {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class Conflict(StoreError):
     """Two things that must agree do not, though each is intact."""
 
@@ -115,7 +132,6 @@ class Conflict(StoreError):
         return f"conflict: {self.what} at {self.where}: {found}; {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class EvictRefused(StoreError):
     """An evict took nothing away, because it could take what is needed."""
 
@@ -126,7 +142,6 @@ class EvictRefused(StoreError):
         return f"nothing was evicted: {self.what} at {self.where}: {self.reason}; {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class UnusableCache(StoreError):
     """A local file or directory that is not private to this user, or cannot be read or written."""
 
@@ -139,21 +154,16 @@ class UnusableCache(StoreError):
         return f"unusable {self.what} {self.where}: {found}; {self.remedy}"
 
 
-@dataclass(eq=False, kw_only=True)
 class UnwritableDisk(UnusableCache):
     """The cache's disk is full or read-only: retrying on this disk fails too."""
 
 
-@dataclass(eq=False, kw_only=True)
 class RefusedCache(UnusableCache):
     """A directory has copies that nobody signed, or that a revoked key signed: nothing may use them."""
 
 
 def is_damage(error: StoreError) -> bool:
-    """Whether the bytes themselves are wrong for every reader, and belong into quarantine.
-
-    A document that is merely not signed by a key known *here* may be good for another reader.
-    """
+    """Whether the bytes are wrong for every reader, so quarantine them; a key unknown *here* is no damage."""
     if isinstance(error, Untrusted):
         return error.reason in ("bad_signature", "replayed")
     return isinstance(error, Corrupt)

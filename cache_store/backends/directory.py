@@ -15,7 +15,6 @@ import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -259,7 +258,7 @@ class DirectoryBackend:
             parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
         except Corrupt as error:
             remedy = _OBJECTS_REMEDY if b'"blobs"' in data else _FORMAT_REMEDY
-            raise replace(error, remedy=remedy) from error
+            raise error.but(remedy=remedy) from error
 
     def _check_empty(self) -> None:
         strangers = sorted({entry.name for entry in self.root.iterdir()} - TOP_LEVEL)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import BinaryIO, Literal, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
@@ -354,7 +354,7 @@ class TieredBackend:
         self._check_not_left(tier)
         self._failures.setdefault(tier.name, error)
         if tier.mode == "required":
-            raise replace(error, required=True) from error
+            raise error.but(required=True) from error
         self._note(tier, error)
 
     def _nothing_written(self) -> StoreUnavailable:

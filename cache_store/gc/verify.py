@@ -355,7 +355,7 @@ class _Audit:
             return str(error)
         if isinstance(error, Untrusted) and error.reason == "unknown_signer":
             return str(error)
-        return str(replace(error, remedy=_ELSEWHERE))
+        return str(error.but(remedy=_ELSEWHERE))
 
     def _check_launches(
         self, launches: dict[str, LaunchRecord], manifests: dict[str, StandingManifest | None]

@@ -20,7 +20,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -134,7 +134,7 @@ def _read_file(path: Path) -> Revocation | None:
     try:
         item = parse_document(_RevokedFile, data, supported_format=REVOKED_FORMAT, what=what, where=str(path))
     except Corrupt as error:
-        raise replace(error, remedy=remedy) from error
+        raise error.but(remedy=remedy) from error
     return Revocation(key_id=match[1], name=item.name, when=item.when, reason=item.reason)
 
 

@@ -15,7 +15,7 @@ import io
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, NoReturn
 
@@ -85,7 +85,7 @@ def check_format(client: ObjectClient, *, create: bool) -> None:
             f"an object store's line is {_FORMAT_DATA.decode()}: restore it, or use another prefix;"
             " without 'blobs' it is the store of a directory, and opened by the directory's path"
         )
-        raise replace(error, remedy=remedy) from error
+        raise error.but(remedy=remedy) from error
 
 
 def check_create_only(client: ObjectClient) -> None:
