@@ -40,7 +40,6 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.manifest import (
-    MAX_DOCUMENT_BYTES,
     Count,
     Document,
     Environments,
@@ -240,9 +239,6 @@ def _read_all(model: type[W], paths: list[Path], problems: list[str]) -> dict[Pa
 def _read(model: type[W], path: Path) -> W:
     what = "queued publish"
     data = read_private(path)
-    if len(data) > MAX_DOCUMENT_BYTES:
-        expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
-        raise Corrupt(what=what, where=str(path), expected=expected, actual=f"{len(data)} bytes")
     found = parse_document(model, data, supported_format=FORMAT, what=what, where=str(path))
     named = path.stem.rpartition("-")[2]
     actual = found.key if isinstance(found, WaitingPartition) else digest_bytes(data).sha256

@@ -30,11 +30,11 @@ from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.manifests import Pinned
 from warmrank.cache_store.fetch.node_artifacts import NodeFetch
 from warmrank.cache_store.fetch.staging import FetchOutcome
-from warmrank.cache_store.gc import pins, places, trash
-from warmrank.cache_store.gc.evict import EvictOutcome
+from warmrank.cache_store.gc import pins, trash
+from warmrank.cache_store.gc.evict import EvictOutcome, evict_places
 from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.gc.pins import Pin
-from warmrank.cache_store.gc.verify import VerifyReport
+from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, launch_name, manifest_name
 from warmrank.cache_store.progress import OnProgress, while_asked
 from warmrank.cache_store.publish import launches as committing
@@ -336,8 +336,8 @@ class Store:
     def verify(
         self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
     ) -> VerifyReport:
-        """Read every place again and say what is wrong; see `places.verify_places`."""
-        return places.verify_places(
+        """Read every place again and say what is wrong; see `verify_places`."""
+        return verify_places(
             self._deadline.tiers,
             self._trust,
             repair=repair,
@@ -347,8 +347,8 @@ class Store:
         )
 
     def evict(self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False) -> EvictOutcome:
-        """Take away what ``policy`` does not keep; see `places.evict_places`."""
-        return places.evict_places(
+        """Take away what ``policy`` does not keep; see `evict_places`."""
+        return evict_places(
             self._deadline.tiers,
             policy,
             trust=self._trust,

@@ -82,8 +82,8 @@ class Collected(Value):
 
 def room_in(manifest: PartitionManifest) -> Room:
     """The room that a rank's artifacts leave."""
+    from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
     from warmrank.cache_store.records.manifest import (
-        MAX_DOCUMENT_BYTES,
         MAX_ENTRIES,
         MAX_FILE_BYTES,
         MAX_PARTITION_BYTES,

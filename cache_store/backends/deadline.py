@@ -10,6 +10,7 @@ problems are dropped. Time in which this process itself did not run is no silenc
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -142,6 +143,25 @@ class Deadline:
 
     def _note(self, *lines: str) -> None:
         self.problems.extend(line for line in dict.fromkeys(lines) if line not in self.problems)
+
+
+def in_each(
+    tiers: Sequence[Tier], verb: Callable[[Tier, TieredBackend], T]
+) -> tuple[list[T], list[tuple[Tier, StoreError]]]:
+    """Do ``verb`` in each place by itself, the farthest first, and return results, and places that failed.
+
+    One that falls silent takes nothing from what the others report; the error of an only place is raised.
+    """
+    done: list[T] = []
+    errors: list[tuple[Tier, StoreError]] = []
+    for tier in reversed(tiers):
+        try:
+            done.append(Deadline([tier]).run(functools.partial(verb, tier)))
+        except StoreError as error:
+            if len(tiers) == 1:
+                raise
+            errors.append((tier, error))
+    return done, errors
 
 
 class _Silence:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.deadline import in_each
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
 from warmrank.cache_store.cache_dir.private_files import create_private
 from warmrank.cache_store.digests import Digest, digest_stream
 from warmrank.cache_store.errors import (
@@ -28,6 +30,7 @@ from warmrank.cache_store.errors import (
     Untrusted,
     UnusableCache,
     is_damage,
+    is_final,
     os_errors_are_unavailable,
 )
 from warmrank.cache_store.gc.trash import DEBRIS_S, list_debris, restore
@@ -42,13 +45,19 @@ from warmrank.cache_store.layout import (
     split_fanned_name,
 )
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.progress import Meter, OnProgress
+from warmrank.cache_store.progress import Meter, OnProgress, while_asked
 from warmrank.cache_store.records.directory_listing import read_listing
-from warmrank.cache_store.records.documents import Documents, StandingManifest, quarantine
+from warmrank.cache_store.records.documents import (
+    READERS,
+    Documents,
+    StandingManifest,
+    quarantine,
+    read_stored_form,
+)
 from warmrank.cache_store.records.launches import read_launch
 from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.signing.trust import Trust
 
-READERS = 8
 _ELSEWHERE = "this place is only read here: run `warmrank store verify --repair` where it may be written"
 _T = TypeVar("_T")
 
@@ -57,14 +66,7 @@ _T = TypeVar("_T")
 class VerifyReport:
     """Outcome of reading the whole store; what stands in two of its places was read twice, and counts twice.
 
-    Attributes:
-        num_blobs: blobs read and hashed.
-        num_manifests: manifests looked at.
-        num_launches: launch records looked at.
-        num_listings: listings of other tools' directories looked at.
-        bytes_hashed: size of all blobs read.
-        faults: one line each; empty for a whole store.
-        repairs: what was done about them, one line each.
+    Faults and repairs have one line each; a whole store has no faults.
     """
 
     num_blobs: int
@@ -75,23 +77,10 @@ class VerifyReport:
     faults: tuple[str, ...]
     repairs: tuple[str, ...] = ()
 
-    def named(self, location: str) -> VerifyReport:
-        """The same, each line with the place that it is about."""
-        return replace(
-            self,
-            faults=tuple(f"{location}: {line}" for line in self.faults),
-            repairs=tuple(f"{location}: {line}" for line in self.repairs),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """Where good copies may be of what is damaged or missing.
-
-    Attributes:
-        places: of the same store.
-        cache_root: a cache directory of this node; None for none.
-    """
+    """Where good copies may be of what is damaged or missing: places of the store, a cache directory."""
 
     places: Sequence[BlobBackend] = ()
     cache_root: Path | None = None
@@ -107,6 +96,56 @@ class Elsewhere:
         return found
 
 
+def verify_places(
+    tiers: Sequence[Tier],
+    trust: Trust,
+    *,
+    repair: bool = False,
+    cache_root: Path | None = None,
+    left_out: Sequence[TierState] = (),
+    on_progress: OnProgress | None = None,
+) -> VerifyReport:
+    """Read every place of a store again, the farthest first; where there are several, faults name theirs.
+
+    A repair also takes what is good in ``cache_root``; of ``left_out`` those that are away are faults.
+
+    Raises:
+        StoreUnavailable: a place that is required cannot be read, or the only one.
+    """
+
+    def verify(tier: Tier, view: TieredBackend) -> VerifyReport:
+        report = verify_store(
+            Documents(backend=view, trust=trust),
+            repair=repair and tier.is_writable,
+            is_whole=tier is tiers[-1],
+            is_writable=tier.is_writable,
+            elsewhere=Elsewhere(
+                places=[TieredBackend([other]) for other in tiers if other is not tier], cache_root=cache_root
+            ),
+            on_progress=while_asked(on_progress, view),
+        )
+        if len(tiers) == 1:
+            return report
+        faults = tuple(f"{tier.name}: {line}" for line in report.faults)
+        return replace(report, faults=faults, repairs=tuple(f"{tier.name}: {x}" for x in report.repairs))
+
+    reports, errors = in_each(tiers, verify)
+    for _, error in errors:
+        if is_final(error):
+            raise error
+    failed = [f"{tier.name}: {error}" for tier, error in errors]
+    away = [f"{state.location}: {state.reason}" for state in left_out if state.state == "away"]
+    return VerifyReport(
+        num_blobs=sum(report.num_blobs for report in reports),
+        num_manifests=sum(report.num_manifests for report in reports),
+        num_launches=sum(report.num_launches for report in reports),
+        num_listings=sum(report.num_listings for report in reports),
+        bytes_hashed=sum(report.bytes_hashed for report in reports),
+        faults=(*(line for report in reports for line in report.faults), *failed, *away),
+        repairs=tuple(line for report in reports for line in report.repairs),
+    )
+
+
 def verify_store(  # noqa: PLR0913 - what is read, what it is part of, and what may be done
     documents: Documents,
     *,
@@ -117,16 +156,11 @@ def verify_store(  # noqa: PLR0913 - what is read, what it is part of, and what 
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.time,
 ) -> VerifyReport:
-    """Hash every blob, judge every document, and follow every reference.
+    """Hash every blob of one place, judge every document, and follow every reference.
 
-    Args:
-        documents: the store's.
-        repair: also move what is damaged away, and bring back what is missing and can be had.
-        is_whole: what a document needs must be here; a place nearer than the farthest may hold it in part.
-        is_writable: publishes write here too, so that they repair it.
-        elsewhere: where a repair looks for good copies, beside the trash.
-        on_progress: told now and then how far it is.
-        clock: seconds since the epoch; the store's own would need a write.
+    What a document needs must be here if ``is_whole``: a place nearer than the farthest may hold it in part.
+    Publishes repair a place that ``is_writable``. ``clock`` is in epoch seconds; the store's own would need a
+    write.
 
     Raises:
         StoreUnavailable: the store cannot be listed, or, with ``repair``, not written.
@@ -158,18 +192,13 @@ class _Audit:
             manifest_name(ref.manifest_key) for record in launches.values() for ref in record.partitions
         )
         manifests = self._read_manifests(launches.values())
-        needed = {
-            blob_name(entry.sha256): entry.digest
-            for standing in manifests.values()
-            for entry in (standing.manifest.artifacts if standing else ())
-        }
+        entries = [entry for found in manifests.values() if found for entry in found.manifest.artifacts]
+        needed = {blob_name(entry.sha256): entry.digest for entry in entries}
         needed |= {name: digest for blobs in listings.values() for name, digest in blobs.items()}
         self._bring_back(needed)
         sizes = self._hash_blobs(on_progress)
         self._put_again(needed)
-        self._check_launches(launches, manifests)
-        self._check_manifests(manifests, sizes)
-        self._check_listings(listings, sizes)
+        self._check_references(launches, manifests, listings, sizes)
         self._check_debris(now_s)
         return VerifyReport(
             num_blobs=len(sizes),
@@ -232,7 +261,7 @@ class _Audit:
             documents = Documents(backend=place, trust=self.documents.trust)
             answer = _attempt(read, documents, name)
             if not isinstance(answer, StoreError):
-                self.documents.write(name, documents.read_sealed(name))
+                self.documents.write(name, read_stored_form(place, name))
                 self.repairs.append(f"{name}: put again from another place of the store")
                 return answer
         return None
@@ -248,11 +277,13 @@ class _Audit:
         with tempfile.TemporaryDirectory() as directory:
             for name, digest in missing.items():
                 fetched = (_copy_out(place, name, Path(directory)) for place in self.elsewhere.places)
-                for path in itertools.chain(files[digest.size_bytes], fetched):
-                    if path and _put(backend, NewFile(name=name, source=path, expected=digest)):
-                        where = "another place of the store" if path.parent == Path(directory) else str(path)
-                        self.repairs.append(f"{name}: put again from {where}")
-                        break
+                for path in filter(None, itertools.chain(files[digest.size_bytes], fetched)):
+                    with contextlib.suppress(Corrupt, UnusableCache):  # then the file does not hold it
+                        if backend.put_new([NewFile(name=name, source=path, expected=digest)]):
+                            is_fetched = path.parent == Path(directory)
+                            where = "another place of the store" if is_fetched else str(path)
+                            self.repairs.append(f"{name}: put again from {where}")
+                            break
 
     def _hash_blobs(self, on_progress: OnProgress | None) -> dict[str, int]:
         """Sizes of all blobs by name, the damaged ones included."""
@@ -323,20 +354,30 @@ class _Audit:
             self.faults.append(f"{name}: missing")
             self.repairs.append(f"{name}: restored from the trash")
 
-    def _check_manifests(self, manifests: dict[str, StandingManifest | None], sizes: dict[str, int]) -> None:
+    def _check_references(
+        self,
+        launches: Mapping[str, LaunchRecord],
+        manifests: Mapping[str, StandingManifest | None],
+        listings: Mapping[str, Iterable[str]],
+        sizes: Mapping[str, int],
+    ) -> None:
+        for name, record in launches.items():
+            for ref in record.partitions:
+                manifest = manifest_name(ref.manifest_key)
+                standing = manifests.get(manifest)
+                if manifest not in manifests and self.is_whole:
+                    self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
+                elif standing is not None and standing.sha256 != ref.manifest_sha256:
+                    self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
         for name, standing in manifests.items():
             for entry in standing.manifest.artifacts if standing else ():
                 blob = blob_name(entry.sha256)
                 if sizes.get(blob) != entry.size_bytes and (self.is_whole or blob in sizes):
                     actual = f"{sizes[blob]} bytes long" if blob in sizes else "missing"
-                    self.faults.append(
-                        f"{name}: {entry.function} needs {blob} of {entry.size_bytes} bytes, "
-                        f"which is {actual}"
-                    )
-
-    def _check_listings(self, listings: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> None:
-        for name, blobs in listings.items():
-            missing = [blob for blob in blobs if self.is_whole and blob not in sizes]
+                    needs = f"{entry.function} needs {blob} of {entry.size_bytes} bytes"
+                    self.faults.append(f"{name}: {needs}, which is {actual}")
+        for name, blobs in listings.items() if self.is_whole else ():
+            missing = (blob for blob in blobs if blob not in sizes)
             self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
 
     def _check_debris(self, now_s: float) -> None:
@@ -356,18 +397,6 @@ class _Audit:
         if isinstance(error, Untrusted) and error.reason == "unknown_signer":
             return str(error)
         return str(error.but(remedy=_ELSEWHERE))
-
-    def _check_launches(
-        self, launches: dict[str, LaunchRecord], manifests: dict[str, StandingManifest | None]
-    ) -> None:
-        for name, record in launches.items():
-            for ref in record.partitions:
-                manifest = manifest_name(ref.manifest_key)
-                standing = manifests.get(manifest)
-                if manifest not in manifests and self.is_whole:
-                    self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
-                elif standing is not None and standing.sha256 != ref.manifest_sha256:
-                    self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
 
 
 def _attempt(read: Callable[[Documents, str], _T], documents: Documents, name: str) -> _T | StoreError:
@@ -396,14 +425,6 @@ def _copy_out(place: BlobBackend, name: str, directory: Path) -> Path | None:
     except (StoreError, OSError):
         return None
     return path
-
-
-def _put(backend: BlobBackend, file: NewFile) -> bool:
-    """Put a blob if the file holds it."""
-    try:
-        return bool(backend.put_new([file]))
-    except (Corrupt, UnusableCache):
-        return False
 
 
 def _digest(backend: BlobBackend, name: str) -> Digest | StoreError:

@@ -13,11 +13,17 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from warmrank.cache_store.backends.backend import FileInfo
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.layout import LAUNCHES, launch_prefix, split_launch_name
 from warmrank.cache_store.parsing import parse_document
-from warmrank.cache_store.records.documents import Documents, age, dated_ahead, seconds_of, take_usable
+from warmrank.cache_store.records.documents import (
+    Documents,
+    age,
+    check_sha256,
+    dated_ahead,
+    seconds_of,
+    take_usable,
+)
 from warmrank.cache_store.records.manifest import (
     FORMAT,
     NEWEST_FORMAT,
@@ -66,11 +72,7 @@ class _Head(BaseModel):
 
 
 def read_launch(documents: Documents, name: str) -> LaunchRecord:
-    """Read one record without touching it.
-
-    Raises:
-        NotInStore, Corrupt, NewerFormat, Untrusted: as `Documents.read`.
-    """
+    """Read one record without touching it; raises as `Documents.read`."""
     launch_key, payload = _read(documents, name)
     record = parse_launch_record(payload, name)
     _check_key(name, expected=launch_key, actual=record.launch_key)
@@ -83,16 +85,12 @@ def read_launches(
     """Read all records, or those of one key, newest first.
 
     A record that cannot be used is skipped, logged, and described in ``problems``; a damaged one goes into
-    quarantine.
-
-    Raises:
-        StoreUnavailable: the store cannot be listed.
+    quarantine. Raises `StoreUnavailable` where the store cannot be listed.
     """
     infos = _infos(documents, launch_key)
     found = take_launches(documents, list(infos), problems)
-    dates = {stored.name: seconds_of(stored.record.created) for stored in found}
-    problems += dated_ahead(infos, dates)
-    return tuple(sorted(found, key=lambda stored: age(infos[stored.name], dates[stored.name])))
+    order = _newest_first(infos, {stored.name: stored.record.created for stored in found}, problems)
+    return tuple(sorted(found, key=lambda stored: order[stored.name]))
 
 
 def take_launches(
@@ -112,9 +110,8 @@ def summarize_launches(
     """Summaries of the records of one key, newest first; skips what cannot be used, as `read_launches`."""
     infos = _infos(documents, launch_key)
     found = take_usable(documents.backend, list(infos), lambda name: _summarize(documents, name), problems)
-    dates = {item.name: seconds_of(item.created) for item in found}
-    problems += dated_ahead(infos, dates)
-    return tuple(sorted(found, key=lambda item: age(infos[item.name], dates[item.name])))
+    order = _newest_first(infos, {item.name: item.created for item in found}, problems)
+    return tuple(sorted(found, key=lambda item: order[item.name]))
 
 
 def launch_keys(documents: Documents) -> tuple[str, ...]:
@@ -126,6 +123,14 @@ def launch_keys(documents: Documents) -> tuple[str, ...]:
 def _infos(documents: Documents, launch_key: str | None) -> dict[str, FileInfo]:
     prefix = LAUNCHES if launch_key is None else launch_prefix(launch_key)
     return {info.name: info for info in documents.backend.list(prefix)}
+
+
+def _newest_first(
+    infos: Mapping[str, FileInfo], created: Mapping[str, str], problems: list[str]
+) -> dict[str, tuple[float, float, str]]:
+    dates = {name: seconds_of(date) for name, date in created.items()}
+    problems += dated_ahead(infos, dates)
+    return {name: age(infos[name], date) for name, date in dates.items()}
 
 
 def _summarize(documents: Documents, name: str) -> LaunchSummary:
@@ -142,15 +147,12 @@ def _summarize(documents: Documents, name: str) -> LaunchSummary:
 
 def _read(documents: Documents, name: str) -> tuple[str, bytes]:
     """The launch key that a record's name announces, and the record's bytes."""
-    key_and_sha256 = split_launch_name(name)
-    if key_and_sha256 is None:
+    parts = split_launch_name(name)
+    if parts is None:
         raise Corrupt(what="launch record", where=name, expected="a name of the layout", actual="another")
-    launch_key, sha256 = key_and_sha256
-    payload, _ = documents.read("launch", launch_key, name)
-    actual = digest_bytes(payload).sha256
-    if actual != sha256:
-        raise Corrupt(what="launch record", where=name, expected=f"sha256 {sha256}", actual=actual)
-    return launch_key, payload
+    payload, _ = documents.read("launch", parts[0], name)
+    check_sha256("launch record", name, payload, parts[1])
+    return parts[0], payload
 
 
 def _check_key(name: str, *, expected: str, actual: str) -> None:

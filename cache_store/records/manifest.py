@@ -24,12 +24,10 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -40,12 +38,10 @@ from pydantic import (
 from warmrank.cache_store.cache_dir.local import VARIANT_NAME, is_companion_name, is_variant_name
 from warmrank.cache_store.cache_dir.node_files import NODE, NodeFile, kept_path, split_node_path
 from warmrank.cache_store.digests import Digest, is_sha256
-from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.keys import canonical_json, key_of
-from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault
 
-MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank
 MAX_ENTRIES = 10_000  # artifacts, requests and captures of one rank, each; a large model has some hundreds
 MAX_RANKS = 1 << 16
 MAX_FILE_BYTES = 16 << 30  # kernels that come with an artifact have at most some GiB
@@ -97,10 +93,8 @@ Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 Components = Annotated[dict[Name, Text], Field(max_length=MAX_COMPONENTS)]
 
 
-class Document(BaseModel):
-    """Base of every document in the store: frozen, and an unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Document(Strict):
+    """Base of every document in the store."""
 
     def to_bytes(self) -> bytes:
         """Canonical JSON of this document; equal documents have equal bytes."""
@@ -145,22 +139,16 @@ def _artifact_path(path: str, entry: ValidationInfo) -> str:
 class ArtifactEntry(BlobEntry):
     """One artifact of one cached function, or of a node.
 
-    Attributes:
-        scope: whose it is; left out of the JSON for ``rank``, as in documents that are older than the field.
-        function: name of the cached function, such as ``Llama.decode``; of the node cache, for a node's.
-        path: posix path relative to the cache root; what a node's is called, see `node_files`.
-        request_key: hex key of what was asked.
-        provenance: hex digest of everything that determined the bytes; for a node's, which nobody can tell,
-            of the bytes themselves.
-        sha256: digest of the bytes.
-        size_bytes: their number.
+    Scope ``rank`` is left out of the JSON, as in documents that are older than the field.
     """
 
     scope: Literal["rank", "node"] = "rank"
-    function: Name
-    path: Annotated[str, AfterValidator(_artifact_path)]
+    function: Name  # such as ``Llama.decode``; for a node's, its node cache
+    path: Annotated[
+        str, AfterValidator(_artifact_path)
+    ]  # posix, below the cache root; a node's: `node_files`
     request_key: HexKey
-    provenance: HexKey
+    provenance: HexKey  # digest of all that determined the bytes; for a node's, of the bytes themselves
 
     @model_serializer(mode="wrap")
     def _without_usual_scope(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -182,12 +170,8 @@ class ArtifactEntry(BlobEntry):
 class RequestEntry(Document):
     """What was asked for, kept so that a miss can be explained.
 
-    Attributes:
-        function: name of the cached function.
-        key: hex key of the components.
-        components: the named components.
-        runtime_state: what the function's module had declared, name -> text; no part of the key. Left out of
-            the JSON where it is empty, as in documents that are older than the field.
+    ``key`` is that of the components; ``runtime_state``, what the function's module had declared, is no part
+    of it, and left out of the JSON where it is empty, as in documents that are older than the field.
     """
 
     function: Name
@@ -204,22 +188,16 @@ class RequestEntry(Document):
 
 
 class CaptureEntry(Document):
-    """One graph of the capture plan: what a launch captured, and a later one captures before its first call.
+    """One graph that a launch captured, and a later one captures before its first call."""
 
-    Attributes:
-        function: the call of the workload that it belongs to, such as ``Llama.decode[1]``.
-        signature: its shapes; the worker writes and reads it, layout in `worker.capture.plan`.
-    """
-
-    function: Name
-    signature: Text
+    function: Name  # the call of the workload, such as ``Llama.decode[1]``
+    signature: Text  # its shapes; layout in `worker.capture.plan`
 
 
 class PartitionManifest(Document):
     """All artifacts of one rank, and those of its node where it is the node's first.
 
-    Attributes:
-        format: 2 for what format 1 cannot say; found by itself where it is not given.
+    Format 2 is for what format 1 cannot say; found by itself where it is not given.
     """
 
     format: Literal[1, 2] = FORMAT
@@ -276,14 +254,9 @@ class RankEnvironment(Document):
 
 
 class Environments(Document):
-    """The environments of a launch's ranks.
+    """The environments of a launch's ranks; ``others`` is left out of the JSON where there are none."""
 
-    Attributes:
-        environment: of rank 0, and of every rank that ``others`` does not name.
-        others: the other ones; left out of the JSON where there are none.
-    """
-
-    environment: Components
+    environment: Components  # of rank 0, and of every rank that ``others`` does not name
     others: Annotated[tuple[RankEnvironment, ...], Field(max_length=MAX_RANKS)] = ()
 
     @model_validator(mode="after")
@@ -324,8 +297,7 @@ def environments_of(ranks: Mapping[int, Mapping[str, str]]) -> Environments:
 class LaunchRecord(Environments):
     """All partitions of one launch; committed last, so a launch is whole in the store or absent.
 
-    Attributes:
-        format: 2 for what format 1 cannot say; found by itself where it is not given.
+    Format 2 is for what format 1 cannot say; found by itself where it is not given.
     """
 
     format: Literal[1, 2] = FORMAT
@@ -368,11 +340,6 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def created_at(document: PartitionManifest | LaunchRecord) -> datetime:
-    """When a document was made, by its maker's clock."""
-    return datetime.fromisoformat(document.created)
-
-
 def partition_key(launch_key: str, manifest: PartitionManifest) -> str:
     """Key of a manifest: what determined its artifacts' bytes, never the bytes themselves.
 
@@ -394,26 +361,25 @@ def partition_key(launch_key: str, manifest: PartitionManifest) -> str:
     )
 
 
-_D = TypeVar("_D", PartitionManifest, LaunchRecord)
-
-
 def parse_manifest(data: bytes, where: str) -> PartitionManifest:
-    """Read a manifest's canonical JSON.
-
-    Raises:
-        Corrupt: it is too large, no JSON, or breaks an invariant; names the field.
-        NewerFormat: a later release wrote it.
-    """
-    return _parse(PartitionManifest, data, what="manifest", where=where, newest=NEWEST_FORMAT)
+    """Read a manifest's canonical JSON; raises as `parse_document`."""
+    return parse_document(
+        PartitionManifest,
+        data,
+        supported_format=NEWEST_FORMAT,
+        what="manifest",
+        where=where,
+        oldest_format=FORMAT,
+    )
 
 
 def parse_launch_record(data: bytes, where: str) -> LaunchRecord:
-    """Read a launch record's canonical JSON; raises as `parse_manifest` does."""
-    return _parse(LaunchRecord, data, what="launch record", where=where, newest=NEWEST_FORMAT)
-
-
-def _parse(model: type[_D], data: bytes, *, what: str, where: str, newest: int) -> _D:
-    if len(data) > MAX_DOCUMENT_BYTES:
-        expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
-        raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(data)} bytes")
-    return parse_document(model, data, supported_format=newest, what=what, where=where, oldest_format=FORMAT)
+    """Read a launch record's canonical JSON; raises as `parse_document`."""
+    return parse_document(
+        LaunchRecord,
+        data,
+        supported_format=NEWEST_FORMAT,
+        what="launch record",
+        where=where,
+        oldest_format=FORMAT,
+    )

@@ -24,8 +24,7 @@ from warmrank.cache_store.gc import verify as audit
 from warmrank.cache_store.gc.verify import verify_store
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.launches import read_launch
-from warmrank.cache_store.signing.keyring import Revocation
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 

@@ -49,7 +49,7 @@ def is_framed(name: str, start: bytes) -> bool:
 def encode(content: bytes) -> bytes:
     """Stored form of a small content."""
     if len(content) >= _MIN_BYTES:
-        packed = _thread_compressor().compress(content)
+        packed = _compressor().compress(content)
         if len(packed) < _WORTH * len(content):
             return _header("zstd", len(content)) + packed
     return _header("raw", len(content)) + content
@@ -59,13 +59,13 @@ def encode_stream(chunks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
     """Stored form of a content of ``size_bytes``; whether it shrinks is tried on the first chunk."""
     chunks = iter(chunks)
     first = next(chunks, b"")
-    if len(_thread_compressor().compress(first)) >= _WORTH * len(first):
+    if len(_compressor().compress(first)) >= _WORTH * len(first):
         yield _header("raw", size_bytes)
         yield first
         yield from chunks
         return
     yield _header("zstd", size_bytes)
-    compressing = _compressor().compressobj(size=size_bytes)
+    compressing = _compressor(own=True).compressobj(size=size_bytes)
     for chunk in chain([first], chunks):
         if packed := compressing.compress(chunk):
             yield packed
@@ -85,13 +85,11 @@ def decode_whole(stored: bytes) -> bytes | None:
 
 
 def decode(chunks: Iterable[bytes], *, name: str) -> Iterator[bytes]:
-    """Content of a stored form; a form without the line is a document, and given as it is.
-
-    Raises:
-        Corrupt: the line is damaged, the frame is, or there is more or less content than announced.
-    """
+    """Content of a stored form; one without the line is a document, and given as it is; raises `Corrupt`."""
     chunks = iter(chunks)
-    start = _start(chunks)
+    start = b""
+    while len(start) < _MAX_HEADER_BYTES and (chunk := next(chunks, b"")):
+        start += chunk
     if not start.startswith(_MAGIC):
         yield start
         yield from chunks
@@ -143,25 +141,18 @@ def _header(form: str, size_bytes: int) -> bytes:
     return f"{STORED_FORM} {form} {size_bytes}\n".encode()
 
 
-def _compressor() -> zstandard.ZstdCompressor:
+def _compressor(*, own: bool = False) -> zstandard.ZstdCompressor:
+    """This thread's compressor, or an own one for a stream."""
     import zstandard
 
-    return zstandard.ZstdCompressor(level=_LEVEL)
-
-
-def _thread_compressor() -> zstandard.ZstdCompressor:
     # To make one costs as much as to compress a small blob; no two threads may use one at once.
-    if not hasattr(_of_thread, "compressor"):
-        _of_thread.compressor = _compressor()
+    if own or not hasattr(_of_thread, "compressor"):
+        made = zstandard.ZstdCompressor(level=_LEVEL)
+        if own:
+            return made
+        _of_thread.compressor = made
     compressor: zstandard.ZstdCompressor = _of_thread.compressor
     return compressor
-
-
-def _start(chunks: Iterator[bytes]) -> bytes:
-    start = b""
-    while len(start) < _MAX_HEADER_BYTES and (chunk := next(chunks, b"")):
-        start += chunk
-    return start
 
 
 def _decompressed(body: Iterable[bytes], announced_bytes: int, name: str) -> Iterator[bytes]:

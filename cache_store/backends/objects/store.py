@@ -17,13 +17,18 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, NoReturn
+from typing import BinaryIO, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict
-
-from warmrank.cache_store.backends.backend import FileInfo, NewFile, check_name, name_fault
-from warmrank.cache_store.backends.objects.client import ObjectClient
-from warmrank.cache_store.backends.objects.connection import connect
+from warmrank.cache_store.backends.backend import (
+    STORE_FORMAT,
+    FileInfo,
+    NewFile,
+    check_format,
+    check_name,
+    name_fault,
+    not_empty,
+)
+from warmrank.cache_store.backends.objects.client import ObjectClient, connect
 from warmrank.cache_store.backends.objects.frames import (
     STORED_FORM,
     ChunkFile,
@@ -38,85 +43,28 @@ from warmrank.cache_store.cache_dir.private_files import os_errors_are_unusable
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.keys import canonical_json
-from warmrank.cache_store.layout import BLOBS, FORMAT_FILE, PROBE, TMP, TOP_LEVEL, split_trash_name
+from warmrank.cache_store.layout import BLOBS, FORMAT_FILE, PROBE, TMP, split_trash_name
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
 
-STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
 _PROBE_DATA = b"The server refused to replace this.\n"
 _OTHER_DATA = b"The server replaced what stood here, though it was asked not to.\n"
 _NUM_LOOKED_AT = 100
 
 
-class _ObjectFormat(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _ObjectFormat(Strict):
     format: Literal[1]
     digest: Literal["sha256"]
     blobs: Literal["warmrank-blob 1"]
 
 
 _FORMAT_DATA = canonical_json({"format": STORE_FORMAT, "digest": "sha256", "blobs": STORED_FORM})
-
-
-def check_format(client: ObjectClient, *, create: bool) -> None:
-    """Make sure that a store of this format is there; make one where nothing is and ``create`` says so.
-
-    Raises:
-        StoreUnavailable: there is no store, or it cannot be read.
-        NewerFormat: a later release made it.
-        Corrupt: its FORMAT is damaged, or that of a directory.
-    """
-    try:
-        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
-    except NotInStore:
-        if not create:
-            raise NoStoreYet(what="store", where=client.url) from None
-        _check_empty(client)
-        client.create(FORMAT_FILE, _FORMAT_DATA)
-        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
-    where = f"{client.url}/{FORMAT_FILE}"
-    try:
-        parse_document(_ObjectFormat, data, supported_format=STORE_FORMAT, what="store", where=where)
-    except Corrupt as error:
-        remedy = (
-            f"an object store's line is {_FORMAT_DATA.decode()}: restore it, or use another prefix;"
-            " without 'blobs' it is the store of a directory, and opened by the directory's path"
-        )
-        raise error.but(remedy=remedy) from error
-
-
-def check_create_only(client: ObjectClient) -> None:
-    """Make sure that the server refuses to create what exists; some ignore the condition in silence.
-
-    The probe stays, so that the next writer needs one request. The second create has other bytes: where its
-    answer is lost, equal ones would not tell whether they are its own.
-
-    Raises:
-        StoreUnavailable: it replaced the probe.
-    """
-    if client.create(PROBE, _PROBE_DATA) and client.create(PROBE, _OTHER_DATA):
-        raise StoreUnavailable(
-            what="store",
-            where=client.url,
-            reason="the server ignores 'If-None-Match: *', so that publishers would overwrite each other",
-            remedy="upgrade the server to one that has conditional writes, or use it with mode 'ro'",
-        )
-
-
-def _check_empty(client: ObjectClient) -> None:
-    for info in itertools.islice(client.list(""), _NUM_LOOKED_AT):
-        if (stranger := info.name.partition("/")[0]) not in TOP_LEVEL:
-            raise StoreUnavailable(
-                what="store",
-                where=client.url,
-                reason=f"holds {stranger!r} but no {FORMAT_FILE} object, so it is no store",
-                remedy="name a prefix of its own, such as s3://bucket/warmrank",
-            )
-
-
+_FORMAT_REMEDY = (
+    f"an object store's line is {_FORMAT_DATA.decode()}: restore it, or use another prefix;"
+    " without 'blobs' it is the store of a directory, and opened by the directory's path"
+)
 logger = logging.getLogger(__name__)
 WHOLE_BYTES = 4 << 20
 """A blob up to this size is one request, made in memory; a larger one streams in parts."""
@@ -125,6 +73,36 @@ _KEPT_BYTES = 64 << 20  # of sources that were verified, kept for the sending
 _NUM_AT_ONCE = 16
 _NUM_LARGE_AT_ONCE = 2
 _BUFFER_BYTES = 64 << 10
+
+
+def check_store(client: ObjectClient, *, create: bool) -> None:
+    """Make sure that a store of this format is there; make one where nothing is and ``create`` says so."""
+    try:
+        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
+    except NotInStore:
+        if not create:
+            raise NoStoreYet(what="store", where=client.url) from None
+        first = itertools.islice(client.list(""), _NUM_LOOKED_AT)
+        if fault := not_empty((info.name.partition("/")[0] for info in first), where=client.url):
+            raise fault.but(remedy="name a prefix of its own, such as s3://bucket/warmrank") from None
+        client.create(FORMAT_FILE, _FORMAT_DATA)
+        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
+    check_format(_ObjectFormat, data, where=f"{client.url}/{FORMAT_FILE}", remedy=_FORMAT_REMEDY)
+
+
+def check_create_only(client: ObjectClient) -> None:
+    """Make sure that the server refuses to create what exists; some ignore the condition in silence.
+
+    The probe stays, so that the next writer needs one request. The second create has other bytes: where its
+    answer is lost, equal ones would not tell whether they are its own.
+    """
+    if client.create(PROBE, _PROBE_DATA) and client.create(PROBE, _OTHER_DATA):
+        raise StoreUnavailable(
+            what="store",
+            where=client.url,
+            reason="the server ignores 'If-None-Match: *', so that publishers would overwrite each other",
+            remedy="upgrade the server to one that has conditional writes, or use it with mode 'ro'",
+        )
 
 
 class ObjectBackend:
@@ -138,12 +116,9 @@ class ObjectBackend:
     Where a process is killed on the way, the parts stay hidden in the bucket until its lifecycle rule for
     incomplete uploads removes them. A blob that is moved is copied by the server, which S3 does up to 5 GiB.
 
-    Args:
-        url: the place, such as ``s3://bucket/prefix``.
-        create: make an empty place into a store; otherwise that is an error.
-        writable: this process will write: then the server is probed, once, for create-only puts.
-        answer_s: a server that says nothing costs a request less than this; large bodies are more patient.
-        options: of the client, such as ``endpoint`` and ``region``; never credentials.
+    An empty place is made into a store if ``create``; where this process will write, the server is probed,
+    once, for create-only puts. A silent server costs a request less than ``answer_s``; large bodies are more
+    patient. ``options`` are the client's, such as ``endpoint`` and ``region``; never credentials.
 
     Raises:
         StoreUnavailable: there is no store, it does not answer, or the server cannot keep one.
@@ -163,7 +138,7 @@ class ObjectBackend:
         self.url = url.rstrip("/")
         connections = connect(self.url, answer_s=answer_s, options=options or {})
         self._client = ObjectClient(self.url, connections)
-        check_format(self._client, create=create and writable)
+        check_store(self._client, create=create and writable)
         if writable:
             check_create_only(self._client)
 
