@@ -37,7 +37,6 @@ from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, launch_name, manifest_name
 from warmrank.cache_store.progress import OnProgress, while_asked
-from warmrank.cache_store.publish import launches as committing
 from warmrank.cache_store.publish import publish
 from warmrank.cache_store.publish.publish import BlobReport, PublishReport
 from warmrank.cache_store.records import launches
@@ -165,12 +164,12 @@ class Store:
         return self._deadline.run(verb)
 
     def commit_launch(self, record: LaunchRecord) -> str:
-        """Put a launch record into the store, last of all; see `publish.launches.commit_launch`."""
+        """Put a launch record into the store, last of all; see `publish.commit_launch`."""
         trust = self._trust
 
         def verb(view: TieredBackend) -> str:
             sha256 = view.write_farthest(
-                lambda place: committing.commit_launch(Documents(backend=place, trust=trust), record)
+                lambda place: publish.commit_launch(Documents(backend=place, trust=trust), record)
             )
             if view.nearer():
                 _fill(view, [], [launch_name(record.launch_key, sha256)])

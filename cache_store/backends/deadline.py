@@ -14,7 +14,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
@@ -33,10 +33,6 @@ class Ticks:
 
     What a tick took beyond its length, this process was not given: a compile held its interpreter, or its
     machine was overloaded. An answer may then wait unseen, so that time is no silence.
-
-    Args:
-        clock: seconds that only grow.
-        wait: waits for an event for so many seconds at most, and says whether it is set.
     """
 
     def __init__(
@@ -57,16 +53,36 @@ class Ticks:
             yield seconds
 
 
+class Call(Generic[T]):
+    """A call in a daemon thread, which may never return."""
+
+    def __init__(self, function: Callable[[], T], *, name: str) -> None:
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self._function = function
+        self._values: list[T] = []
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def result(self) -> T:
+        """Return what the ended call returned, or raise what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self._values.pop()
+
+    def _run(self) -> None:
+        try:
+            self._values.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self.error = error
+        finally:
+            self.ended.set()
+
+
 class Deadline:
-    """Runs verbs on the places of one store; used by one thread at a time.
+    """Runs verbs on the places of one store, nearest first; used by one thread at a time.
 
-    Args:
-        tiers: the places, nearest first.
-        ticks: how time passes.
-        ping: asks a place for a sign of life without waiting for it.
-
-    Attributes:
-        problems: what failed although verbs went on, one line each, each once.
+    ``ping`` asks a place for a sign of life without waiting for it; ``problems`` has what failed although
+    verbs went on, one line each, each once.
     """
 
     def __init__(
@@ -85,36 +101,17 @@ class Deadline:
         """
         while True:
             view = TieredBackend(self._asked())
-            values: list[T] = []
-            errors: list[BaseException] = []
-            ended = threading.Event()
-
-            def work(
-                view: TieredBackend = view,
-                values: list[T] = values,
-                errors: list[BaseException] = errors,
-                ended: threading.Event = ended,
-            ) -> None:
-                try:
-                    values.append(verb(view))
-                except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-                    errors.append(error)
-                finally:
-                    ended.set()
-
-            threading.Thread(target=work, name="store-verb", daemon=True).start()
+            call = Call(functools.partial(verb, view), name="store-verb")
             try:
-                is_answered = self._wait(ended, view)
+                is_answered = self._wait(call.ended, view)
             except BaseException:
                 view.leave()
                 raise
             # One that failed while a place was found to be away may succeed without it.
-            is_lost = view.lost_a_place and bool(errors) and isinstance(errors[0], StoreUnavailable)
+            is_lost = view.lost_a_place and isinstance(call.error, StoreUnavailable)
             if is_answered and not is_lost:
                 self._note(*view.problems, *self._silence())
-                if errors:
-                    raise errors.pop()
-                return values.pop()
+                return call.result()
             view.leave()
 
     def _asked(self) -> list[Tier]:

@@ -73,7 +73,7 @@ class DigestIndex:
     """Digests of one directory's files; `open` makes one."""
 
     def __init__(self, root: Path, path: Path, seen: dict[str, _Seen], opened: _Opened) -> None:
-        self._root = root
+        self.root = root
         self._path = path
         self._directory = path.parent
         self._prefix = f"{root}{os.sep}"
@@ -168,7 +168,7 @@ class DigestIndex:
             if not self._is_changed:
                 return
             exists = os.path.lexists
-            seen = {k: item for k, item in self._seen.items() if k in self._used or exists(self._root / k)}
+            seen = {k: item for k, item in self._seen.items() if k in self._used or exists(self.root / k)}
         line = canonical_json({"format": _FORMAT, "files": seen})
         try:
             self._replace(canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")

@@ -24,20 +24,19 @@ from warmrank.cache_store.cache_dir.local import (
     temporary_file,
 )
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
-from warmrank.cache_store.cache_dir.private_files import make_directories_below
+from warmrank.cache_store.cache_dir.private_files import make_directories_below, sweep_debris
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache
 from warmrank.cache_store.fetch.blobs import (
     Blobs,
-    BlobSource,
     FetchOptions,
     blob_faults,
-    bring_back,
-    copy_blob,
+    nothing,
 )
 from warmrank.cache_store.fetch.manifests import take_pinned
 from warmrank.cache_store.fetch.staging import (
     NUM_THREADS,
+    STAGING,
     FetchFault,
     FetchOutcome,
     FetchReport,
@@ -45,8 +44,8 @@ from warmrank.cache_store.fetch.staging import (
     Target,
     partition_of,
     staging,
-    sweep_staging,
 )
+from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import each, each_short, is_short
 from warmrank.cache_store.progress import Meter, Progress
@@ -62,14 +61,7 @@ _NUM_SHARES = 64  # to look for one file takes less time than to hand it to a th
 def fetch_blob(
     documents: Documents, sha256: str, function_dir: Path, *, cache_root: Path, beside: str = ""
 ) -> Path:
-    """Add one blob to the variants of a function below ``cache_root``.
-
-    Args:
-        documents: the store.
-        sha256: the blob's.
-        function_dir: the function's directory.
-        cache_root: the cache directory.
-        beside: the name of a file beside the variants that the blob is, instead of a variant.
+    """Add one blob to the variants of a function below ``cache_root``, or as the file ``beside`` them.
 
     Raises:
         NotInStore: there is no such blob.
@@ -79,9 +71,8 @@ def fetch_blob(
     """
     name = blob_name(sha256)
     backend, trust = documents.backend, documents.trust
-    admit(
-        cache_root, trust.policy, trust.revoked, below=False
-    )  # a rank fetches many; its opening looked there
+    # A rank fetches many; its opening looked below.
+    admit(cache_root, trust.policy, trust.revoked, below=False)
     info = backend.stat([name]).get(name)
     if info is None and name not in bring_back(backend, [name]):
         raise NotInStore(what=f"blob {sha256[:12]}", where=name)
@@ -96,8 +87,7 @@ def fetch_blob(
     make_directories_below(cache_root, function_dir)
     staged = temporary_file(function_dir)
     # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
-    source = BlobSource(blobs=Blobs(backend=backend, permit=permit), sha256=sha256, size_bytes=None)
-    digest = copy_blob(source, staged, _count_nothing)
+    digest = Blobs(backend=backend, permit=permit).copy_stored(sha256, None, staged, nothing)
     if beside:
         return place_companion(function_dir, beside, staged, digest)
     return place(function_dir, staged, digest)
@@ -113,12 +103,7 @@ def fetch_partitions(
 ) -> FetchOutcome:
     """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
 
-    Args:
-        documents: the store.
-        refs: the partitions; of one function, an earlier one's artifacts are tried first.
-        cache_root: the cache directory.
-        options: how it is done.
-        clock: seconds, never going back.
+    Of one function, an earlier partition's artifacts are tried first.
 
     Raises:
         UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
@@ -126,7 +111,7 @@ def fetch_partitions(
     """
     started_s, options = clock(), options or FetchOptions()
     admit(cache_root, documents.trust.policy, documents.trust.revoked)
-    sweep_staging(cache_root)
+    sweep_debris(cache_root, STAGING)
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
     index = DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread)
@@ -154,22 +139,13 @@ def fetch_partitions(
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """How far a fetch is.
+    """How far a fetch is."""
 
-    Attributes:
-        partitions: what was asked for, and can be had.
-        absent: the targets that the cache directory lacks, in their order.
-        standing: where the others are.
-        copied: where those are that were copied.
-        brought: blobs that came from another node.
-        faults: why targets cannot be laid out.
-    """
-
-    partitions: Sequence[Partition]
-    absent: Sequence[Target]
-    standing: Mapping[Target, Path]
+    partitions: Sequence[Partition]  # what was asked for, and can be had
+    absent: Sequence[Target]  # what the cache directory lacks
+    standing: Mapping[Target, Path]  # the others
     copied: dict[Target, Path] = field(default_factory=dict)
-    brought: set[Digest] = field(default_factory=set)
+    brought: set[Digest] = field(default_factory=set)  # blobs that came from another node
     faults: dict[Target, StoreError]
 
     def wanted(self) -> list[Target]:
@@ -276,7 +252,3 @@ def _log(outcome: FetchOutcome, cache_root: Path) -> None:
     )
     for fault in outcome.faults:
         logger.warning("Partition %s is not laid out: %s", fault.ref.partition, fault.error)
-
-
-def _count_nothing(num_bytes: int) -> None:
-    """For a copy that nobody waits to see."""

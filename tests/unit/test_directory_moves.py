@@ -142,14 +142,14 @@ def test_move_that_never_finds_its_directory_says_so_and_loses_nothing(backend, 
 def test_move_into_the_trash_counts_although_it_is_taken_out_at_once(backend, root, monkeypatch):
     backend.put_new([new_file()])
     other = DirectoryBackend(root)
-    real = backend._mover.move
+    real = backend._move
 
     def move(path: Path, target: Path) -> bool:
         moved: bool = real(path, target)
         other.move(TRASHED, "ac/ab/two")
         return moved
 
-    monkeypatch.setattr(backend._mover, "move", move)
+    monkeypatch.setattr(backend, "_move", move)
     assert backend.move(NAME, TRASHED)
     assert list((root / "trash").iterdir()) == []
 
