@@ -16,27 +16,20 @@ UntrustedReason = Literal[
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
-class StoreError(Exception):
-    """Base of all errors of this package; ``what`` names the thing, ``where`` its file or location.
+class _Fields(Exception):
+    """Fields are annotations, given by keyword; a class attribute of that name is the default."""
 
-    Fields are annotations, given by keyword; a class attribute of that name is the default.
-    """
-
-    _names: ClassVar[tuple[str, ...]] = ("what", "where")
-    what: str
-    where: str
+    _names: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        """Collect the names of the fields."""
-        cls._names = tuple(dict.fromkeys((*cls._names, *cls.__dict__.get("__annotations__", ()))))  # noqa: RUF063 - inspect is slow to import
+        own = cls.__dict__.get("__annotations__", ())  # noqa: RUF063 - inspect is slow to import
+        cls._names = tuple(dict.fromkeys((*cls._names, *own)))
 
     def __init__(self, **given: Any) -> None:
         super().__init__()
         self.__dict__.update(given)
-        wrong = sorted(
-            {*given}.difference(self._names) | {name for name in self._names if not hasattr(self, name)}
-        )
-        if wrong:
+        missing = {name for name in self._names if not hasattr(self, name)}
+        if wrong := sorted({*given}.difference(self._names) | missing):
             raise TypeError(f"{type(self).__name__}: fields unknown or missing: {', '.join(wrong)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,6 +43,13 @@ class StoreError(Exception):
     def but(self, **changes: Any) -> Self:
         """The same error with other values of some fields."""
         return type(self)(**{**self.fields(), **changes})
+
+
+class StoreError(_Fields):
+    """Base of all errors of this package; ``what`` names the thing, ``where`` its file or location."""
+
+    what: str
+    where: str
 
 
 class StoreUnavailable(StoreError):

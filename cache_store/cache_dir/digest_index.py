@@ -95,12 +95,8 @@ class DigestIndex:
     ) -> DigestIndex:
         """Open the index ``name`` of a directory; an absent, unreadable or damaged one is empty.
 
-        Args:
-            cache_root: the directory.
-            name: of the index; raises ``ValueError`` where it cannot be a file's.
-            reread: start empty, so that every file is read again.
-            at: where indexes lie; None is in the directory.
-            opened: opens a file, with the checks that it must pass.
+        With ``reread`` it starts empty, so every file is read again. Indexes lie ``at`` another directory if
+        given; ``opened`` opens a file, with the checks that it must pass.
         """
         if fault := part_fault(name):
             raise ValueError(f"name of an index {name!r} {fault}")

@@ -138,11 +138,8 @@ def keep(
 ) -> Digest:
     """Keep a copy of a file of another tool, and return its digest.
 
-    Args:
-        cache_root: the cache directory.
-        source: the file.
-        seen: what `identity_of` said of it a moment ago.
-        expected: what it probably holds; if that is kept, the file is read and not copied.
+    ``seen`` is what `identity_of` said of it a moment ago, ``expected`` what it probably holds: if that is
+    kept, the file is read and not copied.
 
     Raises:
         UnusableCache: another user could have written it, it is no regular file, it changed since it was

@@ -45,15 +45,12 @@ _TEMPORARY = ".warmrank-"
 class Destination:
     """A node cache of this node.
 
-    Attributes:
-        path: its directory; it may be absent.
-        patterns: which files below it belong to it, such as ``*.o``; a ``*`` stands for slashes too.
-        in_sets: its files lie in ``<artifact>/<conditions>/``, and their names say what is in them
-            (`worker.node_caches`); of one artifact, under the same conditions, one is enough.
+    One ``in_sets`` has its files in ``<artifact>/<conditions>/``, and their names say what is in them
+    (`worker.node_caches`); of one artifact, under the same conditions, one is enough.
     """
 
-    path: Path
-    patterns: tuple[str, ...] = ("*",)
+    path: Path  # of its directory, which may be absent
+    patterns: tuple[str, ...] = ("*",)  # which files below belong to it; a ``*`` stands for slashes too
     in_sets: bool = False
 
     def takes(self, relative: str) -> bool:

@@ -16,13 +16,7 @@ from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.cache_dir.local import (
-    find_companion,
-    find_variant,
-    place,
-    place_companion,
-    temporary_file,
-)
+from warmrank.cache_store.cache_dir.local import find_file, place_file, temporary_file
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
 from warmrank.cache_store.cache_dir.private_files import make_directories_below, sweep_debris
 from warmrank.cache_store.digests import Digest
@@ -79,8 +73,7 @@ def fetch_blob(
     size_bytes = info.content_bytes if info else None
     if size_bytes is not None:
         wanted = Digest(sha256=sha256, size_bytes=size_bytes)
-        known = find_companion(function_dir, beside, wanted) if beside else find_variant(function_dir, wanted)
-        if known is not None:
+        if (known := find_file(function_dir, wanted, beside=beside)) is not None:
             return known
     # Whose word named the blob is not known here, so it may have been any key's that is believed.
     permit = permit_copies(cache_root, trust.policy, trust.believed)
@@ -88,9 +81,7 @@ def fetch_blob(
     staged = temporary_file(function_dir)
     # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
     digest = Blobs(backend=backend, permit=permit).copy_stored(sha256, None, staged, nothing)
-    if beside:
-        return place_companion(function_dir, beside, staged, digest)
-    return place(function_dir, staged, digest)
+    return place_file(function_dir, staged, digest, beside=beside)
 
 
 def fetch_partitions(
@@ -186,9 +177,7 @@ def _look(
 def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | UnusableCache | None:
     function_dir = cache_root / target.function_dir
     try:
-        if target.name:
-            return find_companion(function_dir, target.name, target.digest, digest_of=index.digest)
-        return find_variant(function_dir, target.digest, digest_of=index.digest)
+        return find_file(function_dir, target.digest, beside=target.name, digest_of=index.digest)
     except UnusableCache as error:
         return error
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.local import (
-    add_variant_from,
+    add_variant,
     is_companion_name,
-    place,
-    place_companion,
     place_directory,
+    place_file,
     variant_name,
 )
 from warmrank.cache_store.cache_dir.marks import Permit
@@ -242,9 +241,7 @@ class Staging:
     def _place_one(self, function_dir: Path, target: Target, index: DigestIndex) -> Path:
         staged = self._paths[target]
         make_directories_below(self._cache_root, function_dir)
-        if not target.name:
-            return place(function_dir, staged, target.digest, digest_of=index.digest)
-        return place_companion(function_dir, target.name, staged, target.digest, digest_of=index.digest)
+        return place_file(function_dir, staged, target.digest, beside=target.name, digest_of=index.digest)
 
 
 @contextlib.contextmanager
@@ -325,7 +322,7 @@ def _add(function_dir: Path, entry: ArtifactEntry, source: Path, staging: Path) 
             make_private_directories(staging)
         copy = staging / temporary_name()
         clone(source, copy, nothing)
-        place_companion(function_dir, name, copy, entry.digest)
+        place_file(function_dir, copy, entry.digest, beside=name)
     else:
-        add_variant_from(function_dir, source, entry.digest)
+        add_variant(function_dir, source, entry.digest)
     return 1
