@@ -17,14 +17,7 @@ from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.deadline import Call, Ticks
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import FlushChoice
-from warmrank.cache_store.backends.places import (
-    ANSWER_S,
-    Circuits,
-    Tier,
-    TieredBackend,
-    TierState,
-    away,
-)
+from warmrank.cache_store.backends.places import ANSWER_S, Circuits, Tier, TieredBackend, TierState, away
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store

@@ -8,8 +8,8 @@ Layout::
 A function has up to `MAX_VARIANTS` variants (more while they are fresh); a higher N was added later. A
 companion (a file beside variants, such as compiled kernels) is written before the variant that needs it; what
 takes its name as ``beside`` means a variant by none. Files are created whole, with mode 0600, and share no
-inode, because TorchAir truncates its cache in place. No lock is needed. What a power cut tore is no variant: a
-load verifies every byte. Every fault of the disk is `UnusableCache`. A rank's warm load imports this: the
+inode, because TorchAir truncates its cache in place. No lock is needed. What a power cut tore is no variant:
+a load verifies every byte. Every fault of the disk is `UnusableCache`. A rank's warm load imports this: the
 standard library only.
 """
 

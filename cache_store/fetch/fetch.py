@@ -21,12 +21,7 @@ from warmrank.cache_store.cache_dir.marks import admit, permit_copies
 from warmrank.cache_store.cache_dir.private_files import make_directories_below, sweep_debris
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache
-from warmrank.cache_store.fetch.blobs import (
-    Blobs,
-    FetchOptions,
-    blob_faults,
-    nothing,
-)
+from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults, nothing
 from warmrank.cache_store.fetch.manifests import take_pinned
 from warmrank.cache_store.fetch.staging import (
     NUM_THREADS,

@@ -36,13 +36,7 @@ from warmrank.cache_store.records.documents import (
     seconds_of,
     take_usable,
 )
-from warmrank.cache_store.records.manifest import (
-    BlobEntry,
-    Components,
-    Document,
-    Utc,
-    utc_now,
-)
+from warmrank.cache_store.records.manifest import BlobEntry, Components, Document, Utc, utc_now
 from warmrank.cache_store.signing.trust import signer_id
 
 LISTING_FORMAT: Final = 1
