@@ -49,7 +49,6 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
 
     Raises:
         StoreUnavailable: a required place, or every place, is away or cannot be used.
-        NewerFormat: a later release made it.
         Corrupt: its FORMAT is damaged.
     """
     asked = [spec for spec in tiers if spec.mode != "off"]

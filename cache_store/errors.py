@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, dataclass_transform
+from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
+T = TypeVar("T")
 UntrustedReason = Literal[
     "unsigned", "unknown_signer", "bad_signature", "replayed", "revoked", "no_signing_key"
 ]
@@ -20,10 +21,12 @@ class _Fields(Exception):
     """Fields are annotations, given by keyword; a class attribute of that name is the default."""
 
     _names: ClassVar[tuple[str, ...]] = ()
+    _text: ClassVar[str] = "{what} at {where}"
 
     def __init_subclass__(cls) -> None:
         own = cls.__dict__.get("__annotations__", ())  # noqa: RUF063 - inspect is slow to import
-        cls._names = tuple(dict.fromkeys((*cls._names, *own)))
+        names = (name for name in own if not name.startswith("_"))
+        cls._names = tuple(dict.fromkeys((*cls._names, *names)))
 
     def __init__(self, **given: Any) -> None:
         super().__init__()
@@ -35,6 +38,9 @@ class _Fields(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields: Exception would call the constructor with positional arguments only."""
         return partial(type(self), **self.fields()), ()
+
+    def __str__(self) -> str:
+        return self._text.format_map(self.fields())
 
     def fields(self) -> dict[str, Any]:
         """All fields by name."""
@@ -55,103 +61,84 @@ class StoreError(_Fields):
 class StoreUnavailable(StoreError):
     """The store cannot be read or written at all; the launch may go on without it."""
 
+    _text: ClassVar[str] = "store unavailable: {what} at {where}: {reason}; {remedy}"
     reason: str
     remedy: str = "check that the store's directory is mounted, writable and not full"
     required: bool = False  # configured as ``required``: the launch must not go on
     transport: bool = False  # no answer after all retries: asking again only costs time
 
-    def __str__(self) -> str:
-        return f"store unavailable: {self.what} at {self.where}: {self.reason}; {self.remedy}"
-
 
 class NoStoreYet(StoreUnavailable):
     """The place answers and holds no store: nobody made one yet, or its disk is not mounted."""
 
+    _text: ClassVar[str] = "there is no store at {where} yet (no FORMAT); {remedy}"
     reason: str = "there is no store here yet (no FORMAT)"
     remedy: str = (
         "the first launch with mode: rw makes it, or warmrank store init; if one should be there, check the "
         "path, and that its disk is mounted"
     )
 
-    def __str__(self) -> str:
-        return f"there is no store at {self.where} yet (no FORMAT); {self.remedy}"
-
 
 class Corrupt(StoreError):
     """Bytes are not what their name, digest or format says; they must not be used."""
 
+    _text: ClassVar[str] = "corrupt: {what} at {where}: expected {expected}, found {actual}; {remedy}"
     expected: str
     actual: str
     remedy: str = "the next publish of the same bytes repairs it"
-
-    def __str__(self) -> str:
-        found = f"expected {self.expected}, found {self.actual}"
-        return f"corrupt: {self.what} at {self.where}: {found}; {self.remedy}"
 
 
 class NewerFormat(StoreError):
     """Written by a later release; intact, but not readable by this one."""
 
+    _text: ClassVar[str] = (
+        "newer: {what} at {where} has format {found}, and this release reads up to {supported}; "
+        "upgrade warmrank here, or use another store"
+    )
     found: int
     supported: int
-
-    def __str__(self) -> str:
-        formats = f"has format {self.found}, and this release reads up to {self.supported}"
-        return f"newer: {self.what} at {self.where} {formats}; upgrade warmrank here, or use another store"
 
 
 class Untrusted(StoreError):
     """The trust policy does not let this process use (or sign) a document."""
 
+    _text: ClassVar[str] = "untrusted ({reason}): {what} at {where}: {detail}; {remedy}"
     reason: UntrustedReason
     detail: str
     remedy: str
-
-    def __str__(self) -> str:
-        return f"untrusted ({self.reason}): {self.what} at {self.where}: {self.detail}; {self.remedy}"
 
 
 class NotInStore(StoreError):
     """A miss."""
 
+    _text: ClassVar[str] = "not in store: {what} at {where}; {remedy}"
     remedy: str = "publish it, or launch once without --no-compile"
-
-    def __str__(self) -> str:
-        return f"not in store: {self.what} at {self.where}; {self.remedy}"
 
 
 class Conflict(StoreError):
     """Two things that must agree do not, though each is intact."""
 
+    _text: ClassVar[str] = "conflict: {what} at {where}: expected {expected}, found {actual}; {remedy}"
     expected: str
     actual: str
     remedy: str
-
-    def __str__(self) -> str:
-        found = f"expected {self.expected}, found {self.actual}"
-        return f"conflict: {self.what} at {self.where}: {found}; {self.remedy}"
 
 
 class EvictRefused(StoreError):
     """An evict took nothing away, because it could take what is needed."""
 
+    _text: ClassVar[str] = "nothing was evicted: {what} at {where}: {reason}; {remedy}"
     reason: str
     remedy: str
-
-    def __str__(self) -> str:
-        return f"nothing was evicted: {self.what} at {self.where}: {self.reason}; {self.remedy}"
 
 
 class UnusableCache(StoreError):
     """A local file or directory that is not private to this user, or cannot be read or written."""
 
+    _text: ClassVar[str] = "unusable {what} {where}: expected {expected}, found {actual}; {remedy}"
     expected: str
     actual: str
     remedy: str
-
-    def __str__(self) -> str:
-        found = f"expected {self.expected}, found {self.actual}"
-        return f"unusable {self.what} {self.where}: {found}; {self.remedy}"
 
 
 class UnwritableDisk(UnusableCache):
@@ -172,6 +159,16 @@ def is_damage(error: StoreError) -> bool:
 def is_final(error: StoreError) -> bool:
     """Whether the launch must end: a required place is away, or untrusted code would run."""
     return isinstance(error, RefusedCache) or (isinstance(error, StoreUnavailable) and error.required)
+
+
+def outcome_of(call: Callable[[], T]) -> T | StoreError:
+    """What ``call`` returns, or the error that it raises, unless that is final."""
+    try:
+        return call()
+    except StoreError as error:
+        if is_final(error):
+            raise
+        return error
 
 
 class OsErrors:

@@ -33,7 +33,6 @@ def parse_document(
 
     Raises:
         Corrupt: too large, no JSON object, no format, an earlier one, or fields that break the model.
-        NewerFormat: a later release wrote it.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         expected = f"at most {MAX_DOCUMENT_BYTES} bytes"

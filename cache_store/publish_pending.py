@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,14 +26,12 @@ from typing import Final, Literal, TypeVar
 from pydantic import model_validator
 
 from warmrank.cache_store.cache_dir.private_files import (
-    create_private,
     digest_private,
-    make_private_directories,
     os_errors_are_unusable,
     read_private,
     sweep_debris,
-    sync_directory,
     temporary_name,
+    write_whole,
 )
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
@@ -173,17 +170,8 @@ def forget(path: Path) -> None:
 def _add(directory: Path, name: str, data: bytes) -> None:
     temporary = directory / f"{_TEMPORARY}{temporary_name()}"
     with os_errors_are_unusable("directory", directory):
-        make_private_directories(directory)
         sweep_debris(directory, _TEMPORARY)
-        try:
-            with create_private(temporary) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(directory)
+        write_whole(directory / name, data, temporary=temporary)
         for pattern in (_PARTITION, _LAUNCH):
             _trim(directory, pattern)
     logger.info("Queued %s until the store answers", directory / name)
@@ -245,10 +233,6 @@ def publish_pending(store: Store, cache_root: Path) -> QueueReport:
     """Publish what waits, and commit the launches all of whose partitions are in the store by then.
 
     Partitions of other nodes count too, so the driver's node comes last.
-
-    Raises:
-        UnusableCache: the directory cannot be read or written.
-        StoreUnavailable: a required place of the store is away.
     """
     waiting = pending(cache_root)
     run = _Run(store=store, cache_root=cache_root)

@@ -86,10 +86,6 @@ def seed(
     sources finds its artifacts. Of launches of other worlds, and where a rank of the node ran in another
     environment then, one partition for each distinct set of artifacts is laid out, whatever the ranks. The
     newest launch counts as used today.
-
-    Raises:
-        UnusableCache: ``cache_root`` cannot be used; that is the configuration's fault, and no miss.
-        StoreUnavailable: of a place of the store that is required.
     """
     started, options = time.perf_counter(), options or FetchOptions()
     store.admit(cache_root)

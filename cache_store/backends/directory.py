@@ -56,7 +56,7 @@ from warmrank.cache_store.errors import (
 )
 from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TRASH, file_depth
-from warmrank.cache_store.parallel import each, each_short, is_short, threads_for
+from warmrank.cache_store.parallel import each, threads_for
 from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
 
@@ -89,8 +89,6 @@ class DirectoryBackend:
     system's type.
 
     Raises:
-        StoreUnavailable: the directory is none of a store, or cannot be used.
-        NewerFormat: a later release made the store.
         Corrupt: its FORMAT file is damaged.
     """
 
@@ -209,9 +207,12 @@ class DirectoryBackend:
             # The largest first, so that no thread copies alone at the end.
             order = sorted(enumerate(files), key=lambda item: -item[1].expected.size_bytes)
             size_bytes = sum(file.expected.size_bytes for file in files)
-            run = each_short if is_short(len(files), size_bytes) else each
-            num_threads = threads_for(len(files), size_bytes)
-            run(lambda item: _stage(item[1], f"{temporary}/{item[0]}"), order, num_threads=num_threads)
+            each(
+                lambda item: _stage(item[1], f"{temporary}/{item[0]}"),
+                order,
+                num_threads=threads_for(len(files), size_bytes),
+                size_bytes=size_bytes,
+            )
             reached(Step.PUT_STAGED)
             # As text all through: there may be thousands, and a `Path` takes longer to make than to link.
             staged = {file.name: f"{temporary}/{i}" for i, file in enumerate(files)}

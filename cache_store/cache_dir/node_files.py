@@ -140,10 +140,6 @@ def keep(
 
     ``seen`` is what `identity_of` said of it a moment ago, ``expected`` what it probably holds: if that is
     kept, the file is read and not copied.
-
-    Raises:
-        UnusableCache: another user could have written it, it is no regular file, it changed since it was
-            seen or while it was read, or one of the two cannot be read or written; nothing was kept.
     """
     if expected is not None and (known := find_kept(cache_root, expected)) is not None:
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device

@@ -58,7 +58,6 @@ class BlobReader(Protocol):
 
         Raises:
             NotInStore: there is none.
-            StoreUnavailable: it cannot be had; reading may raise that, too.
         """
 
 
@@ -152,8 +151,6 @@ class Blobs:
         Raises:
             NotInStore: there is no such blob.
             Corrupt: its bytes are not what its name says; it is in quarantine.
-            StoreUnavailable: it cannot be read.
-            UnusableCache: ``path`` cannot be written.
         """
         name = blob_name(sha256)
         assert self.permit.covers(path)  # noqa: S101 - another directory bears no marks of it

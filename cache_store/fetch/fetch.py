@@ -36,7 +36,7 @@ from warmrank.cache_store.fetch.staging import (
 )
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.parallel import each, each_short, is_short
+from warmrank.cache_store.parallel import SHORT_BYTES, each
 from warmrank.cache_store.progress import Meter, Progress
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import PartitionRef
@@ -55,8 +55,6 @@ def fetch_blob(
     Raises:
         NotInStore: there is no such blob.
         Corrupt: its bytes are not what its name says; it is in quarantine.
-        StoreUnavailable: it cannot be read.
-        UnusableCache: the function's directory cannot be written, or not used under this trust policy.
     """
     name = blob_name(sha256)
     backend, trust = documents.backend, documents.trust
@@ -90,10 +88,6 @@ def fetch_partitions(
     """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
 
     Of one function, an earlier partition's artifacts are tried first.
-
-    Raises:
-        UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
-        StoreUnavailable: of a place of the store that is required.
     """
     started_s, options = clock(), options or FetchOptions()
     admit(cache_root, documents.trust.policy, documents.trust.revoked)
@@ -159,8 +153,9 @@ def _look(
         return found
 
     shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
-    run = each_short if is_short(len(targets), sum(target.digest.size_bytes for target in targets)) else each
-    found = dict(itertools.chain.from_iterable(run(look, shares, num_threads=NUM_THREADS)))
+    is_small = sum(target.digest.size_bytes for target in targets) <= len(targets) * SHORT_BYTES
+    looks = each(look, shares, num_threads=NUM_THREADS, size_bytes=0 if is_small else None)
+    found = dict(itertools.chain.from_iterable(looks))
     return _Job(
         partitions=partitions,
         absent=[target for target in targets if found[target] is None],

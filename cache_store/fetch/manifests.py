@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, is_final
+from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, outcome_of
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import manifest_name
-from warmrank.cache_store.parallel import each_short
+from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest
 from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
 
@@ -61,21 +61,20 @@ def take_pinned(
     distinct = list(dict.fromkeys(refs))
     signers: set[str] = set()
 
-    def take(ref: PartitionRef) -> T | StoreError:
-        try:
-            standing = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
-        except StoreError as error:
-            if is_final(error):
-                raise
-            return error
+    def take(ref: PartitionRef) -> T:
+        standing = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
         signers.add(standing.signer_id)
         return keep(ref, standing.manifest)
 
-    answers = dict(zip(distinct, each_short(take, distinct, num_threads=READERS), strict=True))
+    def take_each(some: Sequence[PartitionRef]) -> dict[PartitionRef, T | StoreError]:
+        found = each(lambda ref: outcome_of(lambda: take(ref)), some, num_threads=READERS, size_bytes=0)
+        return dict(zip(some, found, strict=True))
+
+    answers = take_each(distinct)
     gone = [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]
     back = bring_back(documents.backend, (manifest_name(ref.manifest_key) for ref in gone))
     again = [ref for ref in gone if manifest_name(ref.manifest_key) in back]
-    answers |= zip(again, each_short(take, again, num_threads=READERS), strict=True)
+    answers |= take_each(again)
     errors = {ref: answer for ref, answer in answers.items() if isinstance(answer, StoreError)}
     kept = {ref: answer for ref, answer in answers.items() if not isinstance(answer, StoreError)}
     taken = {ref.manifest_key for ref in kept}

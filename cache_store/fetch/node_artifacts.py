@@ -27,13 +27,13 @@ from warmrank.cache_store.cache_dir.node_files import (
 )
 from warmrank.cache_store.cache_dir.placing import Destinations
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.cache_store.errors import StoreError, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults
 from warmrank.cache_store.fetch.manifests import artifacts_key, take_pinned
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.paths import collisions
-from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.documents import READERS, Documents
 from warmrank.cache_store.records.manifest import PartitionRef
 
 MAX_FILES = 8192
@@ -127,7 +127,6 @@ logger = logging.getLogger(__name__)
 INDEX_NAME = "node"
 MAX_NODE_RANKS = 64
 """How many ranks below a node's first one are asked for the node artifacts of the node that hosted it."""
-_NUM_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +182,6 @@ def fetch_node_files(
     """Keep node artifacts of the partitions that ``refs`` name in the cache directory, verified.
 
     Those of earlier partitions come before others; what belongs to no node cache of this node does not come.
-
-    Raises:
-        UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
-        StoreUnavailable: of a place of the store that is required.
     """
     trust = documents.trust
     admit(cache_root, trust.policy, trust.revoked)
@@ -270,8 +265,8 @@ def _nearest_below(
         for lower in range(rank - 1, max(-1, rank - 1 - MAX_NODE_RANKS), -1)
         if lower in by_rank
     ]
-    for start in range(0, len(below), _NUM_THREADS):
-        some = below[start : start + _NUM_THREADS]
+    for start in range(0, len(below), READERS):
+        some = below[start : start + READERS]
         seen = _look(documents, some)
         for ref in some:
             if ref in seen and seen[ref][1]:
@@ -288,18 +283,13 @@ def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionR
 
 
 def _copy_all(digests: Sequence[Digest], room: _Room) -> dict[Digest, StoreError]:
-    def copy(digest: Digest) -> StoreError | None:
+    def copy(digest: Digest) -> None:
         staged = temporary_kept(room.cache_root)
         try:
             room.blobs.copy(digest, staged, lambda _: room.beat())
             room.index.remember_own(place_kept(room.cache_root, staged, digest), digest)
-        except StoreError as error:
-            if is_final(error):
-                raise
-            return error
         finally:
             staged.unlink(missing_ok=True)
-        return None
 
-    answers = each(copy, digests, num_threads=_NUM_THREADS)
+    answers = each(lambda digest: outcome_of(lambda: copy(digest)), digests, num_threads=READERS)
     return {digest: error for digest, error in zip(digests, answers, strict=True) if error is not None}

@@ -34,9 +34,9 @@ from warmrank.cache_store.cache_dir.private_files import (
     temporary_name,
 )
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, clone, nothing
-from warmrank.cache_store.parallel import each, each_short, is_short
+from warmrank.cache_store.parallel import each
 from warmrank.cache_store.progress import Meter
 from warmrank.cache_store.records.manifest import ArtifactEntry, CaptureEntry, PartitionManifest, PartitionRef
 from warmrank.cache_store.steps import Step, reached
@@ -178,20 +178,20 @@ class Staging:
         faults: dict[Target, StoreError] = {}
         groups = list(by_digest(self._paths).values())
         size_bytes = sum(group[0].digest.size_bytes for group in groups)
-        run = each_short if is_short(len(groups), size_bytes) else each
-        for found in run(lambda copies: self._copy(blobs, copies, meter), groups, num_threads=NUM_THREADS):
+
+        def copy(copies: list[Target]) -> dict[Target, StoreError]:
+            return self._copy(blobs, copies, meter)
+
+        for found in each(copy, groups, num_threads=NUM_THREADS, size_bytes=size_bytes):
             faults.update(found)
         return faults
 
     def _copy(self, blobs: Blobs, targets: list[Target], meter: Meter) -> dict[Target, StoreError]:
         first, *others = targets
         origin = self._paths[first]
-        try:
-            blobs.copy(first.digest, origin, meter.count)
-        except StoreError as error:
-            if is_final(error):
-                raise
-            return dict.fromkeys(targets, error)
+        copied = outcome_of(lambda: blobs.copy(first.digest, origin, meter.count))
+        if isinstance(copied, StoreError):
+            return dict.fromkeys(targets, copied)
         meter.count(0, num_files=1)
         faults: dict[Target, StoreError] = {}
         for target in others:
@@ -263,7 +263,6 @@ def replicate(manifests: Iterable[PartitionManifest], files: Mapping[str, Path],
 
     Raises:
         Corrupt: a file does not hold the bytes that it should.
-        UnusableCache: a file is not there or not private, or ``root`` cannot be written.
     """
     checked: set[str] = set()
     staging = root / f"{STAGING}{temporary_name()}"

@@ -118,7 +118,6 @@ def evict(
 
     Raises:
         EvictRefused: a document cannot be read, or the listing is implausible; nothing was taken away.
-        StoreUnavailable: the store cannot be listed or written.
     """
     inventory = take_inventory(backend, clock() if dry_run else store_time_s(backend), trust=trust)
     plan = plan_evict(inventory, policy)

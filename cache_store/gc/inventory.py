@@ -89,7 +89,6 @@ def references(name: str, sealed: bytes) -> Document:
 
     Raises:
         Corrupt: it is damaged, or made for another name.
-        NewerFormat: a later release wrote it.
     """
     kind, key, sha256 = made_for(name)
     envelope = parse_envelope(sealed, what=kind, where=name)
@@ -125,7 +124,6 @@ def take_inventory(
 
     Raises:
         EvictRefused: a document cannot be read, or the listing leaves out what is there.
-        StoreUnavailable: the store cannot be listed or read.
     """
     # Roots last: a record that was committed meanwhile is seen, with manifests that were there before it.
     trash = trashed(backend)

@@ -69,7 +69,6 @@ def pin(view: TieredBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ...
         NotInStore: there is no such record, or it is not whole.
         Conflict: several launches or records begin so.
         Corrupt, NewerFormat: it cannot be read.
-        StoreUnavailable: the store cannot be written.
     """
     names = [info.name for place in (LAUNCHES, DIRECTORIES) for info in view.list(place)]
     records = _choose([name for name in names if is_record(name)], prefix, what="record")
@@ -90,7 +89,6 @@ def unpin(view: TieredBackend, prefix: str) -> tuple[str, ...]:
     Raises:
         NotInStore: nothing pinned begins so.
         Conflict: several launches or records begin so.
-        StoreUnavailable: a place cannot be written, or is read-only here; its pins stay.
     """
     pinned = [pin.record for pin in read_pins(view)]
     chosen = {pin_name(name): name for name in _choose(pinned, prefix, what="pin")}

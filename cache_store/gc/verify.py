@@ -108,9 +108,6 @@ def verify_places(
     """Read every place of a store again, the farthest first; where there are several, faults name theirs.
 
     A repair also takes what is good in ``cache_root``; of ``left_out`` those that are away are faults.
-
-    Raises:
-        StoreUnavailable: a place that is required cannot be read, or the only one.
     """
 
     def verify(tier: Tier, view: TieredBackend) -> VerifyReport:
@@ -161,9 +158,6 @@ def verify_store(  # noqa: PLR0913 - what is read, what it is part of, and what 
     What a document needs must be here if ``is_whole``: a place nearer than the farthest may hold it in part.
     Publishes repair a place that ``is_writable``. ``clock`` is in epoch seconds; the store's own would need a
     write.
-
-    Raises:
-        StoreUnavailable: the store cannot be listed, or, with ``repair``, not written.
     """
     audit = _Audit(
         documents=documents,

@@ -39,8 +39,6 @@ class LocalBlobs:
 
         Raises:
             Corrupt: a file is not what it must be; nothing was added.
-            UnusableCache: a file is not there, or not private.
-            StoreUnavailable: the store cannot be written, or a bad blob stands in it and cannot be moved.
         """
         sources = self._sources()
         absent = absent_blobs(backend, {name: self.digests[path] for name, path in sources.items()})

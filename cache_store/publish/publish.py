@@ -29,7 +29,7 @@ from warmrank.cache_store.errors import (
 from warmrank.cache_store.gc.inventory import references
 from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed
 from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
-from warmrank.cache_store.parallel import each_short
+from warmrank.cache_store.parallel import each
 from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs, check_standing
 from warmrank.cache_store.records.documents import (
     READERS,
@@ -74,8 +74,6 @@ def put_blob(backend: BlobBackend, path: Path) -> BlobReport:
 
     Raises:
         Corrupt: the file changed while it was read.
-        UnusableCache: it is not there, or not private.
-        StoreUnavailable: it could not be stored.
     """
     with os_errors_are_unusable("file", path):
         digest = digest_private(path)
@@ -95,8 +93,6 @@ def publish_partition(
     Raises:
         Corrupt: a file is not what the manifest says; nothing was published.
         Untrusted: there is no key to sign with, or somebody not trusted here was faster.
-        UnusableCache: a file is not there, or not private.
-        StoreUnavailable: the store cannot be written; to try again is safe.
     """
     index = DigestIndex.open(root, manifest.partition)
     (report,) = _publish(documents, launch_key, [manifest], None, index)
@@ -344,7 +340,7 @@ def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str |
             return None
 
     distinct = list(dict.fromkeys(keys))
-    return dict(zip(distinct, each_short(read, distinct, num_threads=READERS), strict=True))
+    return dict(zip(distinct, each(read, distinct, num_threads=READERS, size_bytes=0), strict=True))
 
 
 def _restore_whole(backend: BlobBackend, key: str, contents: Mapping[str, tuple[FileInfo, ...]]) -> bool:

@@ -27,7 +27,7 @@ from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
 from warmrank.cache_store.keys import explain_miss, key_of
 from warmrank.cache_store.layout import DIRECTORIES, directory_prefix, split_directory_name
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document
-from warmrank.cache_store.paths import collision, part_fault, path_fault
+from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing
 from warmrank.cache_store.records.documents import (
     Documents,
     age,
@@ -44,22 +44,10 @@ MAX_FILES = 100_000
 MAX_ROOT_CHARACTERS = 4096
 
 
-def _relative_path(path: str) -> str:
-    if fault := path_fault(path):
-        raise ValueError(f"path {path!r} {fault}")
-    return path
-
-
-def _tool(name: str) -> str:
-    if fault := part_fault(name):
-        raise ValueError(f"name {name!r} {fault}")
-    return name
-
-
 class ListedFile(BlobEntry):
     """One file of a directory, by its posix path below that."""
 
-    path: Annotated[str, AfterValidator(_relative_path)]
+    path: Annotated[str, AfterValidator(refusing(path_fault, "path"))]
     executable: bool  # by its owner
     names_root: bool  # its bytes contain the directory's absolute path
 
@@ -72,7 +60,7 @@ class DirectoryListing(Document):
     """
 
     format: Literal[1] = LISTING_FORMAT
-    tool: Annotated[str, AfterValidator(_tool)]
+    tool: Annotated[str, AfterValidator(refusing(part_fault, "name"))]
     components: Components
     root: Annotated[str, Field(max_length=MAX_ROOT_CHARACTERS)]
     files: Annotated[tuple[ListedFile, ...], Field(max_length=MAX_FILES)]

@@ -23,8 +23,8 @@ from warmrank.cache_store.errors import (
     StoreError,
     StoreUnavailable,
     is_damage,
-    is_final,
     os_errors_are_unavailable,
+    outcome_of,
 )
 from warmrank.cache_store.layout import manifest_name, quarantine_name
 from warmrank.cache_store.parallel import each
@@ -147,21 +147,10 @@ def take_usable(
     """What ``read`` makes of the documents that can be used, in the order of ``names``, several at a time.
 
     Damaged ones go into quarantine; ``problems`` gets one line for each that was skipped.
-
-    Raises:
-        StoreUnavailable: of a place of the store that is required.
     """
-
-    def attempt(name: str) -> T | StoreError:
-        try:
-            return read(name)
-        except StoreError as error:
-            if is_final(error):
-                raise
-            return error
-
     found: list[T] = []
-    for name, outcome in zip(names, each(attempt, names, num_threads=READERS), strict=True):
+    outcomes = each(lambda name: outcome_of(lambda: read(name)), names, num_threads=READERS)
+    for name, outcome in zip(names, outcomes, strict=True):
         if not isinstance(outcome, StoreError):
             found.append(outcome)
         elif not isinstance(outcome, NotInStore):  # else evicted, or put into quarantine, since the listing

@@ -40,7 +40,7 @@ from warmrank.cache_store.cache_dir.node_files import NODE, NodeFile, kept_path,
 from warmrank.cache_store.digests import Digest, is_sha256
 from warmrank.cache_store.keys import canonical_json, key_of
 from warmrank.cache_store.parsing import Strict, parse_document
-from warmrank.cache_store.paths import collision, part_fault, path_fault
+from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing, shown
 
 MAX_ENTRIES = 10_000  # artifacts, requests and captures of one rank, each; a large model has some hundreds
 MAX_RANKS = 1 << 16
@@ -52,39 +52,24 @@ MAX_TEXT_CHARS = 1 << 20  # the value of a component, or the signature of a capt
 _KEY = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
 
 
-def shown(text: str) -> str:
-    """Text of a document as an error names it."""
-    return repr(text if len(text) <= 100 else f"{text[:97]}...")
-
-
-def _partition_name(name: str) -> str:
-    if fault := part_fault(name):
-        raise ValueError(f"partition {shown(name)} {fault}")
-    return name
-
-
-def _hex_key(text: str) -> str:
-    if _KEY.fullmatch(text) is None:
-        raise ValueError(f"{shown(text)} is no lowercase hex key")
-    return text
-
-
-def _sha256(text: str) -> str:
-    if not is_sha256(text):
-        raise ValueError(f"{shown(text)} is no lowercase hex sha256")
-    return text
-
-
 def _utc(text: str) -> str:
     if len(text) > 40 or datetime.fromisoformat(text).utcoffset() != timedelta(0):
         raise ValueError(f"{shown(text)} is no time in UTC")
     return text
 
 
-HexKey = Annotated[str, AfterValidator(_hex_key)]
-Sha256 = Annotated[str, AfterValidator(_sha256)]
+def _hex_fault(text: str) -> str | None:
+    return None if _KEY.fullmatch(text) else "is no lowercase hex key"
+
+
+def _sha256_fault(text: str) -> str | None:
+    return None if is_sha256(text) else "is no lowercase hex sha256"
+
+
+HexKey = Annotated[str, AfterValidator(refusing(_hex_fault, "text"))]
+Sha256 = Annotated[str, AfterValidator(refusing(_sha256_fault, "text"))]
 Utc = Annotated[str, AfterValidator(_utc)]
-PartitionName = Annotated[str, AfterValidator(_partition_name)]
+PartitionName = Annotated[str, AfterValidator(refusing(part_fault, "partition"))]
 Count = Annotated[int, Field(ge=0)]
 FileSize = Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
 WorldSize = Annotated[int, Field(ge=1, le=MAX_RANKS)]

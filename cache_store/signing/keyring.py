@@ -34,12 +34,11 @@ from warmrank.cache_store.cache_dir.private_files import (
     FILE_MODE,
     check_parents,
     check_status,
-    create_private,
     make_private_directories,
     open_private,
     os_errors_are_unusable,
-    sync_directory,
     temporary_name,
+    write_whole,
 )
 from warmrank.cache_store.errors import Conflict, Corrupt, UnusableCache
 from warmrank.cache_store.keys import canonical_json
@@ -176,7 +175,6 @@ def load_signer(path: Path, *, name: str = "") -> Signer:
 
     Raises:
         Corrupt: no unencrypted Ed25519 private key in PEM.
-        UnusableCache: it is not there, or others could have read or changed it.
     """
     with os_errors_are_unusable("file", path):
         try:
@@ -209,7 +207,6 @@ def read_keyring(path: Path) -> Keyring:
 
     Raises:
         Corrupt: a file of it is damaged.
-        UnusableCache: it cannot be read, or somebody but this user and root could have written it.
     """
     trusted: dict[str, Ed25519PublicKey] = {}
     if not _is_usable_directory(path):
@@ -234,7 +231,6 @@ def generate(keyring: Path, name: str) -> Signer:
 
     Raises:
         Conflict: there is a key of that name; nothing is changed.
-        UnusableCache: the keyring cannot be written, or others can write it.
         ValueError: the name is none.
     """
     signer = generate_key_pair(name)
@@ -253,7 +249,6 @@ def trust_key(keyring: Path, name: str, public_key: Ed25519PublicKey) -> bool:
 
     Raises:
         Conflict: another key has that name, or the key is revoked; nothing is changed.
-        UnusableCache: the keyring cannot be written, or others can write it.
         ValueError: the name is none.
     """
     path, wanted = public_path(keyring, name), key_id(public_key)
@@ -279,7 +274,6 @@ def revoke(keyring: Path, revocation: Revocation) -> tuple[Revocation, bool]:
 
     Raises:
         Corrupt: the revocation of this key is damaged.
-        UnusableCache: the keyring cannot be written, or others can write it.
     """
     item = _RevokedFile(name=revocation.name, reason=revocation.reason, when=revocation.when)
     path = keyring / REVOKED / f"{revocation.key_id}.json"
@@ -359,19 +353,9 @@ def _read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:
 
 
 def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
-    """Create a file whole, because a launch may read the directory at any moment; durable on return."""
+    """Create a file whole, because a launch may read the directory at any moment."""
     temporary = path.parent / f".{temporary_name()}.tmp"
-    make_private_directories(path.parent)
-    try:
-        with create_private(temporary) as file:
-            file.write(data)
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    write_whole(path, data, temporary=temporary, replace=False, mode=mode)
 
 
 def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:

@@ -31,7 +31,7 @@ from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, Untrusted, UntrustedReason
 from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.parsing import Strict, parse_document
-from warmrank.cache_store.paths import part_fault
+from warmrank.cache_store.paths import part_fault, refusing
 from warmrank.cache_store.signing.keyring import (
     Keyring,
     Revocation,
@@ -53,16 +53,10 @@ _ALWAYS_REFUSED: frozenset[UntrustedReason] = frozenset({"bad_signature", "revok
 """What ``warn`` refuses too: somebody tampered, or somebody said that this key is not to be believed."""
 
 
-def _name(text: str) -> str:
-    if fault := part_fault(text):
-        raise ValueError(f"name {text[:80]!r} {fault}")
-    return text
-
-
 class Producer(Strict):
     """Who made a document: the name that the signer goes by, and the id of the public key."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[str, AfterValidator(refusing(part_fault, "name"))]
     key_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -123,7 +117,6 @@ def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
     Raises:
         Corrupt: the header is none, is spelled otherwise than `Envelope.to_bytes` does or is of an earlier
             format, or the payload is not the one that it announces.
-        NewerFormat: a later release wrote it.
     """
     line, _, payload = data.partition(b"\n")
     if len(line) > MAX_HEADER_BYTES:
@@ -198,7 +191,6 @@ class Trust:
 
         Raises:
             Corrupt: no envelope, or not the payload that it was made for.
-            NewerFormat: a later release wrote the envelope, and the policy does not ask for signatures.
             Untrusted: made for another kind or key, or refused by the policy.
         """
         envelope, doubt = self._judge(kind, key, data, where=where)
@@ -291,7 +283,6 @@ def load_trust(
 
     Raises:
         Corrupt: a file holds no such key.
-        UnusableCache: a file cannot be read, or somebody else could have written it.
     """
     ring = read_keyring(keyring) if keyring else Keyring()
     named = {name: load_public_key(path) for name, path in (trusted_keys or {}).items()}

@@ -42,7 +42,7 @@ from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
 from warmrank.cache_store.fetch.blobs import Blobs, blob_faults, nothing
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.parallel import NUM_THREADS, each, each_short, is_short
+from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.records.directory_listing import (
     ListedFile,
     StoredListing,
@@ -98,7 +98,6 @@ def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[s
         RefusedCache: ``root`` is refused for what is in it, whether or not anything was pushed.
         NotInStore: none was pushed (says what differs from the nearest).
         Conflict: it names its old path in a way that nobody here knows how to change.
-        StoreUnavailable: the store cannot be read.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool sees this path, not the resolved one
     # After a miss the tool uses what is there.
@@ -135,8 +134,6 @@ def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> Pull
         NotInStore: blobs of it are missing.
         Conflict: files are there with other bytes, or stand where a directory should; nothing was changed.
         Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
-        UnusableCache: the directory cannot be written, or another user could; or as `admit`.
-        StoreUnavailable: the store cannot be read.
     """
     root, trust, place = plan.root, documents.trust, beside(plan.root)
     admit(root, trust.policy, trust.revoked)
@@ -203,8 +200,12 @@ class _Copying:
             with os_errors_are_unusable("directory", staging / directory):
                 (staging / directory).mkdir(mode=DIRECTORY_MODE)
         size_bytes = sum(file.size_bytes for file in self.files)
-        run = each_short if is_short(len(self.files), size_bytes) else each
-        run(lambda file: self._stage(blobs, file, staging), self.files, num_threads=READERS)
+        each(
+            lambda file: self._stage(blobs, file, staging),
+            self.files,
+            num_threads=READERS,
+            size_bytes=size_bytes,
+        )
         with os_errors_are_unusable("directory", root):
             kinds = {file.path: self._kind(file.path, staging) for file in self.files}
             new = [path for path, kind in kinds.items() if kind == "new"]

@@ -21,7 +21,7 @@ from warmrank.cache_store.cache_dir.private_files import check_owned, open_owned
 from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from warmrank.cache_store.layout import blob_name, directory_name
-from warmrank.cache_store.parallel import NUM_THREADS, each, each_short, is_short
+from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.paths import collisions, path_fault
 from warmrank.cache_store.publish.local_blobs import absent_blobs
 from warmrank.cache_store.records.directory_listing import (
@@ -56,10 +56,7 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     """Store the directory ``root`` of ``tool`` under named components.
 
     Raises:
-        UnusableCache: it cannot be read, another user could have written to it, it is more than a listing
-            can hold, or it has copies that the trust policy refuses; nothing was written.
         Untrusted: there is no key to sign with; nothing was written.
-        StoreUnavailable: the store cannot be written; to try again is safe.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
     trust = documents.trust
@@ -123,8 +120,12 @@ def _read_all(root: Path, left_out: list[str]) -> dict[str, ListedFile]:
     left_out += (f"{path}: {fault}" for path, fault in unlike.items())
     taken = [path for path in found if path not in unlike]
     mentions = tuple({os.fsencode(root), os.fsencode(root.resolve())})
-    run = each_short if is_short(len(taken), sum(found[path].st_size for path in taken)) else each
-    results = run(lambda path: _read(root, path, mentions), taken, num_threads=NUM_THREADS)
+    results = each(
+        lambda path: _read(root, path, mentions),
+        taken,
+        num_threads=NUM_THREADS,
+        size_bytes=sum(found[path].st_size for path in taken),
+    )
     files: dict[str, ListedFile] = {}
     for path, result in zip(taken, results, strict=True):
         if isinstance(result, ListedFile):

@@ -108,12 +108,7 @@ class Connections:
 
 
 def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> Connections:
-    """Make the clients for ``url``; nothing is asked of the server yet.
-
-    Raises:
-        StoreUnavailable: the extra is not installed, the URL or an option cannot be used, or this is a
-            forked child of a process that made some.
-    """
+    """Make the clients for ``url``; nothing is asked of the server yet."""
     try:
         import obstore  # noqa: F401 - only whether it is there
         import zstandard  # noqa: F401

@@ -121,8 +121,6 @@ class ObjectBackend:
     patient. ``options`` are the client's, such as ``endpoint`` and ``region``; never credentials.
 
     Raises:
-        StoreUnavailable: there is no store, it does not answer, or the server cannot keep one.
-        NewerFormat: a later release made the store.
         Corrupt: its FORMAT is damaged.
     """
 
