@@ -1,8 +1,7 @@
 """Opening a store by the places that keep it.
 
-Invariants: no place can hold a launch up for longer than its ``answer_s``, and all are opened side by side;
-a place that is away, or is no store that this release reads, is left out and said so in `Store.problems`,
-unless it is required or the only one.
+All are opened side by side, each within its ``answer_s``; one that is away, or no store that this release
+reads, is left out and said so in `Store.problems`, unless it is required or the only one.
 """
 
 from __future__ import annotations

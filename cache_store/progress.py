@@ -1,8 +1,6 @@
 """How far a long copy has come, for a caller's bar and for the log.
 
-Invariants: a caller hears at most once in `CALL_EVERY_S`, and of the end; the log has a line each
-`LOG_EVERY_S`, so short copies leave none. Any number of threads may count at once; the caller is called by
-one of them at a time.
+A caller hears at most once in `CALL_EVERY_S`, and of the end; the log has a line each `LOG_EVERY_S`.
 """
 
 from __future__ import annotations
@@ -18,6 +16,10 @@ from warmrank.cache_store.backends.places import TieredBackend
 logger = logging.getLogger(__name__)
 CALL_EVERY_S = 0.25
 LOG_EVERY_S = 10.0
+
+
+def nothing(*_: object) -> None:
+    """For what nobody waits for, or wants to know."""
 
 
 class Progress(NamedTuple):

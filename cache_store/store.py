@@ -1,12 +1,10 @@
 """The store as its users see it: publish, commit, fetch, look, verify.
 
 A verb goes from here through the deadline (`backends.deadline`) to the places that answer
-(`backends.places`), near and far, and there to the room that does it. What is written goes to the far place
-first, by the same rules as if it were the only one, because what the near one holds says nothing about it;
-then copies go into the near one, as far as possible. A verb never touches the `Store`, because it may be left
-behind in its thread. Any number of processes may use one store at once, one thread a `Store`. It holds a
-private key when it signs, so open it where it is used (`cache_store.connect.open_store`), and send its
-location elsewhere.
+(`backends.places`), and there to the room that does it. What is written goes to the far place first, as if it
+were the only one; then copies go into the near one, as far as possible. A verb never touches the `Store`,
+because it may be left behind in its thread. One thread uses a `Store`. It holds a private key when it signs,
+so open it where it is used, and send its location elsewhere.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The deadline at the backend edge: a place that falls silent costs seconds, not the launch.
 
-A verb runs in a daemon thread. From its second second on, each place is asked for a sign of life once a
-second; one that is silent for its ``answer_s`` is left alone from then on, the thread is left behind, and the
-verb is done again without that place. Left behind it is harmless: its view refuses every further call
-(`TieredBackend.leave`), so to the store it is a process that was killed there, and its result, error and
-problems are dropped. Time in which this process itself did not run is no silence.
+A verb runs in a daemon thread. A place that gives no sign of life for its ``answer_s`` is left alone, the
+thread is left behind, and the verb is done again without that place. Left behind it is harmless: its view
+refuses every further call, so to the store it is a process that was killed there. Time in which this process
+itself did not run is no silence.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A store in a directory: local disk or a network file system that many nodes mount.
 
-What is on its way in lies in a private directory under ``tmp/``; all bytes of a batch are flushed before the
-first name is linked; names are linked, because a link does not replace. Anybody who may write into a store
-may put anything there, so nothing is waited for that is no regular file, and no link is followed. Correctness
-rests on no lock: a process that stands still between any two calls of a move takes no other file away than
-the one that it gave the new name; killed there, the file stands under both names.
+All bytes of a batch are flushed in a private directory under ``tmp/`` before the first name is linked; a link
+does not replace. Anybody who may write into a store may put anything there, so nothing is waited for that is
+no regular file, and no link is followed. Correctness rests on no lock: a process that stands still within a
+move takes no other file away; killed there, the file stands under both names.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The places that keep one store, a near one before a far one, as one backend, and which are still asked.
 
-Blobs are read from the nearest place that has them, documents from the farthest, because the shared place is
-the authority and a nearer one is a cache, which may hold a launch in part. What fails in one place is asked
-of the next; one that failed to take a file takes no further one from the same view, so no document stands in
-it whose blobs it lacks. A read-only place is never written. A circuit opens once, for silence or a fault of
-transport, never for an answer such as "no space left", and stays open for the rest of the process.
+Blobs are read from the nearest place that has them, documents from the farthest: the shared place is the
+authority, a nearer one a cache. What fails in one place is asked of the next; one that failed to take a file
+takes no further one from the same view, so no document stands in it whose blobs it lacks. A circuit opens for
+silence or a fault of transport, never for an answer such as "no space left", and stays open.
 """
 
 from __future__ import annotations

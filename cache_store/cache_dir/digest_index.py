@@ -5,11 +5,10 @@ JSON, the first being the sha256 of the second::
 
     {"files":{"<path>":[dev,ino,size,mtime_ns,ctime_ns,mode,uid,read_ns,"<sha256>"],...},"format":1}
 
-A digest is given without reading the file only if nothing that ``lstat`` says of it has changed, and if the
-file was by then so old, by its file system's own clock, that a later write must have changed its times (git
-calls the others racily clean), or a copy of our own, dated back before it got its name
-(`private_files.date_back`). Whatever is wrong with an index makes it empty, never an error. Threads may share
-one index; of processes that save at once the last one's is kept, whole.
+A digest is given unread only if nothing that ``lstat`` says has changed, and if the file was by then so old,
+by its file system's own clock, that a later write must have changed its times (git calls the others racily
+clean), or is a copy of our own, dated back before it got its name. Whatever is wrong with an index makes it
+empty. Threads may share one; of processes that save at once the last one's is kept, whole.
 """
 
 from __future__ import annotations

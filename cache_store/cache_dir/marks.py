@@ -2,8 +2,7 @@
 
 Layout: ``<cache root>/.signers/<key id>``, an empty file for each key that vouched for a copy, and ``<cache
 root>/.unverified``, where copies came without being required to carry a signature. A mark is never removed.
-Every copy out of a store needs a `Permit`, which only `permit_copies` gives, so a later revocation or a
-stricter policy reaches it whatever brought it. Marks that cannot be read or written are `UnusableCache`. A
+Every copy needs a `Permit`, so a later revocation or a stricter policy reaches it whatever brought it. A
 rank's opening imports this: the standard library only.
 """
 

@@ -1,17 +1,13 @@
 """Node artifacts on a node's disk: files that belong to a node, not to a rank, such as compiled kernels.
 
 A *node cache* is a directory of another tool that a config declares by name. A manifest names a file of it
-``node/<name of the node cache>/<path below it>``. The bytes lie once in the cache directory, whatever number
-of manifests, ranks and worlds name them::
+``node/<name of the node cache>/<path below it>``. The bytes lie once, whatever names them::
 
     <cache root>/node/ab/<sha256>       mode 0600, directories 0700
 
-A kept file's name says what its bytes are; it is made whole, one that holds other bytes is made anew, and it
-shares its inode with nothing, because the tools write their files in place. Only what this user alone could
-have written is kept, and nothing that changed while it was read. Its modification time says when it was last
-used, to a day, so that what a launch has collected stays until long after its commit. No node artifact has
-the name of a mark, of a lock, or of any other file that begins with a dot. Every fault of the disk is
-`UnusableCache`.
+A kept file is made whole, made anew where it holds other bytes, and shares no inode, because the tools write
+theirs in place. Only what this user alone could have written is kept, and nothing that changed while it was
+read. Its modification time says when it was last used, to a day.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """From a cache directory into a node's own caches: each node artifact where the tool that reads it looks.
 
-Nothing is written outside of the directories that this node's config declares, nor through a link, nor into a
-directory that another user can write. A file that is there already is the node's own, and stays, unless its
-path says what it holds (`Destination.in_sets`): then it is damaged. What is written is verified while it is
-copied, appears whole, with mode 0600, and shares its inode with nothing. What cannot be placed is a reason,
-never an error: the tool compiles it again. Directories are marked before the first copy, as a cache directory
-is.
+Nothing is written outside of the directories that this node's config declares, nor through a link, nor where
+another user can write. A file that is there is the node's own and stays, unless its path says what it holds
+(`Destination.in_sets`). What is written appears whole, verified, mode 0600, sharing no inode. What cannot be
+placed is a reason, never an error: the tool compiles it again.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from warmrank.cache_store.errors import (
 )
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.progress import OnProgress
+from warmrank.cache_store.progress import OnProgress, nothing
 from warmrank.cache_store.records.documents import quarantine_if_damaged
 from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
 
@@ -59,10 +59,6 @@ class BlobReader(Protocol):
         Raises:
             NotInStore: there is none.
         """
-
-
-def nothing(*_: object) -> None:
-    """For what nobody waits for, or wants to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

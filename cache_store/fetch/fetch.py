@@ -21,7 +21,7 @@ from warmrank.cache_store.cache_dir.marks import admit, permit_copies
 from warmrank.cache_store.cache_dir.private_files import make_directories_below, sweep_debris
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache
-from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults, nothing
+from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults
 from warmrank.cache_store.fetch.manifests import take_pinned
 from warmrank.cache_store.fetch.staging import (
     NUM_THREADS,
@@ -37,7 +37,7 @@ from warmrank.cache_store.fetch.staging import (
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import SHORT_BYTES, each
-from warmrank.cache_store.progress import Meter, Progress
+from warmrank.cache_store.progress import Meter, Progress, nothing
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.steps import Step, reached

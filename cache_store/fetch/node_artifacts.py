@@ -1,9 +1,8 @@
 """Node artifacts out of the store: which manifests have them, which of them a node takes, and the copies.
 
 The first rank of a node keeps the node's artifacts in its manifest, so the *source* of a rank is the nearest
-rank at or below it whose manifest has any. Nothing comes that the node does not declare. What belongs
-together is one *unit*, of which the first *offer* is taken of which everything can be had. Whatever fails is
-a reason and keeps nothing else back.
+rank at or below it whose manifest has any. What belongs together is one *unit*, of which the first *offer* is
+taken that can be had whole. Whatever fails is a reason and keeps nothing else back.
 """
 
 from __future__ import annotations

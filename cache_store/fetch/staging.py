@@ -35,9 +35,9 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, outcome_of
-from warmrank.cache_store.fetch.blobs import Blobs, clone, nothing
+from warmrank.cache_store.fetch.blobs import Blobs, clone
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.progress import Meter
+from warmrank.cache_store.progress import Meter, nothing
 from warmrank.cache_store.records.manifest import ArtifactEntry, CaptureEntry, PartitionManifest, PartitionRef
 from warmrank.cache_store.steps import Step, reached
 

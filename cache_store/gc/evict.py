@@ -1,9 +1,8 @@
 """Evicting: what no record needs goes into the trash, is looked at again, and is deleted by a later run.
 
-The trash is the only way out, and nothing leaves it before a grace is over and everything was marked anew.
-After files went into the trash everything is marked again, and what became needed meanwhile comes back: so
-whoever refers to a file needs no lock. Any number of evicts may run at once, each may end at any step. All
-times are the store's own clock's.
+The trash is the only way out, and nothing leaves it before a grace is over. After files went there everything
+is marked again, and what became needed comes back: so whoever refers to a file needs no lock. Any number of
+evicts may run at once, each may end at any step. All times are the store's own clock's.
 """
 
 from __future__ import annotations

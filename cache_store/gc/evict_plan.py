@@ -1,9 +1,8 @@
 """What an evict takes away, and why: pure functions of an inventory and a policy.
 
-Nothing younger than the grace goes, by the store's clock. A record stays if it is pinned or among the newest
-of its key and environment. Who can write but not sign decides about nothing that others signed: records that
-no trusted key signed rank behind. A manifest goes only if no remaining record needs it, a blob only if no
-remaining manifest or listing does.
+Nothing younger than the grace goes. A record stays if it is pinned or among the newest of its key and
+environment; records that no trusted key signed rank behind, because who can write but not sign decides about
+nothing that others signed. Manifests and blobs go once nothing that remains needs them.
 """
 
 from __future__ import annotations

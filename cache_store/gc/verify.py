@@ -45,7 +45,7 @@ from warmrank.cache_store.layout import (
     split_fanned_name,
 )
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.progress import Meter, OnProgress, while_asked
+from warmrank.cache_store.progress import Meter, OnProgress, nothing, while_asked
 from warmrank.cache_store.records.directory_listing import read_listing
 from warmrank.cache_store.records.documents import (
     READERS,
@@ -206,7 +206,7 @@ class _Audit:
 
     def _read_launches(self) -> tuple[dict[str, LaunchRecord], int]:
         names = [info.name for info in self.documents.backend.list(LAUNCHES)]
-        found = self._judge(names, read_launch)
+        found = self._judge_documents(names, read_launch)
         return {name: record for name, record in found.items() if record is not None}, len(names)
 
     def _read_listings(self) -> tuple[dict[str, dict[str, Digest]], int]:
@@ -214,40 +214,98 @@ class _Audit:
         names = [info.name for info in self.documents.backend.list(DIRECTORIES)]
         good = [name for name in names if split_directory_name(name)]
         self.faults.extend(f"{name}: no name of a listing" for name in names if name not in set(good))
-        found = self._judge(good, _read_listing)
+        found = self._judge_documents(good, _read_listing)
         return {name: blobs for name, blobs in found.items() if blobs is not None}, len(names)
 
     def _read_manifests(self, records: Iterable[LaunchRecord]) -> dict[str, StandingManifest | None]:
         """Manifests by name, also those that only another place had; None where one cannot be used."""
-        names = {info.name: None for info in self.documents.backend.list(MANIFESTS)}
-        keys = {name: key for name in names if (key := split_fanned_name(MANIFESTS, name))}
-        self.faults.extend(f"{name}: no name of a manifest" for name in names if name not in keys)
-        found = self._judge(list(keys), _read_manifest)
+        names = self._named(MANIFESTS, "manifest", self.documents.backend.list(MANIFESTS))
+        found = self._judge_documents(list(names), _read_manifest)
         refs = {manifest_name(ref.manifest_key): ref for record in records for ref in record.partitions}
-        for name in sorted(refs.keys() - keys.keys()) if self.repair and self.is_whole else ():
+        for name in sorted(refs.keys() - names.keys()) if self.repair and self.is_whole else ():
             if (standing := self._taken_over(name, _read_manifest)) is not None:
                 self.faults.append(f"{name}: missing")
                 found[name] = standing
         return found
 
-    def _judge(self, names: Sequence[str], read: Callable[[Documents, str], _T]) -> dict[str, _T | None]:
-        """Read documents; one that cannot be used is a fault, and None unless another place has it whole."""
+    def _hash_blobs(self, on_progress: OnProgress | None) -> dict[str, int]:
+        """Sizes of all blobs by name, the damaged ones included."""
+        listed = list(self.documents.backend.list(BLOBS))
+        total_bytes = sum(info.content_bytes or info.stored_bytes for info in listed)
+        meter = Meter("Verifying", total_bytes=total_bytes, total_files=len(listed), on_progress=on_progress)
+        infos = self._named(BLOBS, "blob", listed)
+
+        def count(name: str) -> None:
+            meter.count(infos[name].content_bytes or infos[name].stored_bytes, 1)
+
+        found = self._judge(list(infos), self._look_at_blob, self._restored, count)
+        meter.finish()
+        return {name: digest.size_bytes for name, digest in found.items() if digest is not None}
+
+    def _named(self, prefix: str, what: str, infos: Iterable[FileInfo]) -> dict[str, FileInfo]:
+        """Files by name; one whose name the layout does not give is a fault."""
+        found = {info.name: info for info in infos}
+        strangers = [name for name in found if not split_fanned_name(prefix, name)]
+        self.faults.extend(f"{name}: no name of a {what}" for name in strangers)
+        return {name: info for name, info in found.items() if name not in set(strangers)}
+
+    def _judge_documents(
+        self, names: Sequence[str], read: Callable[[Documents, str], _T]
+    ) -> dict[str, _T | None]:
+        def look(name: str) -> tuple[_T | None, str, bool]:
+            answer = _attempt(read, self.documents, name)
+            if not isinstance(answer, StoreError):
+                return answer, "", False
+            is_revoked = isinstance(answer, Untrusted) and answer.reason == "revoked"
+            return None, self._said(answer), is_damage(answer) or is_revoked
+
+        return self._judge(names, look, lambda name: self._taken_over(name, read))
+
+    def _judge(
+        self,
+        names: Sequence[str],
+        look: Callable[[str], tuple[_T | None, str, bool]],
+        replaced: Callable[[str], _T | None],
+        count: Callable[[str], None] = nothing,
+    ) -> dict[str, _T | None]:
+        """Look at files: what each is, its fault, and whether a repair takes it away.
+
+        What stays bad when it is looked at again is moved away, and replaced if it can be.
+        """
 
         def judge(name: str) -> tuple[_T | None, str]:
-            answer = _attempt(read, self.documents, name)
-            if isinstance(answer, StoreError) and _goes_away(answer) and self.repair:
-                answer = _attempt(read, self.documents, name)
-                if isinstance(answer, StoreError) and _goes_away(answer):
-                    self._move_away(name, str(answer))
-                    return self._taken_over(name, read), str(answer)
-            return (None, self._said(answer)) if isinstance(answer, StoreError) else (answer, "")
+            found, fault, goes_away = look(name)
+            if goes_away and self.repair:
+                found, fault, goes_away = look(name)
+                if goes_away:
+                    self._move_away(name, fault)
+                    found = replaced(name) or found
+            count(name)
+            return found, fault
 
-        found: dict[str, _T | None] = {}
-        for name, (document, fault) in zip(names, each(judge, names, num_threads=READERS), strict=True):
-            found[name] = document
-            if fault:
-                self.faults.append(fault)
-        return found
+        answers = dict(zip(names, each(judge, names, num_threads=READERS), strict=True))
+        self.faults.extend(fault for _, fault in answers.values() if fault)
+        return {name: found for name, (found, _) in answers.items()}
+
+    def _look_at_blob(self, name: str) -> tuple[Digest | None, str, bool]:
+        answer = _digest(self.documents.backend, name)
+        if isinstance(answer, NotInStore) and not self.documents.backend.stat([name]):
+            return None, "", False  # another process moved it since the listing
+        if isinstance(answer, StoreError):
+            return None, self._said(answer), is_damage(answer)
+        is_damaged = answer.sha256 != split_fanned_name(BLOBS, name)
+        return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
+
+    def _restored(self, name: str) -> Digest | None:
+        """A good copy in the trash takes the place of a damaged blob."""
+        if name not in restore(self.documents.backend, [name]):
+            return None
+        copy = _digest(self.documents.backend, name)
+        if isinstance(copy, Digest) and copy.sha256 == split_fanned_name(BLOBS, name):
+            self.repairs.append(f"{name}: restored from the trash")
+            return copy
+        self._move_away(name, "the copy in the trash was damaged too")
+        return None
 
     def _taken_over(self, name: str, read: Callable[[Documents, str], _T]) -> _T | None:
         """A document that another place has whole, and this one now; None where none has."""
@@ -278,61 +336,6 @@ class _Audit:
                             where = "another place of the store" if is_fetched else str(path)
                             self.repairs.append(f"{name}: put again from {where}")
                             break
-
-    def _hash_blobs(self, on_progress: OnProgress | None) -> dict[str, int]:
-        """Sizes of all blobs by name, the damaged ones included."""
-        backend = self.documents.backend
-        infos = list(backend.list(BLOBS))
-        total_bytes = sum(info.content_bytes or info.stored_bytes for info in infos)
-        meter = Meter("Verifying", total_bytes=total_bytes, total_files=len(infos), on_progress=on_progress)
-        strangers = [info.name for info in infos if not _sha256_of(info.name)]
-        self.faults.extend(f"{name}: no name of a blob" for name in strangers)
-
-        def judge(info: FileInfo) -> tuple[Digest | None, str]:
-            found = self._judge_blob(info.name)
-            meter.count(info.content_bytes or info.stored_bytes, 1)
-            return found
-
-        blobs = [info for info in infos if _sha256_of(info.name)]
-        sizes: dict[str, int] = {}
-        for info, (digest, fault) in zip(blobs, each(judge, blobs, num_threads=READERS), strict=True):
-            if digest is not None:
-                sizes[info.name] = digest.size_bytes
-            if fault:
-                self.faults.append(fault)
-        meter.finish()
-        return sizes
-
-    def _judge_blob(self, name: str) -> tuple[Digest | None, str]:
-        """What a blob is, and what is wrong with it; one that stays damaged is moved away."""
-        digest, fault, is_damaged = self._look_at_blob(name)
-        if not (is_damaged and self.repair):
-            return digest, fault
-        again, fault_again, is_damaged = self._look_at_blob(name)
-        if not is_damaged:
-            return again, fault_again
-        self._move_away(name, fault_again)
-        return self._restored(name) or digest, fault_again
-
-    def _look_at_blob(self, name: str) -> tuple[Digest | None, str, bool]:
-        answer = _digest(self.documents.backend, name)
-        if isinstance(answer, NotInStore) and not self.documents.backend.stat([name]):
-            return None, "", False  # another process moved it since the listing
-        if isinstance(answer, StoreError):
-            return None, self._said(answer), is_damage(answer)
-        is_damaged = answer.sha256 != _sha256_of(name)
-        return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
-
-    def _restored(self, name: str) -> Digest | None:
-        """A good copy in the trash takes the place of a damaged blob."""
-        if name not in restore(self.documents.backend, [name]):
-            return None
-        copy = _digest(self.documents.backend, name)
-        if isinstance(copy, Digest) and copy.sha256 == _sha256_of(name):
-            self.repairs.append(f"{name}: restored from the trash")
-            return copy
-        self._move_away(name, "the copy in the trash was damaged too")
-        return None
 
     def _move_away(self, name: str, reason: str) -> None:
         quarantine(self.documents.backend, name, reason)
@@ -427,12 +430,3 @@ def _digest(backend: BlobBackend, name: str) -> Digest | StoreError:
             return digest_stream(file)
     except StoreError as error:
         return error
-
-
-def _sha256_of(name: str) -> str | None:
-    return split_fanned_name(BLOBS, name)
-
-
-def _goes_away(error: StoreError) -> bool:
-    """Whether a repair takes the document away: it is damaged, or of a key that was revoked."""
-    return is_damage(error) or (isinstance(error, Untrusted) and error.reason == "revoked")

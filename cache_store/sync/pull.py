@@ -1,14 +1,10 @@
 """Pulling a directory of another tool: verified copies, laid out as the tool left them.
 
 Nothing gets its name before every file is verified, changed where it must name another path, and flushed,
-because other tools verify nothing. Staging lies beside the directory; an absent or empty one appears by one
-rename. Of one that holds files every one that was pushed is read, unless the index beside it tells its bytes,
-and only those that it lacks come, or those that are cut short: where others differ nothing does, unless they
-are to be replaced. What an earlier pull under the same keys put there and the listing no longer names is
-told, and goes where files are replaced, if nobody changed it since; nothing else is ever removed. Files are
-private to this user (0600, or 0700 where the owner could execute them), and the directory bears the marks of
-those who vouch for them, as a cache directory does. A file lock keeps the processes of a node from copying at
-once, which saves work only; it is held around the whole of a pull and its retries.
+because other tools verify nothing; an absent or empty directory appears by one rename. Where files are there
+with other bytes nothing is laid out, unless they are to be replaced or are cut short. What an earlier pull put
+there and the listing no longer names goes only where files are replaced and nobody changed it. Files are
+private to this user (0600, or 0700), and the directory bears the marks of those who vouch for them.
 """
 
 from __future__ import annotations
@@ -40,9 +36,10 @@ from warmrank.cache_store.cache_dir.private_files import (
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
-from warmrank.cache_store.fetch.blobs import Blobs, blob_faults, nothing
+from warmrank.cache_store.fetch.blobs import Blobs, blob_faults
 from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.parallel import NUM_THREADS, each
+from warmrank.cache_store.progress import nothing
 from warmrank.cache_store.records.directory_listing import (
     ListedFile,
     StoredListing,

@@ -2,9 +2,8 @@
 
 An object appears whole or not at all; `create` knows whether the object that stands there is its own, also
 when the answer was lost; a download that breaks off goes on where it broke off. Credentials come from the
-environment of this process alone, and no secret gets into a message. A server that is silent costs less than
-``answer_s``; only silence cuts a transfer, never its length. obstore tells statuses and causes in the text of
-its errors only; where a later release words them otherwise, errors are less exact.
+environment alone and get into no message. A silent server costs less than ``answer_s``; only silence cuts a
+transfer. obstore tells statuses and causes in the text of its errors only.
 """
 
 from __future__ import annotations
