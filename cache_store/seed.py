@@ -17,7 +17,7 @@ from pathlib import Path
 
 from warmrank.cache_store.cache_dir.node_files import NodeFile
 from warmrank.cache_store.cache_dir.placing import Destinations, Vouched, place_files
-from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.staging import FetchOutcome, FetchReport
 from warmrank.cache_store.keys import explain_miss
@@ -149,14 +149,16 @@ def pick_launches(
 
 def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[StoredLaunch, ...], str]:
     num_known = len(store.problems)
-    try:
+
+    def find() -> tuple[Sequence[LaunchSummary], tuple[StoredLaunch, ...]]:
         launches = store.launch_summaries(wanted.launch_key)
-        chosen = _take(store, launches, wanted)
-    except StoreError as error:
-        if is_final(error):
-            raise
-        faults.append(str(error))
-        return (), f"the store could not be read: {error}"
+        return launches, _take(store, launches, wanted)
+
+    found = outcome_of(find)
+    if isinstance(found, StoreError):
+        faults.append(str(found))
+        return (), f"the store could not be read: {found}"
+    launches, chosen = found
     faults.extend(store.problems[num_known:])
     if not chosen:
         return (), _none_fits(launches, wanted, faults)
@@ -206,12 +208,9 @@ def _choose(
     is_own_world = not records or records[0].world_size == wanted.world_size
     if is_own_world and {ref.rank for ref in own}.issuperset(wanted.ranks or ()):
         return tuple(own)
-    try:
-        distinct = store.distinct_partitions(refs)
-    except StoreError as error:
-        if is_final(error):
-            raise
-        faults.append(str(error))
+    distinct = outcome_of(lambda: store.distinct_partitions(refs))
+    if isinstance(distinct, StoreError):
+        faults.append(str(distinct))
         return ()
     faults.extend(str(error) for error in distinct.errors.values())
     return tuple(distinct.kept)
@@ -222,12 +221,9 @@ def _fetch(
 ) -> FetchOutcome | None:
     if not refs:
         return None
-    try:
-        outcome = store.fetch_partitions(refs, cache_root, options=options)
-    except StoreError as error:
-        if is_final(error):
-            raise
-        faults.append(str(error))
+    outcome = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options))
+    if isinstance(outcome, StoreError):
+        faults.append(str(outcome))
         return None
     faults.extend(str(fault.error) for fault in outcome.faults)
     return outcome

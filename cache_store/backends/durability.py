@@ -1,8 +1,8 @@
 """Making files and names survive a power cut, in the cheapest way that the file system allows.
 
 Measured on ext4 and xfs: renaming without a flush loses half of what was acknowledged in a power cut; one
-``syncfs`` for a whole batch loses nothing, at three times the speed of an fsync for each file. What ``syncfs``
-does on network file systems is not established, so they, and every unknown type, get an fsync for each file.
+``syncfs`` for a whole batch loses nothing, at three times the speed of an fsync for each file. What it does
+on network file systems is not established, so they, and every unknown type, get an fsync for each file.
 """
 
 from __future__ import annotations

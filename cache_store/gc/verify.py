@@ -78,24 +78,6 @@ class VerifyReport:
     repairs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """Where good copies may be of what is damaged or missing: places of the store, a cache directory."""
-
-    places: Sequence[BlobBackend] = ()
-    cache_root: Path | None = None
-
-    def files(self, digests: Iterable[Digest]) -> dict[int, list[Path]]:
-        """Files of the cache directory by their size, as far as it is that of one of ``digests``."""
-        found: dict[int, list[Path]] = {digest.size_bytes: [] for digest in digests}
-        for path in self.cache_root.rglob("*") if found and self.cache_root else ():
-            with contextlib.suppress(OSError):  # gone meanwhile
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and status.st_size in found:
-                    found[status.st_size].append(path)
-        return found
-
-
 def verify_places(
     tiers: Sequence[Tier],
     trust: Trust,
@@ -111,16 +93,15 @@ def verify_places(
     """
 
     def verify(tier: Tier, view: TieredBackend) -> VerifyReport:
-        report = verify_store(
-            Documents(backend=view, trust=trust),
+        audit = Audit(
+            documents=Documents(backend=view, trust=trust),
             repair=repair and tier.is_writable,
             is_whole=tier is tiers[-1],
             is_writable=tier.is_writable,
-            elsewhere=Elsewhere(
-                places=[TieredBackend([other]) for other in tiers if other is not tier], cache_root=cache_root
-            ),
-            on_progress=while_asked(on_progress, view),
+            places=[TieredBackend([other]) for other in tiers if other is not tier],
+            cache_root=cache_root,
         )
+        report = audit.run(while_asked(on_progress, view))
         if len(tiers) == 1:
             return report
         faults = tuple(f"{tier.name}: {line}" for line in report.faults)
@@ -143,43 +124,27 @@ def verify_places(
     )
 
 
-def verify_store(  # noqa: PLR0913 - what is read, what it is part of, and what may be done
-    documents: Documents,
-    *,
-    repair: bool = False,
-    is_whole: bool = True,
-    is_writable: bool = True,
-    elsewhere: Elsewhere | None = None,
-    on_progress: OnProgress | None = None,
-    clock: Callable[[], float] = time.time,
-) -> VerifyReport:
-    """Hash every blob of one place, judge every document, and follow every reference.
-
-    What a document needs must be here if ``is_whole``: a place nearer than the farthest may hold it in part.
-    Publishes repair a place that ``is_writable``. ``clock`` is in epoch seconds; the store's own would need a
-    write.
-    """
-    audit = _Audit(
-        documents=documents,
-        repair=repair,
-        is_whole=is_whole,
-        is_writable=is_writable,
-        elsewhere=elsewhere or Elsewhere(),
-    )
-    return audit.run(on_progress, clock())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Audit:
+class Audit:
+    """Hashes every blob of one place, judges every document, and follows every reference.
+
+    A repair looks for good copies in other ``places`` of the store and in a cache directory.
+    """
+
     documents: Documents
-    repair: bool
-    is_whole: bool
-    is_writable: bool
-    elsewhere: Elsewhere
+    repair: bool = False
+    is_whole: bool = True  # what a document needs must be here; a near place may hold it in part
+    is_writable: bool = True  # publishes write here too, so that they repair it
+    places: Sequence[BlobBackend] = ()
+    cache_root: Path | None = None
     faults: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
 
-    def run(self, on_progress: OnProgress | None, now_s: float) -> VerifyReport:
+    def run(
+        self, on_progress: OnProgress | None = None, clock: Callable[[], float] = time.time
+    ) -> VerifyReport:
+        """Do it; ``clock`` is in epoch seconds, as the store's own would need a write."""
+        now_s = clock()
         launches, num_launches = self._read_launches()
         listings, num_listings = self._read_listings()
         self._bring_back(
@@ -309,7 +274,7 @@ class _Audit:
 
     def _taken_over(self, name: str, read: Callable[[Documents, str], _T]) -> _T | None:
         """A document that another place has whole, and this one now; None where none has."""
-        for place in self.elsewhere.places:
+        for place in self.places:
             documents = Documents(backend=place, trust=self.documents.trust)
             answer = _attempt(read, documents, name)
             if not isinstance(answer, StoreError):
@@ -325,10 +290,10 @@ class _Audit:
             return
         standing = backend.stat(needed)
         missing = {name: digest for name, digest in needed.items() if name not in standing}
-        files = self.elsewhere.files(missing.values())
+        files = self._files(missing.values())
         with tempfile.TemporaryDirectory() as directory:
             for name, digest in missing.items():
-                fetched = (_copy_out(place, name, Path(directory)) for place in self.elsewhere.places)
+                fetched = (_copy_out(place, name, Path(directory)) for place in self.places)
                 for path in filter(None, itertools.chain(files[digest.size_bytes], fetched)):
                     with contextlib.suppress(Corrupt, UnusableCache):  # then the file does not hold it
                         if backend.put_new([NewFile(name=name, source=path, expected=digest)]):
@@ -336,6 +301,16 @@ class _Audit:
                             where = "another place of the store" if is_fetched else str(path)
                             self.repairs.append(f"{name}: put again from {where}")
                             break
+
+    def _files(self, digests: Iterable[Digest]) -> dict[int, list[Path]]:
+        """Files of the cache directory by their size, as far as it is that of one of ``digests``."""
+        found: dict[int, list[Path]] = {digest.size_bytes: [] for digest in digests}
+        for path in self.cache_root.rglob("*") if found and self.cache_root else ():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_size in found:
+                    found[status.st_size].append(path)
+        return found
 
     def _move_away(self, name: str, reason: str) -> None:
         quarantine(self.documents.backend, name, reason)

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -87,6 +87,25 @@ class Document(Strict):
         return canonical_json(self.model_dump(), keys_are_text=True)
 
 
+def _without(field: str, usual: object) -> Any:
+    """Leave a field out of a model's JSON where it has its usual value, as documents older than it do."""
+
+    def serialize(self: Document, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        found: dict[str, object] = dump(self)
+        if getattr(self, field) == usual:
+            found.pop(field, None)
+        return found
+
+    return model_serializer(mode="wrap")(serialize)
+
+
+def _set_format(document: PartitionManifest | LaunchRecord, *, is_newest: bool) -> None:
+    """Find the format of a document that is being made, which is not frozen yet."""
+    if "format" not in document.model_fields_set and is_newest:
+        document.__dict__["format"] = NEWEST_FORMAT
+        document.model_fields_set.add("format")
+
+
 class BlobEntry(Document):
     """What a document says of a file whose bytes are a blob; names it by digest and size."""
 
@@ -135,12 +154,7 @@ class ArtifactEntry(BlobEntry):
     request_key: HexKey
     provenance: HexKey  # digest of all that determined the bytes; for a node's, of the bytes themselves
 
-    @model_serializer(mode="wrap")
-    def _without_usual_scope(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        found: dict[str, object] = dump(self)
-        if self.scope == "rank":
-            del found["scope"]
-        return found
+    _without_usual_scope = _without("scope", "rank")
 
     def node_file(self) -> NodeFile | None:
         """The node artifact that this is; None for a rank's."""
@@ -164,12 +178,7 @@ class RequestEntry(Document):
     components: Components
     runtime_state: Components = Field(default_factory=dict)
 
-    @model_serializer(mode="wrap")
-    def _without_empty_state(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        found: dict[str, object] = dump(self)
-        if not self.runtime_state:
-            found.pop("runtime_state", None)
-        return found
+    _without_empty_state = _without("runtime_state", {})
 
 
 class CaptureEntry(Document):
@@ -197,9 +206,8 @@ class PartitionManifest(Document):
 
     @model_validator(mode="after")
     def _check(self) -> PartitionManifest:
-        if "format" not in self.model_fields_set and self._is_of_format_2():
-            self.__dict__["format"] = NEWEST_FORMAT  # it is still being made, so not frozen yet
-            self.model_fields_set.add("format")
+        has_state = any(request.runtime_state for request in self.requests)
+        _set_format(self, is_newest=has_state or any(entry.scope == NODE for entry in self.artifacts))
         if self.format == FORMAT and self.node_files():
             raise ValueError("node artifacts in a manifest of format 1")
         if self.rank >= self.world_size:
@@ -216,10 +224,6 @@ class PartitionManifest(Document):
         """The node artifacts, in their order."""
         found = (entry.node_file() for entry in self.artifacts)
         return tuple(file for file in found if file is not None)
-
-    def _is_of_format_2(self) -> bool:
-        has_state = any(request.runtime_state for request in self.requests)
-        return has_state or any(entry.scope == "node" for entry in self.artifacts)
 
 
 class PartitionRef(Document):
@@ -251,12 +255,7 @@ class Environments(Document):
             raise ValueError(f"ranks {_summary(ranks)} of other environments: each once, and never rank 0")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_no_others(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        found: dict[str, object] = dump(self)
-        if not self.others:
-            found.pop("others", None)
-        return found
+    _without_no_others = _without("others", ())
 
     @property
     def environments(self) -> tuple[Mapping[str, str], ...]:
@@ -294,9 +293,7 @@ class LaunchRecord(Environments):
 
     @model_validator(mode="after")
     def _check(self) -> LaunchRecord:
-        if "format" not in self.model_fields_set and self.others:
-            self.__dict__["format"] = NEWEST_FORMAT  # it is still being made, so not frozen yet
-            self.model_fields_set.add("format")
+        _set_format(self, is_newest=bool(self.others))
         if self.format == FORMAT and self.others:
             raise ValueError("several environments in a launch record of format 1")
         if any(rank >= self.world_size for other in self.others for rank in other.ranks):

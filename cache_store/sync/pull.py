@@ -2,8 +2,8 @@
 
 Nothing gets its name before every file is verified, changed where it must name another path, and flushed,
 because other tools verify nothing; an absent or empty directory appears by one rename. Where files are there
-with other bytes nothing is laid out, unless they are to be replaced or are cut short. What an earlier pull put
-there and the listing no longer names goes only where files are replaced and nobody changed it. Files are
+with other bytes nothing is laid out, unless they are to be replaced or are cut short. What an earlier pull
+put there and the listing no longer names goes only where files are replaced and nobody changed it. Files are
 private to this user (0600, or 0700), and the directory bears the marks of those who vouch for them.
 """
 

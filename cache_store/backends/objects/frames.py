@@ -35,7 +35,6 @@ _MAX_HEADER_BYTES = 64
 _WORTH = 0.9  # compressed if the first chunk shrinks to less than this
 _MIN_BYTES = 128  # below, the frame's own fields eat what is gained
 _LEVEL = 1  # 4 times smaller on compiler output at 460 MB/s
-_WHOLE_BYTES = 4 << 20  # what is decompressed at one stroke
 _MAX_WINDOW_BYTES = 8 << 20  # what a frame may make a reader allocate; level 1 asks for 512 KiB
 
 _of_thread = threading.local()
@@ -70,18 +69,6 @@ def encode_stream(chunks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
         if packed := compressing.compress(chunk):
             yield packed
     yield compressing.flush()
-
-
-def decode_whole(stored: bytes) -> bytes | None:
-    """Content of a small stored form at one stroke; None where `decode` shall say what is wrong with it."""
-    if not stored.startswith(_MAGIC):
-        return stored
-    header = _HEADER.match(stored)
-    if header is None:
-        return None
-    body, announced_bytes = memoryview(stored)[header.end() :], int(header[2])
-    content = bytes(body) if header[1] == b"raw" else _decompressed_whole(body, announced_bytes)
-    return content if content is not None and len(content) == announced_bytes else None
 
 
 def decode(chunks: Iterable[bytes], *, name: str) -> Iterator[bytes]:
@@ -166,19 +153,6 @@ def _decompressed(body: Iterable[bytes], announced_bytes: int, name: str) -> Ite
                 yield chunk
     except zstandard.ZstdError as error:
         raise Corrupt(what="blob", where=name, expected="a zstd frame", actual=str(error)) from error
-
-
-def _decompressed_whole(frame: memoryview, announced_bytes: int) -> bytes | None:
-    import zstandard
-
-    try:
-        # The frame's own size is what would be allocated.
-        if announced_bytes > _WHOLE_BYTES or zstandard.frame_content_size(frame) != announced_bytes:
-            return None
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-        return decompressor.decompress(frame)
-    except zstandard.ZstdError:
-        return None
 
 
 def _exactly(content: Iterable[bytes], announced_bytes: int, name: str) -> Iterator[bytes]:

@@ -9,14 +9,12 @@ writer has seen it honour; blobs are kept as `frames` says. Durable is what the 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import BinaryIO, Literal, NoReturn
 
 from warmrank.cache_store.backends.backend import (
@@ -33,14 +31,12 @@ from warmrank.cache_store.backends.objects.frames import (
     STORED_FORM,
     ChunkFile,
     decode,
-    decode_whole,
     encode,
     encode_stream,
     is_framed,
 )
 from warmrank.cache_store.backends.places import ANSWER_S
-from warmrank.cache_store.cache_dir.private_files import os_errors_are_unusable
-from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, digest_bytes, digest_stream
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import BLOBS, FORMAT_FILE, PROBE, TMP, split_trash_name
@@ -162,11 +158,8 @@ class ObjectBackend:
         """See `BlobBackend.open`. What is read may turn out `Corrupt` on the way."""
         check_name(name, where=self.url)
         stored = self._client.get(name)
-        if isinstance(stored, bytes):
-            if (content := decode_whole(stored)) is not None:
-                return io.BytesIO(content)
-            stored = iter([stored])
-        return io.BufferedReader(ChunkFile(decode(stored, name=name)), _BUFFER_BYTES)
+        chunks = [stored] if isinstance(stored, bytes) else stored
+        return io.BufferedReader(ChunkFile(decode(chunks, name=name)), _BUFFER_BYTES)
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
         """See `BlobBackend.stat`."""
@@ -215,25 +208,24 @@ class ObjectBackend:
         if file.expected.size_bytes > _UNASKED_BYTES and self._client.head(file.name) is not None:
             return None
         try:
-            if job.is_large or not job.keep:
-                _verify(file)
-                return job
-            return _Job(file=file, keep=True, content=_content(file))
+            if job.keep and not job.is_large:
+                return replace(job, content=b"".join(_verified(file)))
+            for _ in _verified(file):
+                pass
         except (Corrupt, UnusableCache):
             if self._client.head(file.name) is not None:
                 return None  # then what the source holds does not matter
             raise
+        return job
 
     def _create(self, job: _Job) -> bool:
-        content = _content(job.file) if job.content is None else job.content
+        content = b"".join(_verified(job.file)) if job.content is None else job.content
         stored = encode(content) if is_framed(job.file.name, content) else content
         return self._client.create(job.file.name, stored)
 
     def _upload(self, job: _Job) -> None:
-        file = job.file
-        with _opened(file) as source:
-            stored = encode_stream(_verified(source, file), file.expected.size_bytes)
-            self._client.upload(file.name, stored)
+        stored = encode_stream(_verified(job.file), job.file.expected.size_bytes)
+        self._client.upload(job.file.name, stored)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an object store's backend holds credentials and is not pickled; send its URL")
@@ -253,42 +245,17 @@ class _Job:
         return self.file.expected.size_bytes > WHOLE_BYTES and self.file.name.startswith(BLOBS)
 
 
-@contextlib.contextmanager
-def _opened(file: NewFile) -> Iterator[BinaryIO]:
-    where = Path("memory") if isinstance(file.source, bytes) else file.source
-    with os_errors_are_unusable("file", where), file.open() as source:
-        yield source
-
-
-def _content(file: NewFile) -> bytes:
-    if isinstance(file.source, bytes):
-        content = file.source
-    else:
-        with _opened(file) as source:
-            content = source.read(file.expected.size_bytes + 1)
-    if digest_bytes(content) != file.expected:
-        raise file.fault(str(digest_bytes(content)))
-    return content
-
-
-def _verify(file: NewFile) -> None:
-    try:
-        with _opened(file) as source:
-            digest = digest_stream(source, limit_bytes=file.expected.size_bytes)
-    except TooLong as error:
-        raise file.fault(str(error)) from error
-    if digest != file.expected:
-        raise file.fault(str(digest))
-
-
-def _verified(source: BinaryIO, file: NewFile) -> Iterator[bytes]:
+def _verified(file: NewFile) -> Iterator[bytes]:
     """The chunks of a source; raises `Corrupt` at the end unless they were what was expected."""
     hasher = hashlib.sha256()
     size_bytes = 0
-    while chunk := source.read(CHUNK_BYTES):
-        hasher.update(chunk)
-        size_bytes += len(chunk)
-        yield chunk
+    with file.open() as source:
+        while chunk := source.read(CHUNK_BYTES):
+            hasher.update(chunk)
+            size_bytes += len(chunk)
+            if size_bytes > file.expected.size_bytes:
+                raise file.fault(f"more than {file.expected.size_bytes} bytes")
+            yield chunk
     digest = Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
     if digest != file.expected:
         raise file.fault(str(digest))
