@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from warmrank.cache_store.cache_dir.node_files import NodeFile
-from warmrank.cache_store.cache_dir.placing import Destinations, Vouched, place_files
+from warmrank.cache_store.cache_dir.node_files import Destinations, NodeFile, Vouched, place_files
 from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.staging import FetchOutcome, FetchReport

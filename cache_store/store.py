@@ -20,7 +20,7 @@ from warmrank.cache_store.backends.backend import BlobBackend, NewFile, new_docu
 from warmrank.cache_store.backends.deadline import Deadline
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
 from warmrank.cache_store.cache_dir.marks import admit
-from warmrank.cache_store.cache_dir.placing import Destination, Destinations, admitted
+from warmrank.cache_store.cache_dir.node_files import Destination, Destinations, admitted
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
@@ -91,7 +91,7 @@ class Store:
         admit(cache_root, self._trust.policy, self._trust.revoked)
 
     def admitted(self, destinations: Destinations) -> tuple[dict[str, Destination], tuple[str, ...]]:
-        """The node caches that node artifacts from here may go to; see `placing.admitted`."""
+        """The node caches that node artifacts from here may go to; see `node_files.admitted`."""
         return admitted(destinations, self._trust.policy, self._trust.revoked)
 
     def put_blob(self, path: Path) -> BlobReport:

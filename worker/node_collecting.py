@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from warmrank.cache_store.cache_dir.node_files import (
     NODE,
+    Destination,
     Identity,
     NodeFile,
     identity_of,
@@ -27,7 +28,6 @@ from warmrank.cache_store.cache_dir.node_files import (
     note_use,
     split_node_path,
 )
-from warmrank.cache_store.cache_dir.placing import Destination
 from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES

@@ -17,6 +17,7 @@ from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
 from warmrank.cache_store.cache_dir.node_files import (
+    Destinations,
     NodeFile,
     find_kept,
     kept_path,
@@ -24,7 +25,6 @@ from warmrank.cache_store.cache_dir.node_files import (
     place_kept,
     temporary_kept,
 )
-from warmrank.cache_store.cache_dir.placing import Destinations
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults

@@ -12,7 +12,7 @@ pytest.importorskip("zstandard", reason="object stores are an extra: pip install
 
 import zstandard
 
-from warmrank.cache_store.backends.objects.frames import (
+from warmrank.cache_store.backends.objects.store import (
     decode,
     encode,
     encode_stream,
