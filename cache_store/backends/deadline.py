@@ -57,22 +57,27 @@ class Call(Generic[T]):
 
     def __init__(self, function: Callable[[], T], *, name: str) -> None:
         self.ended = threading.Event()
-        self.error: BaseException | None = None
         self._function = function
         self._values: list[T] = []
+        self._errors: list[BaseException] = []
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
+    @property
+    def error(self) -> BaseException | None:
+        """What the ended call raised."""
+        return self._errors[0] if self._errors else None
+
     def result(self) -> T:
-        """Return what the ended call returned, or raise what it raised."""
-        if self.error is not None:
-            raise self.error
+        """Return what the ended call returned, or raise what it raised; once."""
+        if self._errors:
+            raise self._errors.pop()  # taken out: its traceback refers to this frame
         return self._values.pop()
 
     def _run(self) -> None:
         try:
             self._values.append(self._function())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            self.error = error
+            self._errors.append(error)
         finally:
             self.ended.set()
 

@@ -7,11 +7,11 @@ partition's fault is its own.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile
@@ -20,7 +20,7 @@ from warmrank.cache_store.cache_dir.local import find_file, place_file, temporar
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
 from warmrank.cache_store.cache_dir.private_files import make_directories_below, sweep_debris
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache
+from warmrank.cache_store.errors import NotInStore, StoreError, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults
 from warmrank.cache_store.fetch.manifests import take_pinned
 from warmrank.cache_store.fetch.staging import (
@@ -94,82 +94,71 @@ def fetch_partitions(
     sweep_debris(cache_root, STAGING)
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
+    partitions = tuple(pinned.kept.values())
     index = DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread)
-    job = _look(tuple(pinned.kept.values()), cache_root, index, options.beat)
-    missing = blob_faults(documents.backend, (target.digest for target in job.absent))
-    job.faults |= {target: missing[target.digest] for target in job.absent if target.digest in missing}
+    found = _look(partitions, cache_root, index, options.beat)
+    absent = [target for target, answer in found.items() if answer is None]
+    missing = blob_faults(documents.backend, (target.digest for target in absent))
+    faults = {target: answer for target, answer in found.items() if isinstance(answer, StoreError)}
+    faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
+    paths = {target: answer for target, answer in found.items() if isinstance(answer, Path)}
+    copied: dict[Target, Path] = {}
+    blobs = None
     reached(Step.FETCH_CHECKED)
-    if wanted := job.wanted():
+    if wanted := _without_faults(partitions, absent, faults):
         permit = permit_copies(cache_root, documents.trust.policy, pinned.signers)
         meter = _meter(cache_root, wanted, options, clock)
         blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared)
         with staging(permit, wanted) as staged:
-            job.faults |= staged.fill(blobs, meter)
+            faults |= staged.fill(blobs, meter)
             reached(Step.FETCH_STAGED)
-            job.copied, failed = staged.place(job.wanted(), index)
-            job.faults |= failed
-            job.brought = blobs.brought
+            copied, failed = staged.place(_without_faults(partitions, absent, faults), index)
+            faults |= failed
         meter.finish()
     index.save()
     reached(Step.FETCH_DONE)
-    outcome = _outcome(job, pinned.errors, seconds=clock() - started_s)
+    brought = {target.digest for target in copied} & (blobs.brought if blobs else set())
+    reports, failed_refs, copies = _outcomes(partitions, faults, paths | copied, copied)
+    outcome = FetchOutcome(
+        partitions=reports,
+        faults=(*(FetchFault(ref=ref, error=error) for ref, error in pinned.errors.items()), *failed_refs),
+        bytes_read=_size_of({target.digest for target in copied} - brought),
+        bytes_brought=_size_of(brought),
+        copies=copies,
+        seconds=clock() - started_s,
+    )
     _log(outcome, cache_root)
     return outcome
 
 
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    """How far a fetch is."""
-
-    partitions: Sequence[Partition]  # what was asked for, and can be had
-    absent: Sequence[Target]  # what the cache directory lacks
-    standing: Mapping[Target, Path]  # the others
-    copied: dict[Target, Path] = field(default_factory=dict)
-    brought: set[Digest] = field(default_factory=set)  # blobs that came from another node
-    faults: dict[Target, StoreError]
-
-    def wanted(self) -> list[Target]:
-        """The absent targets of the partitions that have no fault, in their order."""
-        whole = self.whole()
-        return [target for target in self.absent if target in whole]
-
-    def whole(self) -> set[Target]:
-        """All targets of the partitions that have no fault."""
-        partitions = (partition for partition in self.partitions if not partition.fault(self.faults))
-        return {target for partition in partitions for target in partition.functions}
+def _without_faults(
+    partitions: Sequence[Partition], targets: Sequence[Target], faults: Mapping[Target, StoreError]
+) -> list[Target]:
+    """Those targets, in their order, of partitions that have no fault."""
+    whole = {target for found in partitions if not found.fault(faults) for target in found.functions}
+    return [target for target in targets if target in whole]
 
 
 def _look(
     partitions: Sequence[Partition], cache_root: Path, index: DigestIndex, beat: Callable[[], None]
-) -> _Job:
-    """See what the cache directory has; that may take long where it has to be read."""
+) -> dict[Target, Path | StoreError | None]:
+    """See where the cache directory has all targets; that may take long where it has to be read."""
     targets = list(dict.fromkeys(target for partition in partitions for target in partition.functions))
 
-    def look(some: Sequence[Target]) -> list[tuple[Target, Path | UnusableCache | None]]:
+    def look(some: Sequence[Target]) -> list[Path | StoreError | None]:
         found = []
         for target in some:
-            found.append((target, _look_for(target, cache_root, index)))
+            function_dir = cache_root / target.function_dir
+            find = functools.partial(find_file, beside=target.name, digest_of=index.digest)
+            found.append(outcome_of(functools.partial(find, function_dir, target.digest)))
             beat()
         return found
 
     shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
     is_small = sum(target.digest.size_bytes for target in targets) <= len(targets) * SHORT_BYTES
-    looks = each(look, shares, num_threads=NUM_THREADS, size_bytes=0 if is_small else None)
-    found = dict(itertools.chain.from_iterable(looks))
-    return _Job(
-        partitions=partitions,
-        absent=[target for target in targets if found[target] is None],
-        standing={target: answer for target, answer in found.items() if isinstance(answer, Path)},
-        faults={target: answer for target, answer in found.items() if isinstance(answer, UnusableCache)},
-    )
-
-
-def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | UnusableCache | None:
-    function_dir = cache_root / target.function_dir
-    try:
-        return find_file(function_dir, target.digest, beside=target.name, digest_of=index.digest)
-    except UnusableCache as error:
-        return error
+    answers = each(look, shares, num_threads=NUM_THREADS, size_bytes=0 if is_small else None)
+    found = dict(zip(itertools.chain(*shares), itertools.chain(*answers), strict=True))
+    return {target: found[target] for target in targets}
 
 
 def _meter(
@@ -189,30 +178,29 @@ def _meter(
     )
 
 
-def _outcome(job: _Job, refused: Mapping[PartitionRef, StoreError], *, seconds: float) -> FetchOutcome:
+def _outcomes(
+    partitions: Sequence[Partition],
+    faults: Mapping[Target, StoreError],
+    paths: Mapping[Target, Path],
+    copied: Iterable[Target],
+) -> tuple[tuple[FetchReport, ...], tuple[FetchFault, ...], tuple[NewFile, ...]]:
+    """Reports on whole partitions, faults of the others, and a copy of each blob of the whole ones."""
     reports: list[FetchReport] = []
-    failed = [FetchFault(ref=ref, error=error) for ref, error in refused.items()]
-    left = set(job.copied)
-    for partition in job.partitions:
-        if error := partition.fault(job.faults):
+    failed: list[FetchFault] = []
+    copies: dict[Digest, Path] = {}
+    left = set(copied)
+    for partition in partitions:
+        if error := partition.fault(faults):
             failed.append(FetchFault(ref=partition.ref, error=error))
             continue
         reports.append(partition.report(left))
         left -= partition.functions.keys()  # what two partitions share came with the first
-    whole, paths = job.whole(), {**job.standing, **job.copied}
-    copies = {target.digest: path for target, path in paths.items() if target in whole}
-    copied = {target.digest for target in job.copied}
-    return FetchOutcome(
-        partitions=tuple(reports),
-        faults=tuple(failed),
-        bytes_read=_size_of(copied - job.brought),
-        bytes_brought=_size_of(copied & job.brought),
-        copies=tuple(
-            NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
-            for digest, path in copies.items()
-        ),
-        seconds=seconds,
+        copies |= {target.digest: paths[target] for target in partition.functions}
+    files = (
+        NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
+        for digest, path in copies.items()
     )
+    return tuple(reports), tuple(failed), tuple(files)
 
 
 def _size_of(digests: Iterable[Digest]) -> int:

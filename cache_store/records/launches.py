@@ -6,9 +6,9 @@ says nothing about the partitions, so a record may turn out unusable when it is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -71,12 +71,12 @@ class _Head(BaseModel):
     created: Utc
 
 
+R = TypeVar("R", LaunchRecord, _Head)
+
+
 def read_launch(documents: Documents, name: str) -> LaunchRecord:
     """Read one record without touching it; raises as `Documents.read`."""
-    launch_key, payload = _read(documents, name)
-    record = parse_launch_record(payload, name)
-    _check_key(name, expected=launch_key, actual=record.launch_key)
-    return record
+    return _read(documents, name, parse_launch_record)
 
 
 def read_launches(
@@ -134,27 +134,27 @@ def _newest_first(
 
 
 def _summarize(documents: Documents, name: str) -> LaunchSummary:
-    launch_key, payload = _read(documents, name)
-    head = parse_document(
-        _Head, payload, supported_format=NEWEST_FORMAT, what="launch record", where=name, oldest_format=FORMAT
-    )
-    _check_key(name, expected=launch_key, actual=head.launch_key)
+    head = _read(documents, name, _parse_head)
     environments = head.environment, *(other.environment for other in head.others)
     return LaunchSummary(
         name=name, world_size=head.world_size, environments=environments, created=head.created
     )
 
 
-def _read(documents: Documents, name: str) -> tuple[str, bytes]:
-    """The launch key that a record's name announces, and the record's bytes."""
-    parts = split_launch_name(name)
-    if parts is None:
-        raise Corrupt(what="launch record", where=name, expected="a name of the layout", actual="another")
-    payload, _ = documents.read("launch", parts[0], name)
-    check_sha256("launch record", name, payload, parts[1])
-    return parts[0], payload
+def _parse_head(data: bytes, where: str) -> _Head:
+    return parse_document(
+        _Head, data, supported_format=NEWEST_FORMAT, what="launch record", where=where, oldest_format=FORMAT
+    )
 
 
-def _check_key(name: str, *, expected: str, actual: str) -> None:
-    if actual != expected:
-        raise Corrupt(what="launch record", where=name, expected=expected, actual=actual)
+def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> R:
+    """Read the record that a name announces."""
+    expected, actual, parts = "a name of the layout", "another", split_launch_name(name)
+    if parts is not None:
+        payload, _ = documents.read("launch", parts[0], name)
+        check_sha256("launch record", name, payload, parts[1])
+        record = parse(payload, name)
+        expected, actual = parts[0], record.launch_key
+        if actual == expected:
+            return record
+    raise Corrupt(what="launch record", where=name, expected=expected, actual=actual)
