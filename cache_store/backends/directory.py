@@ -76,6 +76,9 @@ _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.
 _MAX_REMOVALS = 10  # of one directory under the feet of one link
 
 
+_Names = list[str]  # `DirectoryBackend.list` hides the type's name in the class
+
+
 class _Format(Strict):
     format: Literal[1] = STORE_FORMAT
     digest: Literal["sha256"] = "sha256"
@@ -136,7 +139,7 @@ class DirectoryBackend:
         """See `BlobBackend.list`; a directory where the store's layout has a file counts as one."""
         directory = prefix.rpartition("/")[0]
         start = self._path(directory) if directory else self.root
-        strange: list[str] = []
+        strange: _Names = []
         with os_errors_are_unavailable("listing", start):
             below = self._walk(f"{directory}/" if directory else "", strange)
             yield from (info for info in below if info.name.startswith(prefix))
@@ -181,7 +184,7 @@ class DirectoryBackend:
         remedy = _OBJECTS_REMEDY if b'"blobs"' in data else _FORMAT_REMEDY
         check_format(_Format, data, where=str(path), remedy=remedy)
 
-    def _walk(self, prefix: str, strange: list[str]) -> Iterator[FileInfo]:
+    def _walk(self, prefix: str, strange: _Names) -> Iterator[FileInfo]:
         """Everything below but what is on its way in; its depth is bounded by `file_depth`."""
         try:
             with os.scandir(f"{self.root}/{prefix}") as found:

@@ -144,7 +144,8 @@ def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> Pull
     _refuse_obstacles(files, removed, root)
     wanted, there = _look(files, plan.moved, root, index, replace=replace)
     _check_complete(documents.backend, wanted)
-    new, replaced = [], []
+    new: list[str] = []
+    replaced: list[str] = []
     if wanted:
         copying = _Copying(documents=documents, plan=plan, files=wanted, there=there, stale=removed)
         with _staging(place) as staging:
