@@ -1,31 +1,22 @@
 """Opening a store by the places that keep it.
 
-Invariants: no place can hold a launch up for longer than its ``answer_s``, and all are opened side by side;
-a place that is away, or is no store that this release reads, is left out and said so in `Store.problems`,
-unless it is required or the only one.
+All are opened side by side, each within its ``answer_s``; one that is away, or no store that this release
+reads, is left out and said so in `Store.problems`, unless it is required or the only one.
 """
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.deadline import Ticks
+from warmrank.cache_store.backends.deadline import Call, Ticks
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import FlushChoice
-from warmrank.cache_store.backends.places import (
-    ANSWER_S,
-    Circuits,
-    Tier,
-    TieredBackend,
-    TierMode,
-    TierState,
-    away,
-)
+from warmrank.cache_store.backends.places import ANSWER_S, Circuits, Tier, TieredBackend, TierState, away
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
@@ -37,35 +28,26 @@ _circuits = Circuits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSpec:
-    """One place of a store.
+    """One place of a store: a directory, or an URL of an object store such as ``s3://bucket/prefix``.
 
-    Attributes:
-        location: a directory, or an URL of an object store such as ``s3://bucket/prefix``.
-        mode: ``off`` is not opened at all, ``ro`` never written; ``required`` is ``rw``, and the launch fails
-            when it is away.
-        flush: how a directory makes files durable; ``auto`` chooses by the type of its file system.
-        answer_s: how long it may take to answer before it is left alone for the rest of the process.
-        options: those of the object store's client.
+    Mode ``off`` is not opened at all, ``ro`` never written; ``required`` is ``rw``, and the launch fails when
+    it is away.
     """
 
     location: str
     mode: SpecMode = "rw"
-    flush: FlushChoice = "auto"
-    answer_s: float = ANSWER_S
-    options: Mapping[str, str] = field(default_factory=dict)
+    flush: FlushChoice = "auto"  # of a directory; ``auto`` chooses by the type of its file system
+    answer_s: float = ANSWER_S  # until it is left alone for the rest of the process
+    options: Mapping[str, str] = field(default_factory=dict)  # of the object store's client
 
 
 def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) -> Store:
     """Open the store that lies in ``tiers``: one place, or a near one and a far one.
 
-    Args:
-        tiers: its places.
-        trust: whom to believe, and what to sign with.
-        create: make an absent or empty place whose mode is ``rw`` into a store.
+    An absent or empty place whose mode is ``rw`` is made into a store if ``create``.
 
     Raises:
         StoreUnavailable: a required place, or every place, is away or cannot be used.
-        NewerFormat: a later release made it.
         Corrupt: its FORMAT is damaged.
     """
     asked = [spec for spec in tiers if spec.mode != "off"]
@@ -112,18 +94,14 @@ class _Opening:
         self.left_out: TierState | None = None
         self._circuit = _circuits.of(spec.location, spec.options)
         # What is required must be there: in its place, a disk that is not mounted would get a new store.
-        self._create = create and spec.mode == "rw"
-        self._ended = threading.Event()
-        self._backend: list[BlobBackend] = []
-        self._error: BaseException | None = None
-        if not self._circuit.is_open:
-            threading.Thread(target=self._run, name="store-open", daemon=True).start()
+        opening = functools.partial(open_backend, spec, create=create and spec.mode == "rw")
+        self._call = None if self._circuit.is_open else Call(opening, name="store-open")
 
     def wait(self, spent_s: float) -> float:
         """Wait until it ended, or was silent for too long; takes and returns the seconds since all began."""
-        if self._circuit.is_open:
+        if self._call is None or self._circuit.is_open:
             return spent_s
-        for seconds in Ticks().until(self._ended):
+        for seconds in Ticks().until(self._call.ended):
             spent_s += seconds
             if spent_s >= self.spec.answer_s:
                 self._circuit.open(f"no answer within {self.spec.answer_s:g} s", where=self.spec.location)
@@ -134,15 +112,15 @@ class _Opening:
         """The open place, or why it is left out; raises what is no reason to go on without it."""
         spec = self.spec
         error = self._failure()
-        if error is None:
-            mode: TierMode = "rw" if spec.mode == "off" else spec.mode
+        if error is None and self._call is not None and spec.mode != "off":
             return Tier(
                 name=spec.location,
-                backend=self._backend[0],
-                mode=mode,
+                backend=self._call.result(),
+                mode=spec.mode,
                 answer_s=spec.answer_s,
                 circuit=self._circuit,
             )
+        error = error or away(spec.location, self._circuit.reason, required=spec.mode == "required")
         if spec.mode == "required":
             raise error
         self.left_out = TierState(location=spec.location, mode=spec.mode, state="away", reason=str(error))
@@ -150,34 +128,21 @@ class _Opening:
 
     def _failure(self) -> StoreError | None:
         is_required = self.spec.mode == "required"
-        error = self._error if self._ended.is_set() else None
+        error = self._call.error if self._call is not None and self._call.ended.is_set() else None
         if error is None:
-            if not self._circuit.is_open:
-                return None
-            return away(self.spec.location, self._circuit.reason, required=is_required)
+            is_open = self._circuit.is_open
+            return away(self.spec.location, self._circuit.reason, required=is_required) if is_open else None
         if not isinstance(error, StoreError):
             raise error
         if not isinstance(error, StoreUnavailable):
             return error  # no circuit: it answers, and may be repaired while this process runs
         if error.transport:
             self._circuit.open(error.reason, where=self.spec.location)
-        return replace(error, required=is_required)
-
-    def _run(self) -> None:
-        try:
-            self._backend.append(open_backend(self.spec, create=self._create))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            self._error = error
-        finally:
-            self._ended.set()
+        return error.but(required=is_required)
 
 
 def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
-    """Open one place, however long that takes.
-
-    Raises:
-        StoreError: it is away, or no store that this release reads.
-    """
+    """Open one place, however long that takes; raises `StoreError`."""
     if "://" in spec.location:
         from warmrank.cache_store.backends.objects.store import ObjectBackend
 

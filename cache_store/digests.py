@@ -1,20 +1,18 @@
-"""SHA-256 digests of bytes, files and streams.
+"""SHA-256 digests of bytes, files and streams; a file is never read whole into memory.
 
-Invariants: a digest is 64 lowercase hex characters and a size; a file is never read whole into memory.
 SHA-256 because REAPI and OCI use it and the standard library has it; its name stands in the store's format.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import queue
 import re
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 CHUNK_BYTES = 1 << 20
 _MAX_WAITING = 2
@@ -36,23 +34,26 @@ class Writable(Protocol):
         """Take all of ``data``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
-    """Identity of bytes.
-
-    Attributes:
-        sha256: 64 lowercase hex characters.
-        size_bytes: length.
-    """
-
+class _Digest(NamedTuple):
     sha256: str
     size_bytes: int
 
-    def __post_init__(self) -> None:
-        if not is_sha256(self.sha256):
-            raise ValueError(f"a sha256 is 64 lowercase hex characters, not {self.sha256!r}")
-        if self.size_bytes < 0:
-            raise ValueError(f"a size is not negative: {self.size_bytes}")
+
+class Digest(_Digest):
+    """Identity of bytes: 64 lowercase hex characters of their SHA-256, and their number."""
+
+    __slots__ = ()
+
+    def __new__(cls, *, sha256: str, size_bytes: int) -> Self:
+        """Check both; raises ``ValueError``."""
+        if not is_sha256(sha256):
+            raise ValueError(f"a sha256 is 64 lowercase hex characters, not {sha256!r}")
+        if size_bytes < 0:
+            raise ValueError(f"a size is not negative: {size_bytes}")
+        return super().__new__(cls, sha256, size_bytes)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, object]]:
+        return (), self._asdict()
 
     def __str__(self) -> str:
         return f"sha256 {self.sha256[:12]} ({self.size_bytes} bytes)"
@@ -79,71 +80,59 @@ def digest_file(path: Path) -> Digest:
 
 
 def digest_stream(source: Readable, *, limit_bytes: int | None = None) -> Digest:
-    """Digest of all that ``source`` still holds.
-
-    Raises:
-        TooLong: ``source`` holds more than ``limit_bytes``.
-    """
-    return _pump(source, None, limit_bytes)
+    """Digest of all that ``source`` still holds; raises `TooLong` beyond ``limit_bytes``."""
+    hasher = hashlib.sha256()
+    size_bytes = _pump(source, (hasher.update,), limit_bytes)
+    return Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
 
 
 def copy_and_digest(src_file: Readable, dst_file: Writable, *, limit_bytes: int | None = None) -> Digest:
     """Copy a stream and return the digest of exactly the bytes that were written.
 
-    Raises:
-        TooLong: ``src_file`` holds more than ``limit_bytes``; no more than those were written.
+    Raises `TooLong` where ``src_file`` holds more than ``limit_bytes``; no more than those were written.
     """
-    return _pump(src_file, dst_file.write, limit_bytes)
+    hasher = hashlib.sha256()
+    with _hashing(hasher) as update:
+        size_bytes = _pump(src_file, (update, dst_file.write), limit_bytes)
+    return Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
 
 
-def _pump(source: Readable, write: Callable[[bytes], object] | None, limit_bytes: int | None) -> Digest:
+def _pump(source: Readable, takers: tuple[Callable[[bytes], object], ...], limit_bytes: int | None) -> int:
     size_bytes = 0
-    with _Hashing(side_by_side=write is not None) as hashing:
-        while chunk := source.read(CHUNK_BYTES):
-            size_bytes += len(chunk)
-            if limit_bytes is not None and size_bytes > limit_bytes:
-                raise TooLong(f"more than {limit_bytes} bytes")
-            hashing.update(chunk)
-            if write is not None:
-                write(chunk)
-    return Digest(sha256=hashing.hasher.hexdigest(), size_bytes=size_bytes)
+    while chunk := source.read(CHUNK_BYTES):
+        size_bytes += len(chunk)
+        if limit_bytes is not None and size_bytes > limit_bytes:
+            raise TooLong(f"more than {limit_bytes} bytes")
+        for take in takers:
+            take(chunk)
+    return size_bytes
 
 
-class _Hashing:
-    """SHA-256 of chunks; of a long file's in a thread of its own, while they are written and others are read.
+@contextmanager
+def _hashing(hasher: hashlib._Hash) -> Iterator[Callable[[bytes], None]]:
+    """Hash a long file in a thread of its own while it is written and read on; both give up the GIL."""
+    waiting: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
+    threads: list[threading.Thread] = []
+    num_chunks = 0
 
-    Both give up the GIL. At most `_MAX_WAITING` chunks wait for it.
-    """
+    def work() -> None:
+        while (chunk := waiting.get()) is not None:
+            hasher.update(chunk)
 
-    def __init__(self, *, side_by_side: bool) -> None:
-        self.hasher = hashlib.sha256()
-        self._side_by_side = side_by_side
-        self._num_chunks = 0
-        self._thread: threading.Thread | None = None
-        self._waiting: queue.Queue[bytes | None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._thread is not None and self._waiting is not None:
-            self._waiting.put(None)
-            self._thread.join()
-
-    def update(self, chunk: bytes) -> None:
-        """Take the next chunk."""
-        self._num_chunks += 1
-        if not self._side_by_side or self._num_chunks <= _NUM_SHORT:
-            self.hasher.update(chunk)
+    def update(chunk: bytes) -> None:
+        nonlocal num_chunks
+        num_chunks += 1
+        if num_chunks <= _NUM_SHORT:
+            hasher.update(chunk)
             return
-        if self._waiting is None:
-            self._waiting = queue.Queue(_MAX_WAITING)
-            work = functools.partial(_hash_all, self.hasher, self._waiting)
-            self._thread = threading.Thread(target=work, name="store-hash", daemon=True)
-            self._thread.start()
-        self._waiting.put(chunk)
+        if not threads:
+            threads.append(threading.Thread(target=work, name="store-hash", daemon=True))
+            threads[0].start()
+        waiting.put(chunk)
 
-
-def _hash_all(hasher: hashlib._Hash, waiting: queue.Queue[bytes | None]) -> None:
-    while (chunk := waiting.get()) is not None:
-        hasher.update(chunk)
+    try:
+        yield update
+    finally:
+        for thread in threads:
+            waiting.put(None)
+            thread.join()

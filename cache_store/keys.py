@@ -18,11 +18,7 @@ _SHOWN_BEFORE_DIFFERENCE = 20
 
 
 def key_of(components: Mapping[str, str]) -> str:
-    """Hash named components: sha256 hex of their canonical JSON.
-
-    Raises:
-        TypeError: a name or a value is no string.
-    """
+    """Hash named components, all text: sha256 hex of their canonical JSON."""
     for name, value in components.items():
         if not isinstance(value, str):
             raise TypeError(f"component {name!r} is a string, not {type(value).__name__}")
@@ -30,17 +26,11 @@ def key_of(components: Mapping[str, str]) -> str:
 
 
 class ComponentChange(NamedTuple):
-    """One component that differs. No dataclass here: a warm load imports this and makes none.
-
-    Attributes:
-        name: the component's name.
-        before: its value in the stored entry; None when the entry lacks it.
-        after: its value in what is asked for; None when the request lacks it.
-    """
+    """One component that differs. No dataclass here: a warm load imports this and makes none."""
 
     name: str
-    before: str | None
-    after: str | None
+    before: str | None  # in the stored entry; None when it lacks the component
+    after: str | None  # in what is asked for
 
     def __str__(self) -> str:
         """``torch 2.13.0 -> 2.13.1``; digests say nothing to a reader, so ``source of f changed``."""
@@ -86,15 +76,8 @@ _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure
 def canonical_json(value: object, *, keys_are_text: bool = False) -> bytes:
     """Spell a JSON value canonically.
 
-    Args:
-        value: the value.
-        keys_are_text: they are known to be, as those of a model whose fields say so; looking at each one
-            takes a fifth of the time.
-
-    Raises:
-        TypeError: a key is no string (``json`` would turn 1 and "1" into the same key), or a value has no
-            JSON form.
-        ValueError: NaN, infinity, or text that is not Unicode.
+    Raises ``TypeError`` for a key that is no string (``json`` would turn 1 and "1" into the same key), unless
+    ``keys_are_text`` is known: looking at each takes a fifth of the time; ``ValueError`` for NaN or infinity.
     """
     if not keys_are_text:
         _check_keys(value)
@@ -118,12 +101,7 @@ _SHOWN_CHANGES = 8
 
 
 class Nearest(NamedTuple):
-    """The stored entry with the fewest differing components.
-
-    Attributes:
-        label: what to call it.
-        changes: from its components to those asked for, sorted by name; empty when they are equal.
-    """
+    """The stored entry with the fewest differing components, and the changes to those asked for, by name."""
 
     label: str
     changes: tuple[ComponentChange, ...]

@@ -1,7 +1,6 @@
-"""Reading JSON documents that come from outside, with one kind of error for all that can be wrong.
+"""JSON documents from outside, with one kind of error for all that can be wrong.
 
-Invariants: the format number is read first and alone, because a later format may have other fields; a fault
-names the field; nothing is converted (a string is no number).
+The format number is read first and alone, because a later format may have other fields; nothing is converted.
 """
 
 from __future__ import annotations
@@ -9,32 +8,35 @@ from __future__ import annotations
 import json
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from warmrank.cache_store.errors import Corrupt, NewerFormat
 
 _M = TypeVar("_M", bound=BaseModel)
+MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank
 _SHOWN_FAULTS = 5
 _SHOWN_CHARACTERS = 500
+
+
+class Strict(BaseModel):
+    """Base of models of what comes from outside: frozen, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def parse_document(
     model: type[_M], data: bytes, *, supported_format: int, what: str, where: str, oldest_format: int = 0
 ) -> _M:
-    """Read one JSON document that declares its ``format``.
+    """Read one JSON document that declares its ``format``; ``what`` and ``where`` name it in errors.
 
-    Args:
-        model: what it must be.
-        data: its bytes.
-        supported_format: the newest format that is understood.
-        what: names the kind of document in errors.
-        where: names this one.
-        oldest_format: the oldest format that is understood; 0 for ``supported_format`` alone.
+    The oldest format understood is ``oldest_format``, or, if 0, the supported one.
 
     Raises:
-        Corrupt: no JSON object, no format, one of an earlier release, or fields that break the model.
-        NewerFormat: a later release wrote it.
+        Corrupt: too large, no JSON object, no format, an earlier one, or fields that break the model.
     """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
+        raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(data)} bytes")
     found = _declared_format(data, what=what, where=where)
     if found > supported_format:
         raise NewerFormat(what=what, where=where, found=found, supported=supported_format)
@@ -57,16 +59,11 @@ class _Declared(BaseModel):
 def _declared_format(data: bytes, *, what: str, where: str) -> int:
     try:
         return _Declared.model_validate_json(data, strict=True).format
-    except ValidationError:
-        return _read_format(data, what=what, where=where)
-
-
-def _read_format(data: bytes, *, what: str, where: str) -> int:
-    """The format once more, slowly, to say what is wrong with it."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise Corrupt(what=what, where=where, expected="JSON", actual=str(error)) from error
+    except ValidationError:  # once more, slowly, to say what is wrong
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise Corrupt(what=what, where=where, expected="JSON", actual=str(error)) from error
     found = value.get("format") if isinstance(value, dict) else None
     if type(found) is not int or found < 1:  # True is an int
         actual = repr(found)[:_SHOWN_CHARACTERS]

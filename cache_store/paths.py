@@ -8,7 +8,7 @@ file system that ignores case.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
 MAX_PATH_BYTES = 1024
 MAX_PART_BYTES = 255  # NAME_MAX of every file system in use
@@ -39,6 +39,22 @@ def part_fault(part: str) -> str | None:
     if "/" in part:
         return "has a slash"
     return path_fault(part)
+
+
+def refusing(fault: Callable[[str], str | None], what: str) -> Callable[[str], str]:
+    """A check, for a model's field, that raises ``ValueError`` for text that has a fault."""
+
+    def check(text: str) -> str:
+        if found := fault(text):
+            raise ValueError(f"{what} {shown(text)} {found}")
+        return text
+
+    return check
+
+
+def shown(text: str) -> str:
+    """Text of a document as an error names it."""
+    return repr(text if len(text) <= 100 else f"{text[:97]}...")
 
 
 def collision(paths: Iterable[str]) -> str | None:

@@ -1,8 +1,6 @@
 """How far a long copy has come, for a caller's bar and for the log.
 
-Invariants: a caller hears at most once in `CALL_EVERY_S`, and of the end; the log has a line each
-`LOG_EVERY_S`, so short copies leave none. Any number of threads may count at once; the caller is called by
-one of them at a time.
+A caller hears at most once in `CALL_EVERY_S`, and of the end; the log has a line each `LOG_EVERY_S`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from warmrank.cache_store.backends.places import TieredBackend
 
@@ -20,8 +18,11 @@ CALL_EVERY_S = 0.25
 LOG_EVERY_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+def nothing(*_: object) -> None:
+    """For what nobody waits for, or wants to know."""
+
+
+class Progress(NamedTuple):
     """What is done, of what is to do."""
 
     done_bytes: int
@@ -46,15 +47,7 @@ def while_asked(on_progress: OnProgress | None, view: TieredBackend) -> OnProgre
 
 
 class Meter:
-    """Counts for several threads.
-
-    Args:
-        what: what is counted, for the log, such as ``Fetching into /cache``.
-        total_bytes: how many there will be.
-        total_files: how many there will be.
-        on_progress: the caller's, or None.
-        clock: seconds, never going back.
-    """
+    """Counts for several threads; ``what`` is for the log, such as ``Fetching into /cache``."""
 
     def __init__(
         self,
@@ -66,8 +59,7 @@ class Meter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = what
-        self._done_bytes = self._done_files = 0
-        self._total_bytes, self._total_files = total_bytes, total_files
+        self._progress = Progress(0, total_bytes, 0, total_files)
         self._on_progress = on_progress
         self._clock = clock
         self._lock = threading.Lock()
@@ -76,15 +68,20 @@ class Meter:
     def count(self, num_bytes: int, num_files: int = 0) -> None:
         """Add to what is done; what turned out bad is taken back by a negative number."""
         with self._lock:
-            self._done_bytes += num_bytes
-            self._done_files += num_files
+            done = self._progress = Progress(
+                done_bytes=self._progress.done_bytes + num_bytes,
+                total_bytes=self._progress.total_bytes,
+                done_files=self._progress.done_files + num_files,
+                total_files=self._progress.total_files,
+            )
             moment_s = self._clock()
             if moment_s - self._called_s >= CALL_EVERY_S:
                 self._called_s = moment_s
                 self._tell()
             if moment_s - self._logged_s >= LOG_EVERY_S:
                 self._logged_s = moment_s
-                self._log(moment_s - self._started_s)
+                seconds = moment_s - self._started_s
+                logger.info("%s: %d of %d bytes, %d of %d files, %.0f s", self._what, *done, seconds)
 
     def finish(self) -> None:
         """Tell the caller how far it came in the end."""
@@ -93,22 +90,4 @@ class Meter:
 
     def _tell(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(
-                Progress(
-                    done_bytes=self._done_bytes,
-                    total_bytes=self._total_bytes,
-                    done_files=self._done_files,
-                    total_files=self._total_files,
-                )
-            )
-
-    def _log(self, seconds: float) -> None:
-        logger.info(
-            "%s: %d of %d bytes, %d of %d files, %.0f s",
-            self._what,
-            self._done_bytes,
-            self._total_bytes,
-            self._done_files,
-            self._total_files,
-            seconds,
-        )
+            self._on_progress(self._progress)

@@ -17,30 +17,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 from pydantic import model_validator
 
 from warmrank.cache_store.cache_dir.private_files import (
-    create_private,
     digest_private,
-    make_private_directories,
     os_errors_are_unusable,
     read_private,
     sweep_debris,
-    sync_directory,
     temporary_name,
+    write_whole,
 )
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.manifest import (
-    MAX_DOCUMENT_BYTES,
     Count,
     Document,
     Environments,
@@ -119,13 +115,7 @@ W = TypeVar("W", WaitingPartition, WaitingLaunch)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """What waits in one cache directory, the oldest first.
-
-    Attributes:
-        partitions: by the path of their files.
-        launches: by the path of their files.
-        problems: files that cannot be used, one line each.
-    """
+    """What waits in one cache directory, by file, the oldest first; problems are files of no use."""
 
     partitions: dict[Path, WaitingPartition]
     launches: dict[Path, WaitingLaunch]
@@ -133,24 +123,20 @@ class Pending:
 
 
 def add_partition(cache_root: Path, launch_key: str, manifest: PartitionManifest) -> str:
-    """Let a partition wait; an earlier one with its key is replaced.
+    """Let a partition wait, replacing an earlier one with its key, which is returned.
 
-    Returns:
-        The partition's key.
-
-    Raises:
-        UnusableCache: ``cache_root`` cannot be written.
+    Raises `UnusableCache` where ``cache_root`` cannot be written.
     """
     waiting = WaitingPartition(launch_key=launch_key, manifest=manifest)
     name = f"rank{manifest.rank}of{manifest.world_size}-{waiting.key}.partition"
-    _add(cache_root, name, waiting.to_bytes())
+    _add(cache_root / QUEUE, name, waiting.to_bytes())
     return waiting.key
 
 
 def add_launch(cache_root: Path, launch: WaitingLaunch) -> None:
     """Let a launch wait for its partitions; raises as `add_partition`."""
     data = launch.to_bytes()
-    _add(cache_root, f"{digest_bytes(data).sha256}.launch", data)
+    _add(cache_root / QUEUE, f"{digest_bytes(data).sha256}.launch", data)
 
 
 def discard_partition(cache_root: Path, key: str) -> None:
@@ -163,11 +149,7 @@ def discard_partition(cache_root: Path, key: str) -> None:
 
 
 def pending(cache_root: Path) -> Pending:
-    """What waits; a file that is not private, or damaged, is a problem and left where it is.
-
-    Raises:
-        UnusableCache: the directory cannot be read.
-    """
+    """What waits; a file that is not private, or damaged, is a problem and left where it is."""
     directory = cache_root / QUEUE
     problems: list[str] = []
     with os_errors_are_unusable("directory", directory):
@@ -185,35 +167,24 @@ def forget(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _add(cache_root: Path, name: str, data: bytes) -> None:
-    directory = cache_root / QUEUE
+def _add(directory: Path, name: str, data: bytes) -> None:
     temporary = directory / f"{_TEMPORARY}{temporary_name()}"
     with os_errors_are_unusable("directory", directory):
-        make_private_directories(directory)
         sweep_debris(directory, _TEMPORARY)
-        try:
-            with create_private(temporary) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(directory / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(directory)
-        _trim(directory)
+        write_whole(directory / name, data, temporary=temporary)
+        for pattern in (_PARTITION, _LAUNCH):
+            _trim(directory, pattern)
     logger.info("Queued %s until the store answers", directory / name)
 
 
-def _trim(directory: Path) -> None:
+def _trim(directory: Path, pattern: re.Pattern[str]) -> None:
     groups: dict[str, list[Path]] = {}
-    for pattern in (_PARTITION, _LAUNCH):
-        for path in _names(directory, pattern):
-            match = pattern.fullmatch(path.name)
-            groups.setdefault(match[1] if match else "", []).append(path)
-    for paths in groups.values():
-        for path in paths[:-MAX_WAITING]:
-            path.unlink(missing_ok=True)
-            logger.warning("Forgot %s: the newest %d wait", path, MAX_WAITING)
+    for path in _names(directory, pattern):
+        match = pattern.fullmatch(path.name)
+        groups.setdefault(match[1] if match else "", []).append(path)
+    for path in (path for paths in groups.values() for path in paths[:-MAX_WAITING]):
+        path.unlink(missing_ok=True)
+        logger.warning("Forgot %s: the newest %d wait", path, MAX_WAITING)
 
 
 def _names(directory: Path, pattern: re.Pattern[str]) -> list[Path]:
@@ -238,11 +209,7 @@ def _read_all(model: type[W], paths: list[Path], problems: list[str]) -> dict[Pa
 
 
 def _read(model: type[W], path: Path) -> W:
-    what = "queued publish"
-    data = read_private(path)
-    if len(data) > MAX_DOCUMENT_BYTES:
-        expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
-        raise Corrupt(what=what, where=str(path), expected=expected, actual=f"{len(data)} bytes")
+    what, data = "queued publish", read_private(path)
     found = parse_document(model, data, supported_format=FORMAT, what=what, where=str(path))
     named = path.stem.rpartition("-")[2]
     actual = found.key if isinstance(found, WaitingPartition) else digest_bytes(data).sha256
@@ -253,36 +220,24 @@ def _read(model: type[W], path: Path) -> W:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueReport:
-    """Outcome of publishing what waited.
+    """Outcome of publishing what waited; ``kept`` and ``dropped`` have reasons by what they are of."""
 
-    Attributes:
-        published: keys of partitions that are in the store now, and wait no more.
-        committed: names of launch records, by their sha256, likewise.
-        kept: what still waits, by what it is, with the reason.
-        dropped: what waits no more although it was not published, by what it is, with the reason.
-        problems: files that cannot be used, one line each.
-    """
-
-    published: tuple[str, ...]
-    committed: tuple[str, ...]
+    published: tuple[str, ...]  # keys of partitions that are in the store now
+    committed: tuple[str, ...]  # sha256s of launch records, likewise
     kept: dict[str, str]
     dropped: dict[str, str]
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # files that cannot be used
 
 
 def publish_pending(store: Store, cache_root: Path) -> QueueReport:
     """Publish what waits, and commit the launches all of whose partitions are in the store by then.
 
     Partitions of other nodes count too, so the driver's node comes last.
-
-    Raises:
-        UnusableCache: the directory cannot be read or written.
-        StoreUnavailable: a required place of the store is away.
     """
     waiting = pending(cache_root)
-    run = _Run(store)
+    run = _Run(store=store, cache_root=cache_root)
     for path, partition in waiting.partitions.items():
-        run.publish(path, partition, cache_root)
+        run.publish(path, partition)
     for path, launch in waiting.launches.items():
         run.commit(path, launch)
     return QueueReport(
@@ -294,49 +249,45 @@ def publish_pending(store: Store, cache_root: Path) -> QueueReport:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """One pass over a queue; the attributes are those of its report."""
+    """One pass over a queue, with the parts of its report, and keys of partitions that are lost."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._lost: set[str] = set()
-        self.published: list[str] = []
-        self.committed: list[str] = []
-        self.kept: dict[str, str] = {}
-        self.dropped: dict[str, str] = {}
+    store: Store
+    cache_root: Path
+    lost: set[str] = field(default_factory=set)
+    published: list[str] = field(default_factory=list)
+    committed: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
 
-    def publish(self, path: Path, waiting: WaitingPartition, cache_root: Path) -> None:
+    def publish(self, path: Path, waiting: WaitingPartition) -> None:
         label = f"{waiting.manifest.partition} ({waiting.key[:12]})"
         lost: str | None = None
-        with self._kept_otherwise(label) as done:
+        with self._kept_otherwise(path, label, self.published) as done:
             try:
-                self._store.publish_partition(waiting.launch_key, waiting.manifest, cache_root)
+                self.store.publish_partition(waiting.launch_key, waiting.manifest, self.cache_root)
             except (Corrupt, UnusableCache):
-                lost = _lost_artifact(cache_root, waiting.manifest)
+                lost = _lost_artifact(self.cache_root, waiting.manifest)
                 raise
             done.append(waiting.key)
-        if done:
-            forget(path)
-            self.published += done
-        elif lost:
+        if lost:
             self._drop(path, label, f"{lost}; the next launch without it compiles it anew")
-            self._lost.add(waiting.key)
+            self.lost.add(waiting.key)
 
     def commit(self, path: Path, waiting: WaitingLaunch) -> None:
         label = f"launch {waiting.launch_key[:12]} of {waiting.created}"
-        with self._kept_otherwise(label) as done:
-            refs = self._store.standing([awaited.manifest_key for awaited in waiting.partitions])
+        with self._kept_otherwise(path, label, self.committed) as done:
+            refs = self.store.standing([awaited.manifest_key for awaited in waiting.partitions])
             missing = [awaited for awaited in waiting.partitions if awaited.manifest_key not in refs]
+            ranks = ", ".join(str(item.rank) for item in missing[:8]) + ", ..." * (len(missing) > 8)
             if not missing:
-                done.append(self._store.commit_launch(waiting.record(refs)))
-            elif self._lost & {awaited.manifest_key for awaited in missing}:
-                self._drop(path, label, f"artifacts of {_rank_list(missing)} are lost")
+                done.append(self.store.commit_launch(waiting.record(refs)))
+            elif self.lost & {awaited.manifest_key for awaited in missing}:
+                self._drop(path, label, f"artifacts of ranks {ranks} are lost")
             else:
                 remedy = f"publish first on their nodes, or remove {path} if they are lost there"
-                self.kept[label] = f"the partitions of {_rank_list(missing)} are not in the store; {remedy}"
-        if done:
-            forget(path)
-            self.committed += done
+                self.kept[label] = f"the partitions of ranks {ranks} are not in the store; {remedy}"
 
     def _drop(self, path: Path, label: str, reason: str) -> None:
         forget(path)
@@ -345,20 +296,22 @@ class _Run:
         logger.warning("Forgot %s: %s", path, reason)
 
     @contextlib.contextmanager
-    def _kept_otherwise(self, label: str) -> Iterator[list[str]]:
+    def _kept_otherwise(self, path: Path, label: str, finished: list[str]) -> Iterator[list[str]]:
         """What the body lists is done; a refusal, or a place that did not take it, is why it is kept."""
-        store, done = self._store, list[str]()
+        done: list[str] = []
         try:
             yield done
         except StoreError as error:
             if is_final(error):
                 raise
-            done.clear()
             self.kept[label] = str(error)
-        if done and store.is_behind:
-            done.clear()
-            away = [tier for tier in store.tiers if tier.state == "away" and tier.mode != "ro"]
+            return
+        if done and self.store.is_behind:
+            away = [tier for tier in self.store.tiers if tier.state == "away" and tier.mode != "ro"]
             self.kept[label] = "; ".join(f"{tier.location} is away: {tier.reason}" for tier in away)
+        elif done:
+            forget(path)
+            finished += done
 
 
 def _lost_artifact(cache_root: Path, manifest: PartitionManifest) -> str | None:
@@ -373,8 +326,3 @@ def _lost_artifact(cache_root: Path, manifest: PartitionManifest) -> str | None:
         except (UnusableCache, OSError) as error:
             logger.debug("Not looked at: %s", error)
     return None
-
-
-def _rank_list(awaited: list[AwaitedPartition]) -> str:
-    ranks = ", ".join(str(item.rank) for item in awaited[:8])
-    return f"ranks {ranks}{', ...' if len(awaited) > 8 else ''}"

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from warmrank.cache_store.cache_dir.node_files import NodeFile
-from warmrank.cache_store.cache_dir.placing import Destinations, Vouched, place_files
-from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.cache_store.cache_dir.node_files import Destinations, NodeFile, Vouched, place_files
+from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.staging import FetchOutcome, FetchReport
 from warmrank.cache_store.keys import explain_miss
@@ -36,70 +35,43 @@ others have what its nodes did not take or declare, and copies of what cannot be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeedReport:
-    """What became of the node artifacts of one node.
+    """What became of the node artifacts of one node."""
 
-    Attributes:
-        files: those that the node's cache directory keeps now.
-        num_fetched: how many distinct ones came from the store.
-        bytes_fetched: their size.
-        num_placed: those that were written to where the node's tools look for them.
-        num_there: those that lay there, with the same bytes.
-        skipped: why others do not lie there, one line each.
-    """
-
-    files: tuple[NodeFile, ...] = ()
-    num_fetched: int = 0
+    files: tuple[NodeFile, ...] = ()  # that the node's cache directory keeps now
+    num_fetched: int = 0  # distinct ones that came from the store
     bytes_fetched: int = 0
-    num_placed: int = 0
-    num_there: int = 0
-    skipped: tuple[str, ...] = ()
+    num_placed: int = 0  # written to where the node's tools look for them
+    num_there: int = 0  # that lay there, with the same bytes
+    skipped: tuple[str, ...] = ()  # why others do not lie there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedReport:
     """Outcome of seeding one node.
 
-    Attributes:
-        found: a launch with this environment is in the store.
-        reason: one line: which launch was taken, or why none.
-        world_size: that launch's; 0 when none was found.
-        partitions: those laid out, each once; what earlier launches added to one is counted in its
-            ``num_files`` and ``bytes_copied``.
-        faults: what could not be used, one line each.
-        seconds: wall time.
-        node: the node artifacts; nothing where the node has no node caches.
-        bytes_read: bytes of partitions that came out of the store.
-        bytes_brought: bytes of partitions that came from another node.
+    What earlier launches added to a partition is counted in its ``num_files`` and ``bytes_copied``.
     """
 
-    found: bool
-    reason: str
-    world_size: int
-    partitions: tuple[FetchReport, ...]
-    faults: tuple[str, ...]
+    found: bool  # a launch with this environment is in the store
+    reason: str  # one line: which launch was taken, or why none
+    world_size: int  # that launch's; 0 when none was found
+    partitions: tuple[FetchReport, ...]  # laid out, each once
+    faults: tuple[str, ...]  # what could not be used, one line each
     seconds: float
     node: NodeSeedReport = field(default_factory=NodeSeedReport)
-    bytes_read: int = 0
-    bytes_brought: int = 0
+    bytes_read: int = 0  # of partitions, out of the store
+    bytes_brought: int = 0  # of partitions, from another node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a node is about to run.
-
-    Attributes:
-        launch_key: what is launched.
-        environment: this node's.
-        world_size: number of ranks.
-        ranks: this node's; None stands for all.
-        node_caches: this node's, by name; None for a node without any, which gets no node artifacts.
-    """
+    """What a node is about to run, in its environment."""
 
     launch_key: str
     environment: Mapping[str, str]
     world_size: int
-    ranks: tuple[int, ...] | None = None
-    node_caches: Destinations | None = None
+    ranks: tuple[int, ...] | None = None  # this node's; None stands for all
+    node_caches: Destinations | None = None  # None: it gets no node artifacts
 
 
 def seed(
@@ -113,16 +85,6 @@ def seed(
     sources finds its artifacts. Of launches of other worlds, and where a rank of the node ran in another
     environment then, one partition for each distinct set of artifacts is laid out, whatever the ranks. The
     newest launch counts as used today.
-
-    Args:
-        store: the store.
-        wanted: what the node is about to run.
-        cache_root: the node's cache directory.
-        options: how a fetch is done.
-
-    Raises:
-        UnusableCache: ``cache_root`` cannot be used; that is the configuration's fault, and no miss.
-        StoreUnavailable: of a place of the store that is required.
     """
     started, options = time.perf_counter(), options or FetchOptions()
     store.admit(cache_root)
@@ -134,7 +96,10 @@ def seed(
     outcome = _fetch(store, refs, cache_root, options, faults)
     fetched = _merge(outcome.partitions) if outcome is not None else ()
     if fetched:
-        _mark_used(store, chosen[0].name)
+        try:
+            store.mark_used(chosen[0].name)
+        except StoreError as error:
+            logger.debug("The use of %s was not noted: %s", chosen[0].name, error)
     report = SeedReport(
         found=bool(chosen),
         reason=reason,
@@ -183,16 +148,23 @@ def pick_launches(
 
 def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[StoredLaunch, ...], str]:
     num_known = len(store.problems)
-    try:
+
+    def find() -> tuple[Sequence[LaunchSummary], tuple[StoredLaunch, ...]]:
         launches = store.launch_summaries(wanted.launch_key)
-        chosen = _take(store, launches, wanted)
-    except StoreError as error:
-        if is_final(error):
-            raise
-        faults.append(str(error))
-        return (), f"the store could not be read: {error}"
+        return launches, _take(store, launches, wanted)
+
+    found = outcome_of(find)
+    if isinstance(found, StoreError):
+        faults.append(str(found))
+        return (), f"the store could not be read: {found}"
+    launches, chosen = found
     faults.extend(store.problems[num_known:])
-    return chosen, _taken(chosen, wanted) if chosen else _none_fits(launches, wanted, faults)
+    if not chosen:
+        return (), _none_fits(launches, wanted, faults)
+    newest = chosen[0].record
+    earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
+    ranks = "1 rank" if newest.world_size == 1 else f"{newest.world_size} ranks"
+    return chosen, f"launch {wanted.launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
 
 
 def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tuple[StoredLaunch, ...]:
@@ -205,13 +177,6 @@ def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tu
         if len(taken) == len(picked):
             return taken
         unusable |= {item.name for item in picked} - {stored.name for stored in taken}
-
-
-def _taken(chosen: Sequence[StoredLaunch], wanted: Wanted) -> str:
-    newest = chosen[0].record
-    earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
-    ranks = "1 rank" if newest.world_size == 1 else f"{newest.world_size} ranks"
-    return f"launch {wanted.launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
 
 
 def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequence[str]) -> str:
@@ -242,12 +207,9 @@ def _choose(
     is_own_world = not records or records[0].world_size == wanted.world_size
     if is_own_world and {ref.rank for ref in own}.issuperset(wanted.ranks or ()):
         return tuple(own)
-    try:
-        distinct = store.distinct_partitions(refs)
-    except StoreError as error:
-        if is_final(error):
-            raise
-        faults.append(str(error))
+    distinct = outcome_of(lambda: store.distinct_partitions(refs))
+    if isinstance(distinct, StoreError):
+        faults.append(str(distinct))
         return ()
     faults.extend(str(error) for error in distinct.errors.values())
     return tuple(distinct.kept)
@@ -258,12 +220,9 @@ def _fetch(
 ) -> FetchOutcome | None:
     if not refs:
         return None
-    try:
-        outcome = store.fetch_partitions(refs, cache_root, options=options)
-    except StoreError as error:
-        if is_final(error):
-            raise
-        faults.append(str(error))
+    outcome = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options))
+    if isinstance(outcome, StoreError):
+        faults.append(str(outcome))
         return None
     faults.extend(str(fault.error) for fault in outcome.faults)
     return outcome
@@ -288,32 +247,17 @@ def _seed_node(
         sources: dict[PartitionRef, None] = {}
         for record in records[:MAX_NODE_LAUNCHES]:
             here = record.made_in(wanted.environment)
-            known = record.world_size == wanted.world_size and {ref.rank for ref in here}.issuperset(
-                wanted.ranks or ()
-            )
-            ranks = wanted.ranks if known else None
-            sources |= dict.fromkeys(store.node_sources(here, ranks))
-        found = (
-            _lay_out(store, tuple(sources), destinations, cache_root, options)
-            if sources
-            else NodeSeedReport()
-        )
+            ranks = {ref.rank for ref in here}
+            is_known = record.world_size == wanted.world_size and ranks.issuperset(wanted.ranks or ())
+            sources |= dict.fromkeys(store.node_sources(here, wanted.ranks if is_known else None))
+        if not sources:
+            return NodeSeedReport(skipped=refused)
+        fetched = store.fetch_node_files(tuple(sources), destinations, cache_root, options=options)
     except StoreError as error:
         if is_final(error):
             raise
         faults.append(f"node artifacts: {error}")
-        found = NodeSeedReport()
-    return replace(found, skipped=(*refused, *found.skipped))
-
-
-def _lay_out(
-    store: Store,
-    sources: Sequence[PartitionRef],
-    destinations: Destinations,
-    cache_root: Path,
-    options: FetchOptions,
-) -> NodeSeedReport:
-    fetched = store.fetch_node_files(sources, destinations, cache_root, options=options)
+        return NodeSeedReport(skipped=refused)
     vouched = Vouched(policy=store.policy, signers=fetched.signers)
     placed = place_files(cache_root, fetched.files, destinations, vouched)
     return NodeSeedReport(
@@ -322,30 +266,20 @@ def _lay_out(
         bytes_fetched=fetched.bytes_copied,
         num_placed=len(placed.new),
         num_there=len(placed.there),
-        skipped=(*fetched.skipped, *placed.skipped),
+        skipped=(*refused, *fetched.skipped, *placed.skipped),
     )
-
-
-def _mark_used(store: Store, record_name: str) -> None:
-    try:
-        store.mark_used(record_name)
-    except StoreError as error:
-        logger.debug("The use of %s was not noted: %s", record_name, error)
 
 
 def _merge(reports: Iterable[FetchReport]) -> tuple[FetchReport, ...]:
     merged: dict[str, FetchReport] = {}
     for report in reports:
-        first = merged.get(report.partition)
-        merged[report.partition] = report if first is None else _with_variants(first, report)
+        first = merged.setdefault(report.partition, report)
+        if first is not report:
+            merged[report.partition] = replace(
+                first,
+                # What was there already may be a file of the first, so only the new ones count.
+                num_files=first.num_files + report.num_files - report.num_already_there,
+                bytes_copied=first.bytes_copied + report.bytes_copied,
+                captures=tuple(dict.fromkeys((*first.captures, *report.captures))),
+            )
     return tuple(merged.values())
-
-
-def _with_variants(first: FetchReport, later: FetchReport) -> FetchReport:
-    # What was there already may be a file of the first, so only the new ones count.
-    return replace(
-        first,
-        num_files=first.num_files + later.num_files - later.num_already_there,
-        bytes_copied=first.bytes_copied + later.bytes_copied,
-        captures=tuple(dict.fromkeys((*first.captures, *later.captures))),
-    )

@@ -1,43 +1,41 @@
 """The store as its users see it: publish, commit, fetch, look, verify.
 
 A verb goes from here through the deadline (`backends.deadline`) to the places that answer
-(`backends.places`), near and far, and there to the room that does it. What is written goes to the far place
-first, by the same rules as if it were the only one, because what the near one holds says nothing about it;
-then copies go into the near one, as far as possible. A verb never touches the `Store`, because it may be left
-behind in its thread. Any number of processes may use one store at once, one thread a `Store`. It holds a
-private key when it signs, so open it where it is used (`cache_store.connect.open_store`), and send its
-location elsewhere.
+(`backends.places`), and there to the room that does it. What is written goes to the far place first, as if it
+were the only one; then copies go into the near one, as far as possible. A verb never touches the `Store`,
+because it may be left behind in its thread. One thread uses a `Store`. It holds a private key when it signs,
+so open it where it is used, and send its location elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile, new_document
 from warmrank.cache_store.backends.deadline import Deadline
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
 from warmrank.cache_store.cache_dir.marks import admit
-from warmrank.cache_store.cache_dir.placing import Destination, Destinations, admitted
+from warmrank.cache_store.cache_dir.node_files import Destination, Destinations, admitted
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
-from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.fetch import fetch, manifests, node_artifacts
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.manifests import Pinned
 from warmrank.cache_store.fetch.node_artifacts import NodeFetch
 from warmrank.cache_store.fetch.staging import FetchOutcome
-from warmrank.cache_store.gc import pins, places, trash
-from warmrank.cache_store.gc.evict import EvictOutcome
+from warmrank.cache_store.gc import pins, trash
+from warmrank.cache_store.gc.evict import EvictOutcome, evict_places
 from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.gc.pins import Pin
-from warmrank.cache_store.gc.verify import VerifyReport
+from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, launch_name, manifest_name
 from warmrank.cache_store.progress import OnProgress, while_asked
-from warmrank.cache_store.publish import launches as committing
 from warmrank.cache_store.publish import publish
 from warmrank.cache_store.publish.publish import BlobReport, PublishReport
 from warmrank.cache_store.records import launches
@@ -55,10 +53,8 @@ T = TypeVar("T")
 class Store:
     """One store and the trust with which this process uses it.
 
-    Attributes:
-        location: where it is, as it was named.
-        problems: what was skipped, or failed although a verb went on, since this object was made; one line
-            each.
+    ``location`` is as it was named; ``problems`` has a line for what was skipped, or failed although
+    a verb went on.
     """
 
     def __init__(
@@ -95,31 +91,14 @@ class Store:
         admit(cache_root, self._trust.policy, self._trust.revoked)
 
     def admitted(self, destinations: Destinations) -> tuple[dict[str, Destination], tuple[str, ...]]:
-        """The node caches that node artifacts from here may go to; see `placing.admitted`."""
+        """The node caches that node artifacts from here may go to; see `node_files.admitted`."""
         return admitted(destinations, self._trust.policy, self._trust.revoked)
 
     def put_blob(self, path: Path) -> BlobReport:
         """Add a private local file; see `publish.put_blob`."""
-
-        def verb(view: TieredBackend) -> BlobReport:
-            report = view.write_farthest(lambda place: publish.put_blob(place, path))
-            if view.nearer():
-                view.fill([_blob(path, report.digest)])
-            return report
-
-        return self._deadline.run(verb)
-
-    def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path, beside: str = "") -> Path:
-        """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
-        trust = self._trust
-        return self._deadline.run(
-            lambda view: fetch.fetch_blob(
-                Documents(backend=view, trust=trust),
-                digest,
-                function_dir,
-                cache_root=cache_root,
-                beside=beside,
-            )
+        return self._write(
+            lambda documents: publish.put_blob(documents.backend, path),
+            lambda view, report: view.fill([_blob(path, report.digest)]),
         )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:
@@ -128,55 +107,41 @@ class Store:
         The near place does not get a partition that another publisher compiled to other bytes: its manifest
         may name blobs that are not here. A fetch brings those.
         """
-        trust = self._trust
 
-        def verb(view: TieredBackend) -> PublishReport:
-            report = view.write_farthest(
-                lambda place: publish.publish_partition(
-                    Documents(backend=place, trust=trust), launch_key, manifest, root
-                )
-            )
-            if view.nearer() and not report.conflicts:
+        def fill(view: TieredBackend, report: PublishReport) -> None:
+            if not report.conflicts:
                 blobs = {e.sha256: _blob(e.local_path(root), e.digest) for e in manifest.artifacts}
                 _fill(view, list(blobs.values()), [manifest_name(report.key)])
-            return report
 
-        return self._deadline.run(verb)
+        return self._write(
+            lambda documents: publish.publish_partition(documents, launch_key, manifest, root), fill
+        )
 
     def publish_partitions(
         self, launch_key: str, manifests: Sequence[PartitionManifest], files: Mapping[str, Path], root: Path
     ) -> tuple[PublishReport, ...]:
         """Publish many partitions of the same few artifacts; see `publish.publish_many`."""
-        trust = self._trust
 
-        def verb(view: TieredBackend) -> tuple[PublishReport, ...]:
-            reports = view.write_farthest(
-                lambda place: publish.publish_many(
-                    Documents(backend=place, trust=trust), launch_key, manifests, files, root
-                )
-            )
-            if view.nearer():
-                agreed = [pair for pair in zip(manifests, reports, strict=True) if not pair[1].conflicts]
-                entries = {e.sha256: e for manifest, _ in agreed for e in manifest.artifacts}
-                blobs = [_blob(files[sha256], entry.digest) for sha256, entry in entries.items()]
-                _fill(view, blobs, [manifest_name(report.key) for _, report in agreed])
-            return reports
+        def fill(view: TieredBackend, reports: tuple[PublishReport, ...]) -> None:
+            agreed = [pair for pair in zip(manifests, reports, strict=True) if not pair[1].conflicts]
+            entries = {e.sha256: e for manifest, _ in agreed for e in manifest.artifacts}
+            blobs = [_blob(files[sha256], entry.digest) for sha256, entry in entries.items()]
+            _fill(view, blobs, [manifest_name(report.key) for _, report in agreed])
 
-        return self._deadline.run(verb)
+        return self._write(
+            lambda documents: publish.publish_many(documents, launch_key, manifests, files, root), fill
+        )
 
     def commit_launch(self, record: LaunchRecord) -> str:
-        """Put a launch record into the store, last of all; see `publish.launches.commit_launch`."""
-        trust = self._trust
+        """Put a launch record into the store, last of all; see `publish.commit_launch`."""
+        return self._write(
+            lambda documents: publish.commit_launch(documents, record),
+            lambda view, sha256: _fill(view, [], [launch_name(record.launch_key, sha256)]),
+        )
 
-        def verb(view: TieredBackend) -> str:
-            sha256 = view.write_farthest(
-                lambda place: committing.commit_launch(Documents(backend=place, trust=trust), record)
-            )
-            if view.nearer():
-                _fill(view, [], [launch_name(record.launch_key, sha256)])
-            return sha256
-
-        return self._deadline.run(verb)
+    def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
+        """Store a directory of another tool; see `cache_store.sync.push.push`."""
+        return self._write(lambda documents: push(documents, tool, root, components), lambda *_: None)
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
         """All launch records, or those of one key, newest first; see `launches.read_launches`."""
@@ -219,18 +184,7 @@ class Store:
         return self._run(launches.launch_keys)
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
-        """The manifest of a partition.
-
-        Args:
-            key: its key.
-            expected_sha256: the stored form that a launch record pins.
-
-        Raises:
-            NotInStore: there is none.
-            Conflict: it is another one than the record pins.
-            Corrupt: it is damaged, and now in quarantine.
-            Untrusted: refused by the trust policy.
-        """
+        """The manifest of a partition; see `fetch.manifests.take_manifest`."""
         return self._run(
             lambda documents: (
                 manifests.take_manifest(documents, key, expected_sha256=expected_sha256).manifest
@@ -238,16 +192,20 @@ class Store:
         )
 
     def standing(self, keys: Sequence[str]) -> dict[str, PartitionRef]:
-        """What a launch record says about the manifests under ``keys``; absent ones are left out.
-
-        Raises:
-            Corrupt, Untrusted: as `manifest`.
-        """
+        """What a launch record says about the manifests under ``keys``; absent ones are left out."""
         return self._run(lambda documents: manifests.standing_refs(documents, keys))
 
     def distinct_partitions(self, refs: Sequence[PartitionRef]) -> Pinned[str]:
         """One reference for each distinct set of artifacts; see `manifests.distinct_partitions`."""
         return self._run(lambda documents: manifests.distinct_partitions(documents, refs))
+
+    def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path, beside: str = "") -> Path:
+        """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
+        return self._run(
+            lambda documents: fetch.fetch_blob(
+                documents, digest, function_dir, cache_root=cache_root, beside=beside
+            )
+        )
 
     def fetch_partitions(
         self,
@@ -257,30 +215,25 @@ class Store:
         options: FetchOptions | None = None,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> FetchOutcome:
-        """Lay out partitions below ``cache_root``, one process of this node at a time.
+        """Lay out partitions below ``cache_root``; see `fetch.fetch_partitions`.
 
-        Args:
-            refs: the partitions, as a launch record names them.
-            cache_root: the cache directory.
-            options: how it is done.
-            lock_timeout_s: how long another process may get no further before this one goes on beside it.
-
-        Raises:
-            UnusableCache, StoreUnavailable: as `fetch.fetch_partitions`.
+        One process of this node at a time, unless another one gets no further for ``lock_timeout_s``.
         """
-        trust = self._trust
-        with single_flight(cache_root, timeout_s=lock_timeout_s) as flight:
-            beating = replace(options or FetchOptions(), beat=flight.beat)
+        trust, on_progress = self._trust, options.on_progress if options else None
+        with _flight(cache_root, options, lock_timeout_s) as beating:
             outcome = self._deadline.run(
                 lambda view: fetch.fetch_partitions(
                     Documents(backend=view, trust=trust),
                     refs,
                     cache_root,
-                    options=replace(beating, on_progress=while_asked(beating.on_progress, view)),
+                    options=replace(beating, on_progress=while_asked(on_progress, view)),
                 )
             )
         beating.held(outcome.copies)
-        self._fill(outcome, refs)
+        faulty = {fault.ref for fault in outcome.faults}
+        wanted = [ref for ref in refs if ref not in faulty]
+        records = {self._record_names[ref] for ref in wanted if ref in self._record_names}
+        self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(records)])
         return outcome
 
     def node_sources(
@@ -303,23 +256,13 @@ class Store:
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
         fetch_files = node_artifacts.fetch_node_files
-        with single_flight(cache_root, timeout_s=lock_timeout_s) as flight:
-            beating = replace(options or FetchOptions(), beat=flight.beat)
+        with _flight(cache_root, options, lock_timeout_s) as beating:
             found = self._run(
                 lambda documents: fetch_files(documents, refs, destinations, cache_root, beating)
             )
         beating.held(found.copies)
         self._spread(found.copies, [])
         return found
-
-    def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
-        """Store a directory of another tool; see `cache_store.sync.push.push`."""
-        trust = self._trust
-        return self._deadline.run(
-            lambda view: view.write_farthest(
-                lambda place: push(Documents(backend=place, trust=trust), tool, root, components)
-            )
-        )
 
     def pull_directory(
         self, tool: str, root: Path, components: Mapping[str, str], *, replace: bool = False
@@ -336,8 +279,8 @@ class Store:
     def verify(
         self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
     ) -> VerifyReport:
-        """Read every place again and say what is wrong; see `places.verify_places`."""
-        return places.verify_places(
+        """Read every place again and say what is wrong; see `verify.verify_places`."""
+        return verify_places(
             self._deadline.tiers,
             self._trust,
             repair=repair,
@@ -347,8 +290,8 @@ class Store:
         )
 
     def evict(self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False) -> EvictOutcome:
-        """Take away what ``policy`` does not keep; see `places.evict_places`."""
-        return places.evict_places(
+        """Take away what ``policy`` does not keep; see `evict.evict_places`."""
+        return evict_places(
             self._deadline.tiers,
             policy,
             trust=self._trust,
@@ -373,13 +316,6 @@ class Store:
         """Remember which record names a partition, for the places that get it with the partition."""
         self._record_names.update({ref: stored.name for stored in found for ref in stored.record.partitions})
 
-    def _fill(self, outcome: FetchOutcome, refs: Sequence[PartitionRef]) -> None:
-        """Put what was fetched into the nearer places, with the manifests and the records that name it."""
-        faulty = {fault.ref for fault in outcome.faults}
-        wanted = [ref for ref in refs if ref not in faulty]
-        records = {self._record_names[ref] for ref in wanted if ref in self._record_names}
-        self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(records)])
-
     def _spread(self, copies: Sequence[NewFile], names: Sequence[str]) -> None:
         """Put blobs, and documents by their names, into the near place."""
         if len(self._deadline.tiers) == 1:
@@ -400,6 +336,18 @@ class Store:
         trust = self._trust
         return self._deadline.run(lambda view: verb(Documents(backend=view, trust=trust)))
 
+    def _write(self, verb: Callable[[Documents], T], fill: Callable[[TieredBackend, T], None]) -> T:
+        """Do ``verb`` in the far place, then ``fill`` the near one, as `_run`."""
+        trust = self._trust
+
+        def both(view: TieredBackend) -> T:
+            result = view.write_farthest(lambda place: verb(Documents(backend=place, trust=trust)))
+            if view.nearer():
+                fill(view, result)
+            return result
+
+        return self._deadline.run(both)
+
     def _noting(self, verb: Callable[[Documents, list[str]], T]) -> T:
         """As `_run`, for what skips faulty files: they become problems, each once whatever was repeated."""
 
@@ -412,6 +360,13 @@ class Store:
         return result
 
 
+@contextlib.contextmanager
+def _flight(cache_root: Path, options: FetchOptions | None, timeout_s: float) -> Iterator[FetchOptions]:
+    """Hold the lock of a cache directory; the options tell whoever waits for it that it gets on."""
+    with single_flight(cache_root, timeout_s=timeout_s) as flight:
+        yield replace(options or FetchOptions(), beat=flight.beat)
+
+
 def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:
     """Copy what the near place lacks, as far as possible.
 
@@ -419,18 +374,14 @@ def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str
     """
     wanted = list(documents)
     missing = set(view.missing_nearer([*(blob.name for blob in blobs), *wanted]))
+    found: list[NewFile] = []
+    for name in wanted:
+        if name in missing:
+            with contextlib.suppress(StoreError):  # it was there a moment ago; the near place can do without
+                found.append(new_document(name, read_stored_form(view, name)))
     if missing:
-        absent = [name for name in wanted if name in missing]
-        view.fill([*blobs, *(file for name in absent if (file := _document(view, name)))])
+        view.fill([*blobs, *found])
 
 
 def _blob(path: Path, digest: Digest) -> NewFile:
     return NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
-
-
-def _document(view: TieredBackend, name: str) -> NewFile | None:
-    try:
-        sealed = read_stored_form(view, name)
-    except StoreError:
-        return None  # it was there a moment ago; the near place can do without
-    return NewFile(name=name, source=sealed, expected=digest_bytes(sealed))

@@ -1,7 +1,7 @@
 """Node caches: directories in which tools keep what they compiled, as a config declares them.
 
 What is new or changed in them after a launch belongs to the node (`worker.node_collecting`); what came from
-the store is put there (`cache_store.cache_dir.placing`). Known without a config: static kernels and GE's
+the store is put there (`cache_store.cache_dir.node_files`). Known without a config: static kernels and GE's
 graphs that engine torchair's tools make beside ``compiled_module``, and CANN's compiled operators. The
 former lie in a private directory that lasts as long as its process: `KernelFiles` packs them into one
 archive in a node cache, and unpacks it where a later process of the same artifact looks for them. No NPU
@@ -51,8 +51,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.cache_dir.node_files import is_reserved
-from warmrank.cache_store.cache_dir.placing import Destination
+from warmrank.cache_store.cache_dir.node_files import Destination, is_reserved
 from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     digest_owned,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from warmrank.cache_store.cache_dir.node_files import (
     NODE,
+    Destination,
     Identity,
     NodeFile,
     identity_of,
@@ -27,7 +28,6 @@ from warmrank.cache_store.cache_dir.node_files import (
     note_use,
     split_node_path,
 )
-from warmrank.cache_store.cache_dir.placing import Destination
 from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES
@@ -82,8 +82,8 @@ class Collected(Value):
 
 def room_in(manifest: PartitionManifest) -> Room:
     """The room that a rank's artifacts leave."""
+    from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
     from warmrank.cache_store.records.manifest import (
-        MAX_DOCUMENT_BYTES,
         MAX_ENTRIES,
         MAX_FILE_BYTES,
         MAX_PARTITION_BYTES,

@@ -15,7 +15,7 @@ from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, utc_now
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, save_private_key
+from warmrank.cache_store.signing.keyring import generate_key_pair, save_private_key
 from warmrank.cache_store.signing.trust import load_trust
 from warmrank.cache_store.store import Store
 

@@ -1,9 +1,9 @@
 """The port between the store and the place that keeps its bytes.
 
-A name is a posix path relative to the store's root (`cache_store.layout` makes all of them). Invariants every
+A name is a posix path relative to the store's root (`cache_store.layout` makes all of them). Every
 implementation keeps (``tests/contract/test_backend.py``): a name appears with all its bytes or not at all, is
 never overwritten, and survives a power cut once `put_new` returned; correctness rests on no lock. Any number
-of threads may call one backend at once; a forked child opens its own (`objects.connection`).
+of threads may call one backend at once; a forked child opens its own (`objects.client`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from warmrank.cache_store.cache_dir.private_files import open_owned, open_private, os_errors_are_unusable
-from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreUnavailable
+from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
+from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import path_fault
 
+STORE_FORMAT: Final = 1
 # Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.
 _PLAIN_NAME = re.compile(r"[0-9a-z]{1,64}(?:/[0-9a-z]{1,64}){0,4}", re.ASCII)
 
@@ -36,9 +39,8 @@ class NewFile:
     def open(self) -> BinaryIO:
         """Open the source for reading.
 
-        Raises:
-            UnusableCache: it is absent, or others could have written it: what another user wrote must not be
-                published under this user's signature. Reading raises this too.
+        Opening and reading raise `UnusableCache` where it is absent, or others could have written it: what
+        another user wrote must not be published under this user's signature.
         """
         if isinstance(self.source, bytes):
             return io.BytesIO(self.source)
@@ -57,6 +59,11 @@ class NewFile:
         )
 
 
+def new_document(name: str, data: bytes) -> NewFile:
+    """A file to create with these bytes."""
+    return NewFile(name=name, source=data, expected=digest_bytes(data))
+
+
 class _SourceFile(io.BufferedReader):
     """Keeps a fault of the local disk apart from one of the store, which the same copy can meet."""
 
@@ -71,22 +78,14 @@ class _SourceFile(io.BufferedReader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """A file's status, told without reading it; times are seconds since the epoch by the *place's* clock.
-
-    Attributes:
-        stored_bytes: the space that it takes.
-        content_bytes: its length as read; None where only reading tells, because the place compresses it.
-        modified_s: when it was created or moved here.
-        written_s: when its bytes were written; where a move copies them, as `modified_s`.
-        is_regular: it is a file; anything else can only be moved or removed.
-    """
+    """A file's status, told without reading it; times are epoch seconds by the *place's* clock."""
 
     name: str
-    stored_bytes: int
-    content_bytes: int | None
-    modified_s: float
-    written_s: float
-    is_regular: bool = True
+    stored_bytes: int  # the space that it takes
+    content_bytes: int | None  # its length as read; None where the place compresses it
+    modified_s: float  # when it was created or moved here
+    written_s: float  # when its bytes were written; where a move copies them, as `modified_s`
+    is_regular: bool = True  # anything but a file can only be moved or removed
 
 
 def name_fault(name: str) -> str | None:
@@ -99,6 +98,22 @@ def check_name(name: str, *, where: str) -> None:
     if fault := name_fault(name):
         remedy = "no file of a store has such a name; remove it by hand"
         raise StoreUnavailable(what=f"name {name!r}", where=where, reason=f"it {fault}", remedy=remedy)
+
+
+def check_format(model: type[Strict], data: bytes, *, where: str, remedy: str) -> None:
+    """Make sure that a store's FORMAT is one that this release reads; a damaged one is `Corrupt`."""
+    try:
+        parse_document(model, data, supported_format=STORE_FORMAT, what="store", where=where)
+    except Corrupt as error:
+        raise error.but(remedy=remedy) from error
+
+
+def not_empty(names: Iterable[str], *, where: str) -> StoreUnavailable | None:
+    """Why a place without FORMAT is not made into a store: it has names that no store has."""
+    if stranger := next((name for name in names if name not in TOP_LEVEL), None):
+        reason = f"holds {stranger!r} but no {FORMAT_FILE}, so it is no store"
+        return StoreUnavailable(what="store", where=where, reason=reason)
+    return None
 
 
 class BlobBackend(Protocol):
@@ -135,16 +150,11 @@ class BlobBackend(Protocol):
     def list(self, prefix: str) -> Iterator[FileInfo]:
         """All files whose names start with ``prefix``, unsorted, without what is on its way in.
 
-        Raises:
-            StoreUnavailable: the listing is not complete.
+        Raises `StoreUnavailable` where the listing is not complete.
         """
 
     def move(self, name: str, target: str | None) -> bool:
         """Rename a file, or remove it for good where ``target`` is None; durable on return.
 
-        Returns:
-            Whether it was moved; False where the target exists, which is not replaced, or the file is gone.
-
-        Raises:
-            StoreUnavailable: it cannot be moved.
+        False where the target exists, which is not replaced, or the file is gone; raises `StoreUnavailable`.
         """

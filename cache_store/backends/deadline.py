@@ -1,19 +1,19 @@
 """The deadline at the backend edge: a place that falls silent costs seconds, not the launch.
 
-A verb runs in a daemon thread. From its second second on, each place is asked for a sign of life once a
-second; one that is silent for its ``answer_s`` is left alone from then on, the thread is left behind, and the
-verb is done again without that place. Left behind it is harmless: its view refuses every further call
-(`TieredBackend.leave`), so to the store it is a process that was killed there, and its result, error and
-problems are dropped. Time in which this process itself did not run is no silence.
+A verb runs in a daemon thread. A place that gives no sign of life for its ``answer_s`` is left alone, the
+thread is left behind, and the verb is done again without that place. Left behind it is harmless: its view
+refuses every further call, so to the store it is a process that was killed there. Time in which this process
+itself did not run is no silence.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
@@ -32,10 +32,6 @@ class Ticks:
 
     What a tick took beyond its length, this process was not given: a compile held its interpreter, or its
     machine was overloaded. An answer may then wait unseen, so that time is no silence.
-
-    Args:
-        clock: seconds that only grow.
-        wait: waits for an event for so many seconds at most, and says whether it is set.
     """
 
     def __init__(
@@ -56,16 +52,41 @@ class Ticks:
             yield seconds
 
 
+class Call(Generic[T]):
+    """A call in a daemon thread, which may never return."""
+
+    def __init__(self, function: Callable[[], T], *, name: str) -> None:
+        self.ended = threading.Event()
+        self._function = function
+        self._values: list[T] = []
+        self._errors: list[BaseException] = []
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the ended call raised."""
+        return self._errors[0] if self._errors else None
+
+    def result(self) -> T:
+        """Return what the ended call returned, or raise what it raised; once."""
+        if self._errors:
+            raise self._errors.pop()  # taken out: its traceback refers to this frame
+        return self._values.pop()
+
+    def _run(self) -> None:
+        try:
+            self._values.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self._errors.append(error)
+        finally:
+            self.ended.set()
+
+
 class Deadline:
-    """Runs verbs on the places of one store; used by one thread at a time.
+    """Runs verbs on the places of one store, nearest first; used by one thread at a time.
 
-    Args:
-        tiers: the places, nearest first.
-        ticks: how time passes.
-        ping: asks a place for a sign of life without waiting for it.
-
-    Attributes:
-        problems: what failed although verbs went on, one line each, each once.
+    ``ping`` asks a place for a sign of life without waiting for it; ``problems`` has what failed although
+    verbs went on, one line each, each once.
     """
 
     def __init__(
@@ -84,36 +105,17 @@ class Deadline:
         """
         while True:
             view = TieredBackend(self._asked())
-            values: list[T] = []
-            errors: list[BaseException] = []
-            ended = threading.Event()
-
-            def work(
-                view: TieredBackend = view,
-                values: list[T] = values,
-                errors: list[BaseException] = errors,
-                ended: threading.Event = ended,
-            ) -> None:
-                try:
-                    values.append(verb(view))
-                except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-                    errors.append(error)
-                finally:
-                    ended.set()
-
-            threading.Thread(target=work, name="store-verb", daemon=True).start()
+            call = Call(functools.partial(verb, view), name="store-verb")
             try:
-                is_answered = self._wait(ended, view)
+                is_answered = self._wait(call.ended, view)
             except BaseException:
                 view.leave()
                 raise
             # One that failed while a place was found to be away may succeed without it.
-            is_lost = view.lost_a_place and bool(errors) and isinstance(errors[0], StoreUnavailable)
+            is_lost = view.lost_a_place and isinstance(call.error, StoreUnavailable)
             if is_answered and not is_lost:
                 self._note(*view.problems, *self._silence())
-                if errors:
-                    raise errors.pop()
-                return values.pop()
+                return call.result()
             view.leave()
 
     def _asked(self) -> list[Tier]:
@@ -142,6 +144,25 @@ class Deadline:
 
     def _note(self, *lines: str) -> None:
         self.problems.extend(line for line in dict.fromkeys(lines) if line not in self.problems)
+
+
+def in_each(
+    tiers: Sequence[Tier], verb: Callable[[Tier, TieredBackend], T]
+) -> tuple[list[T], list[tuple[Tier, StoreError]]]:
+    """Do ``verb`` in each place by itself, the farthest first, and return results, and places that failed.
+
+    One that falls silent takes nothing from what the others report; the error of an only place is raised.
+    """
+    done: list[T] = []
+    errors: list[tuple[Tier, StoreError]] = []
+    for tier in reversed(tiers):
+        try:
+            done.append(Deadline([tier]).run(functools.partial(verb, tier)))
+        except StoreError as error:
+            if len(tiers) == 1:
+                raise
+            errors.append((tier, error))
+    return done, errors
 
 
 class _Silence:

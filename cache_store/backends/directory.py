@@ -1,31 +1,51 @@
 """A store in a directory: local disk or a network file system that many nodes mount.
 
-What is on its way in lies in a private directory under ``tmp/``; all bytes of a batch are flushed before the
-first name is linked; names are linked, because a link does not replace. Anybody who may write into a store
-may put anything there, so nothing is waited for that is no regular file, and no link is followed. Correctness
-rests on no lock.
+All bytes of a batch are flushed in a private directory under ``tmp/`` before the first name is linked; a link
+does not replace. Anybody who may write into a store may put anything there, so nothing is waited for that is
+no regular file, and no link is followed. Correctness rests on no lock: a process that stands still within a
+move takes no other file away; killed there, the file stands under both names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from warmrank.cache_store.backends.backend import FileInfo, NewFile, check_name, name_fault
-from warmrank.cache_store.backends.directory_moves import Mover, make_directories
-from warmrank.cache_store.backends.durability import EarlyWriter, Flush, FlushChoice, choose_flush, flush_all
-from warmrank.cache_store.cache_dir.private_files import discard_tree, sweep_debris, temporary_name
-from warmrank.cache_store.digests import TooLong, copy_and_digest, digest_bytes
+from warmrank.cache_store.backends.backend import (
+    STORE_FORMAT,
+    FileInfo,
+    NewFile,
+    check_format,
+    check_name,
+    name_fault,
+    new_document,
+    not_empty,
+)
+from warmrank.cache_store.backends.durability import (
+    EarlyWriter,
+    Flush,
+    FlushChoice,
+    choose_flush,
+    flush_all,
+    libc,
+    type_of,
+)
+from warmrank.cache_store.cache_dir.private_files import (
+    OTHERS_WRITE,
+    discard_tree,
+    sweep_debris,
+    temporary_name,
+)
+from warmrank.cache_store.digests import TooLong, copy_and_digest
 from warmrank.cache_store.errors import (
     Corrupt,
     NoStoreYet,
@@ -34,117 +54,32 @@ from warmrank.cache_store.errors import (
     os_errors_are_unavailable,
 )
 from warmrank.cache_store.keys import canonical_json
-from warmrank.cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL, TRASH, file_depth
-from warmrank.cache_store.parallel import each, each_short, is_short, threads_for
-from warmrank.cache_store.parsing import parse_document
+from warmrank.cache_store.layout import FORMAT_FILE, TMP, TRASH, file_depth
+from warmrank.cache_store.parallel import each, threads_for
+from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-def open_regular(path: str | Path, name: str) -> BinaryIO:
-    """Open a file for reading.
-
-    Raises:
-        Corrupt: it is something else: a directory, a link, a pipe.
-        OSError: it is not there, or cannot be opened.
-    """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe's open would wait
-    try:
-        descriptor = os.open(path, flags)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO) and not stat.S_ISREG(mode := os.lstat(path).st_mode):
-            raise _no_file(path, name, mode) from error
-        raise
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(mode):
-            return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    raise _no_file(path, name, mode)
-
-
-def info_of(name: str, status: os.stat_result) -> FileInfo:
-    """What the status of a file says of it."""
-    # A link or rename changes the inode's time of change, so that is when the file got its present name.
-    return FileInfo(
-        name=name,
-        stored_bytes=status.st_size,
-        content_bytes=status.st_size,
-        modified_s=status.st_ctime,
-        written_s=min(status.st_mtime, status.st_ctime),  # a time of change can be set, but to no later one
-        is_regular=stat.S_ISREG(status.st_mode),
-    )
-
-
-def walk(root: Path, directory: str) -> Iterator[FileInfo]:
-    """Everything below a directory of a store, itself given relative to ``root``, but what is on its way in.
-
-    A directory where the store's layout has a file counts as one. Names that no store gives are left out,
-    and said in the log.
-
-    Raises:
-        OSError: something cannot be looked at.
-    """
-    strange: list[str] = []
-    yield from _walk(str(root), f"{directory}/" if directory else "", strange)
-    if strange:
-        logger.warning(
-            "%d entries in %s have names that no store gives, such as %r; they are left alone",
-            len(strange),
-            root / directory,
-            strange[0],
-        )
-
-
-def _walk(root: str, prefix: str, strange: list[str]) -> Iterator[FileInfo]:
-    """Its depth is bounded by `file_depth`."""
-    try:
-        with os.scandir(f"{root}/{prefix}") as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        name = f"{prefix}{entry.name}"
-        if name_fault(name):
-            strange.append(name)
-        elif entry.is_dir(follow_symlinks=False) and name.count("/") + 1 < file_depth(name):
-            if name != TMP.rstrip("/"):
-                yield from _walk(root, f"{name}/", strange)
-        else:
-            with contextlib.suppress(FileNotFoundError):  # another process moved it since
-                yield info_of(name, entry.stat(follow_symlinks=False))
-
-
-def directory_mode(root: Path) -> int:
-    """Mode for new directories of the store in ``root``: others may write only where they may in ``root``.
-
-    The umask takes from it; without this, that of the day would decide who can write into a store.
-    """
-    return 0o777 & ~(_OTHERS_WRITE & ~root.stat().st_mode)
-
-
-def _no_file(path: str | Path, name: str, mode: int) -> Corrupt:
-    actual = stat.filemode(mode)
-    return Corrupt(what=name, where=str(path), expected="a regular file", actual=actual)
-
-
-STORE_FORMAT: Final = 1
 _MAX_FORMAT_BYTES = 4096
 _FORMAT_REMEDY = 'restore its one line, {"format":1,"digest":"sha256"}, or use another store'
 _OBJECTS_REMEDY = (
     "this is an object store's line, seen through a mount or a copy: an object store is opened by its URL, "
     "such as s3://bucket/warmrank"
 )
+# Where a rename is known to set the inode's time of change, which says since when a file has its name.
+# Network file systems need not do so, and have no rename that does not replace.
+_RENAME_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"})
+_NO_REPLACE = 1
+_AT_FDCWD = -100
+_NO_SUCH_RENAME = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_MAX_REMOVALS = 10  # of one directory under the feet of one link
 
 
-class _Format(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+_Names = list[str]  # `DirectoryBackend.list` hides the type's name in the class
 
+
+class _Format(Strict):
     format: Literal[1] = STORE_FORMAT
     digest: Literal["sha256"] = "sha256"
 
@@ -152,14 +87,10 @@ class _Format(BaseModel):
 class DirectoryBackend:
     """`BlobBackend` in the directory ``root``.
 
-    Args:
-        root: the directory.
-        create: make an absent or empty directory into a store; otherwise that is an error.
-        flush: how to flush; ``auto`` chooses by the file system's type.
+    An absent or empty directory is made into a store if ``create``; ``flush`` ``auto`` chooses by the file
+    system's type.
 
     Raises:
-        StoreUnavailable: the directory is none of a store, or cannot be used.
-        NewerFormat: a later release made the store.
         Corrupt: its FORMAT file is damaged.
     """
 
@@ -190,7 +121,7 @@ class DirectoryBackend:
         path = f"{self.root}/{name}"
         with os_errors_are_unavailable("file", path):
             try:
-                return open_regular(path, name)
+                return _open_regular(path, name)
             except FileNotFoundError:
                 raise NotInStore(what=name, where=str(self.root)) from None
 
@@ -200,18 +131,25 @@ class DirectoryBackend:
         with os_errors_are_unavailable("files", self.root):
             for name in names:
                 check_name(name, where=str(self.root))
-                try:
-                    found[name] = info_of(name, os.lstat(f"{self.root}/{name}"))
-                except FileNotFoundError:
-                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = _info_of(name, os.lstat(f"{self.root}/{name}"))
         return found
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        """See `BlobBackend.list`."""
+        """See `BlobBackend.list`; a directory where the store's layout has a file counts as one."""
         directory = prefix.rpartition("/")[0]
         start = self._path(directory) if directory else self.root
+        strange: _Names = []
         with os_errors_are_unavailable("listing", start):
-            yield from (info for info in walk(self.root, directory) if info.name.startswith(prefix))
+            below = self._walk(f"{directory}/" if directory else "", strange)
+            yield from (info for info in below if info.name.startswith(prefix))
+        if strange:
+            logger.warning(
+                "%d entries in %s have names that no store gives, such as %r; they are left alone",
+                len(strange),
+                start,
+                strange[0],
+            )
 
     def move(self, name: str, target: str | None) -> bool:
         """See `BlobBackend.move`."""
@@ -219,8 +157,8 @@ class DirectoryBackend:
         with os_errors_are_unavailable("file", path):
             try:
                 if target is None:
-                    self._mover.remove(path)
-                elif not self._mover.move(path, self._path(target)):
+                    self._remove(path)
+                elif not self._move(path, self._path(target)):
                     return False
             except FileNotFoundError:
                 return False
@@ -231,6 +169,135 @@ class DirectoryBackend:
             if name.startswith((TRASH, TMP)):
                 self._prune(path.parent)
         return True
+
+    def _check_format(self, *, create: bool) -> None:
+        path = self.root / FORMAT_FILE
+        if create and not os.path.lexists(path):
+            if fault := not_empty(sorted(entry.name for entry in self.root.iterdir()), where=str(self.root)):
+                raise fault.but(remedy="name an empty or absent directory")
+            self.put_new([new_document(FORMAT_FILE, canonical_json(_Format().model_dump()))])
+        try:
+            with _open_regular(path, FORMAT_FILE) as file:
+                data = file.read(_MAX_FORMAT_BYTES)
+        except FileNotFoundError:
+            raise NoStoreYet(what="store", where=str(self.root)) from None
+        remedy = _OBJECTS_REMEDY if b'"blobs"' in data else _FORMAT_REMEDY
+        check_format(_Format, data, where=str(path), remedy=remedy)
+
+    def _walk(self, prefix: str, strange: _Names) -> Iterator[FileInfo]:
+        """Everything below but what is on its way in; its depth is bounded by `file_depth`."""
+        try:
+            with os.scandir(f"{self.root}/{prefix}") as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            if name_fault(name):
+                strange.append(name)
+            elif entry.is_dir(follow_symlinks=False) and name.count("/") + 1 < file_depth(name):
+                if name != TMP.rstrip("/"):
+                    yield from self._walk(f"{name}/", strange)
+            else:
+                with contextlib.suppress(FileNotFoundError):  # another process moved it since
+                    yield _info_of(name, entry.stat(follow_symlinks=False))
+
+    def _create(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        temporary = self._away()
+        temporary.mkdir(mode=0o700)
+        try:
+            # The largest first, so that no thread copies alone at the end.
+            order = sorted(enumerate(files), key=lambda item: -item[1].expected.size_bytes)
+            size_bytes = sum(file.expected.size_bytes for file in files)
+            each(
+                lambda item: _stage(item[1], f"{temporary}/{item[0]}"),
+                order,
+                num_threads=threads_for(len(files), size_bytes),
+                size_bytes=size_bytes,
+            )
+            reached(Step.PUT_STAGED)
+            # As text all through: there may be thousands, and a `Path` takes longer to make than to link.
+            staged = {file.name: f"{temporary}/{i}" for i, file in enumerate(files)}
+            flush_all(staged.values(), root=self.root, flush=self.flush)
+            reached(Step.PUT_FLUSHED)
+            created = tuple(name for name, path in staged.items() if self._link(path, f"{self.root}/{name}"))
+        finally:
+            discard_tree(temporary)
+        reached(Step.PUT_LINKED)
+        return created
+
+    def _flush_names(self, names: Iterable[str]) -> None:
+        # Also directories of names that existed: whoever made them may not have flushed them yet. Directories
+        # stay, so the names of those above need it only once.
+        directories = {self.root / parent for parent in {name.rpartition("/")[0] for name in names}}
+        new = directories - self._durable_directories
+        above = {parent for path in new for parent in path.parents if parent.is_relative_to(self.root)}
+        flush_all(directories | above, root=self.root, flush=self.flush)
+        self._durable_directories |= new
+
+    def _link(self, path: str | Path, target: str | Path) -> bool:
+        """Give a file a second name; False when another file has it."""
+        try:
+            self._with_parent(os.link, path, target)
+        except FileExistsError:
+            # Over NFS a link may have been made although its answer was lost and the second try says EEXIST.
+            return _is_same(path, target)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            raise StoreUnavailable(
+                what=Path(target).relative_to(self.root).as_posix(),
+                where=str(self.root),
+                reason=f"no hard link can be made ({error.strerror})",
+                remedy="put the store on a file system that has hard links, such as ext4, xfs, NFS or Lustre",
+            ) from error
+        return True
+
+    def _move(self, path: Path, target: Path) -> bool:
+        """Give what stands at ``path`` another name, whatever it is; False when something else has it."""
+        if self._renames and (moved := self._rename(path, target)) is not None:
+            return moved
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            if os.path.lexists(target):
+                return False
+            self._with_parent(os.rename, path, target)  # a link cannot move a directory
+            return True
+        if not self._link(path, target):
+            return False
+        reached(Step.MOVE_LINKED)
+        # The former name goes, if it still is that of the file that was moved: meanwhile another process may
+        # have moved it too, and a third one created another file in its place.
+        away = self._away()
+        path.rename(away)
+        is_moved = os.path.samestat(away.lstat(), status)
+        if not is_moved:
+            self._link(away, path)  # unless a still newer file has the name
+        away.unlink()
+        return is_moved
+
+    def _rename(self, path: Path, target: Path) -> bool | None:
+        """Move by one call; None where the rest is to be done by links."""
+        try:
+            self._with_parent(rename_new, path, target)
+        except FileExistsError:
+            return None if _is_same(path, target) else False  # the same: a move that was cut short
+        except OSError as error:
+            if error.errno not in _NO_SUCH_RENAME:
+                raise
+            return None
+        return True
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink()
+        except (IsADirectoryError, PermissionError):
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise
+            away = self._away()
+            path.rename(away)
+            with contextlib.suppress(OSError):  # what stays costs space only
+                _remove_tree(away)
 
     def _prune(self, directory: Path) -> None:
         """Remove directories of the trash that are empty now; who wants one meanwhile makes it again.
@@ -244,95 +311,128 @@ class DirectoryBackend:
                 directory.rmdir()
                 directory = directory.parent
 
-    def _check_format(self, *, create: bool) -> None:
-        path = self.root / FORMAT_FILE
-        if create and not os.path.lexists(path):
-            self._check_empty()
-            data = canonical_json(_Format().model_dump())
-            self.put_new([NewFile(name=FORMAT_FILE, source=data, expected=digest_bytes(data))])
+    def _away(self) -> Path:
+        """A name on the way in or out, that nobody else has."""
+        self._make_directories(self.root / TMP)
+        return self.root / TMP / temporary_name()
+
+    def _with_parent(
+        self, call: Callable[[str | Path, str | Path], None], path: str | Path, target: str | Path
+    ) -> None:
+        for _ in range(_MAX_REMOVALS):
+            try:
+                return call(path, target)
+            except FileNotFoundError:
+                if not os.path.lexists(path):
+                    raise
+            # Another process may remove an empty directory of the trash again before it is used.
+            with contextlib.suppress(FileNotFoundError):
+                self._make_directories(Path(target).parent)
+        reason = f"its directory was removed {_MAX_REMOVALS} times while it was made"
+        raise StoreUnavailable(what="file", where=str(target), reason=reason, remedy="try again")
+
+    def _make_directories(self, directory: Path) -> None:
         try:
-            with open_regular(path, FORMAT_FILE) as file:
-                data = file.read(_MAX_FORMAT_BYTES)
+            directory.mkdir(mode=self._mode)
+        except FileExistsError:
+            return
         except FileNotFoundError:
-            raise NoStoreYet(what="store", where=str(self.root)) from None
-        try:
-            parse_document(_Format, data, supported_format=STORE_FORMAT, what="store", where=str(path))
-        except Corrupt as error:
-            remedy = _OBJECTS_REMEDY if b'"blobs"' in data else _FORMAT_REMEDY
-            raise replace(error, remedy=remedy) from error
-
-    def _check_empty(self) -> None:
-        strangers = sorted({entry.name for entry in self.root.iterdir()} - TOP_LEVEL)
-        if strangers:
-            raise StoreUnavailable(
-                what="store",
-                where=str(self.root),
-                reason=f"holds {strangers[0]!r} but no {FORMAT_FILE} file, so it is no store",
-                remedy="name an empty or absent directory",
-            )
-
-    def _create(self, files: Sequence[NewFile]) -> tuple[str, ...]:
-        with self._temporary() as temporary:
-            # The largest first, so that no thread copies alone at the end.
-            order = sorted(enumerate(files), key=lambda item: -item[1].expected.size_bytes)
-            size_bytes = sum(file.expected.size_bytes for file in files)
-            run = each_short if is_short(len(files), size_bytes) else each
-            num_threads = threads_for(len(files), size_bytes)
-            run(lambda item: self._stage(item[1], f"{temporary}/{item[0]}"), order, num_threads=num_threads)
-            reached(Step.PUT_STAGED)
-            # As text all through: there may be thousands, and a `Path` takes longer to make than to link.
-            staged = {file.name: f"{temporary}/{i}" for i, file in enumerate(files)}
-            self._flush_files(staged.values())
-            reached(Step.PUT_FLUSHED)
-            created = tuple(name for name, path in staged.items() if self._link(path, name))
-        reached(Step.PUT_LINKED)
-        return created
-
-    @contextlib.contextmanager
-    def _temporary(self) -> Iterator[Path]:
-        path = self.root / TMP / temporary_name()
-        make_directories(path.parent, root=self.root, mode=self._mode)
-        path.mkdir(mode=0o700)
-        try:
-            yield path
-        finally:
-            discard_tree(path)
-
-    def _stage(self, file: NewFile, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            with file.open() as source, os.fdopen(os.open(path, flags, mode=0o666), "wb") as target:
-                digest = copy_and_digest(source, EarlyWriter(target), limit_bytes=file.expected.size_bytes)
-                mode = os.fstat(target.fileno()).st_mode
-                os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
-        except TooLong as error:
-            raise file.fault(str(error)) from error
-        if digest != file.expected:
-            raise file.fault(str(digest))
-
-    def _flush_files(self, paths: Iterable[str]) -> None:
-        flush_all(paths, root=self.root, flush=self.flush)
-
-    def _link(self, path: str, name: str) -> bool:
-        return self._mover.link(path, f"{self.root}/{name}")
-
-    def _flush_names(self, names: Iterable[str]) -> None:
-        # Also directories of names that existed: whoever made them may not have flushed them yet. Directories
-        # stay, so the names of those above need it only once.
-        directories = {self.root / parent for parent in {name.rpartition("/")[0] for name in names}}
-        new = directories - self._durable_directories
-        above = {parent for path in new for parent in path.parents if parent.is_relative_to(self.root)}
-        flush_all(directories | above, root=self.root, flush=self.flush)
-        self._durable_directories |= new
+            if directory == self.root:
+                raise
+            self._make_directories(directory.parent)
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(mode=self._mode)
 
     @functools.cached_property
     def _mode(self) -> int:
-        return directory_mode(self.root)
+        """Mode for new directories: others may write only where they may in ``root``, whatever the umask."""
+        return 0o777 & ~(OTHERS_WRITE & ~self.root.stat().st_mode)
 
     @functools.cached_property
-    def _mover(self) -> Mover:
-        return Mover(self.root, mode=self._mode)
+    def _renames(self) -> bool:
+        return type_of(self.root) in _RENAME_TYPES
 
     def _path(self, name: str) -> Path:
         check_name(name, where=str(self.root))
         return self.root / name
+
+
+def rename_new(path: str | Path, target: str | Path) -> None:
+    """Rename without replacing, in one step; raises ``OSError``, also where the system has no such call."""
+    call = getattr(libc(), "renameat2", None)
+    number = errno.ENOSYS
+    if call is not None:
+        sys.audit("os.rename", path, target, -1, -1)  # as `os.rename` does for whoever listens
+        if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(target), _NO_REPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number), str(path), None, str(target))
+
+
+def _open_regular(path: str | Path, name: str) -> BinaryIO:
+    """Open a file for reading; raises ``OSError``, and `Corrupt` for a directory, a link, a pipe."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe's open would wait
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO) and not stat.S_ISREG(mode := os.lstat(path).st_mode):
+            raise _no_file(path, name, mode) from error
+        raise
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode):
+            return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    raise _no_file(path, name, mode)
+
+
+def _no_file(path: str | Path, name: str, mode: int) -> Corrupt:
+    return Corrupt(what=name, where=str(path), expected="a regular file", actual=stat.filemode(mode))
+
+
+def _info_of(name: str, status: os.stat_result) -> FileInfo:
+    # A link or rename changes the inode's time of change, so that is when the file got its present name.
+    return FileInfo(
+        name=name,
+        stored_bytes=status.st_size,
+        content_bytes=status.st_size,
+        modified_s=status.st_ctime,
+        written_s=min(status.st_mtime, status.st_ctime),  # a time of change can be set, but to no later one
+        is_regular=stat.S_ISREG(status.st_mode),
+    )
+
+
+def _stage(file: NewFile, path: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with file.open() as source, os.fdopen(os.open(path, flags, mode=0o666), "wb") as target:
+            digest = copy_and_digest(source, EarlyWriter(target), limit_bytes=file.expected.size_bytes)
+            mode = os.fstat(target.fileno()).st_mode
+            os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
+    except TooLong as error:
+        raise file.fault(str(error)) from error
+    if digest != file.expected:
+        raise file.fault(str(digest))
+
+
+def _is_same(path: str | Path, target: str | Path) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), os.lstat(target))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_tree(root: Path) -> None:
+    """Remove a directory of any depth: what lies deeper is first brought up, so that no path gets long."""
+    waiting = [root]
+    while waiting:
+        directory = waiting.pop()
+        for path in list(directory.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                waiting.append(path.rename(root.with_name(temporary_name())))
+            else:
+                path.unlink()
+        directory.rmdir()

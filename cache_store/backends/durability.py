@@ -1,10 +1,8 @@
 """Making files and names survive a power cut, in the cheapest way that the file system allows.
 
-On return everything that was handed in is on stable storage, or ``OSError`` was raised. Measured on ext4 and
-xfs: renaming without a flush loses half of what was acknowledged in a power cut; one ``syncfs`` for a whole
-batch loses nothing, at three times the speed of an fsync for each file. What ``syncfs`` does on network file
-systems is not established, so they, and every type not known here, get an fsync for each file, several at
-once because each waits for the server.
+Measured on ext4 and xfs: renaming without a flush loses half of what was acknowledged in a power cut; one
+``syncfs`` for a whole batch loses nothing, at three times the speed of an fsync for each file. What it does
+on network file systems is not established, so they, and every unknown type, get an fsync for each file.
 """
 
 from __future__ import annotations
@@ -40,11 +38,20 @@ def choose_flush(path: Path, choice: FlushChoice = "auto") -> Flush:
     """How to flush files below ``path``: as chosen; ``auto`` is ``syncfs`` on what is known to be local."""
     if choice != "auto":
         return choice
+    return "syncfs" if type_of(path) in LOCAL_TYPES else "fsync"
+
+
+def type_of(path: Path) -> str:
+    """Type of the file system that holds ``path``; empty where it cannot be told."""
     try:
-        mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+        return file_system_type(path.resolve(), read_mounts())
     except OSError:
-        return "fsync"
-    return "syncfs" if file_system_type(path.resolve(), mounts) in LOCAL_TYPES else "fsync"
+        return ""
+
+
+def read_mounts() -> str:
+    """The mount table of this process; raises ``OSError``."""
+    return _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def file_system_type(path: Path, mounts: str) -> str:

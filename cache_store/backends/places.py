@@ -1,10 +1,9 @@
 """The places that keep one store, a near one before a far one, as one backend, and which are still asked.
 
-Blobs are read from the nearest place that has them, documents from the farthest, because the shared place is
-the authority and a nearer one is a cache, which may hold a launch in part. What fails in one place is asked
-of the next; one that failed to take a file takes no further one from the same view, so no document stands in
-it whose blobs it lacks. A read-only place is never written. A circuit opens once, for silence or a fault of
-transport, never for an answer such as "no space left", and stays open for the rest of the process.
+Blobs are read from the nearest place that has them, documents from the farthest: the shared place is the
+authority, a nearer one a cache. What fails in one place is asked of the next; one that failed to take a file
+takes no further one from the same view, so no document stands in it whose blobs it lacks. A circuit opens for
+silence or a fault of transport, never for an answer such as "no space left", and stays open.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import BinaryIO, Literal, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
@@ -27,28 +26,23 @@ ANSWER_S = 3.5  # and a second until the next sign of life is asked for: 5 s in 
 
 
 class Circuit:
-    """Whether a place is still asked. Any number of threads may use one at once."""
+    """Whether a place is still asked: until it has a ``reason``. Threads may share one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reason = ""
-
-    @property
-    def reason(self) -> str:
-        """Why the place is left alone; empty while it is asked."""
-        return self._reason
+        self.reason = ""
 
     @property
     def is_open(self) -> bool:
         """Whether the place is left alone."""
-        return bool(self._reason)
+        return bool(self.reason)
 
     def open(self, reason: str, *, where: str) -> None:
         """Leave the place alone from now on; the first reason stays."""
         with self._lock:
-            if self._reason:
+            if self.reason:
                 return
-            self._reason = reason
+            self.reason = reason
         logger.warning("%s is left alone for the rest of this process: %s", where, reason)
 
 
@@ -66,21 +60,23 @@ class Circuits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierState:
+    """What became of one place, for reports; ``away`` is left alone, ``off`` was not asked for."""
+
+    location: str  # as it was named
+    mode: str
+    state: Literal["used", "away", "off"]
+    reason: str = ""  # why it is left alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One place of a store.
+    """One place of a store; ``ro`` is never written, and without a ``required`` one no verb goes on."""
 
-    Attributes:
-        name: its location, as it was named.
-        backend: keeps its files.
-        mode: ``ro`` is never written; ``required`` is ``rw``, and no verb goes on without it.
-        answer_s: how long it may be silent.
-        circuit: whether it is still asked.
-    """
-
-    name: str
+    name: str  # its location, as it was named
     backend: BlobBackend
     mode: TierMode = "rw"
-    answer_s: float = ANSWER_S
+    answer_s: float = ANSWER_S  # how long it may be silent
     circuit: Circuit = field(default_factory=Circuit)
 
     @property
@@ -101,23 +97,6 @@ class Tier:
         return away(self.name, self.circuit.reason, required=self.mode == "required")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierState:
-    """What became of one place, for reports.
-
-    Attributes:
-        location: the place, as it was named.
-        mode: its mode.
-        state: ``away`` is left alone, ``off`` was not asked for.
-        reason: why it is left alone; empty otherwise.
-    """
-
-    location: str
-    mode: str
-    state: Literal["used", "away", "off"]
-    reason: str = ""
-
-
 def away(name: str, reason: str, *, required: bool) -> StoreUnavailable:
     """The error for a place that is left alone for the rest of this process."""
     return StoreUnavailable(
@@ -130,22 +109,15 @@ def away(name: str, reason: str, *, required: bool) -> StoreUnavailable:
 
 
 class TieredBackend:
-    """`BlobBackend` over ``tiers``, nearest first.
-
-    Attributes:
-        tiers: the places.
-        problems: what failed although the verb went on, one line each.
-        num_answers: by place, how often it answered.
-        is_left: the verb was given up, and its view with it.
-    """
+    """`BlobBackend` over ``tiers``, nearest first, for one verb."""
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         if not tiers:
             raise ValueError("a store needs at least one tier")
         self.tiers = tuple(tiers)
-        self.problems: list[str] = []
+        self.problems: list[str] = []  # what failed although the verb went on
         self.num_answers = {tier.name: 0 for tier in tiers}
-        self.is_left = False
+        self.is_left = False  # the verb was given up, and its view with it
         self._failures: dict[str, StoreUnavailable] = {}
         self._read_from: dict[str, Tier] = {}
         self._unreadable: dict[str, StoreUnavailable] = {}
@@ -161,15 +133,10 @@ class TieredBackend:
         self.is_left = True
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
-        """See `BlobBackend.put_new`; every writable place takes them.
+        """See `BlobBackend.put_new`; every writable place takes them; names are those new in the farthest.
 
         A nearer place does not take a document whose name the farthest has already, which may hold another.
-
-        Returns:
-            The names that were created in the farthest place that took them.
-
-        Raises:
-            StoreUnavailable: a required place failed, or all did.
+        Raises `StoreUnavailable` where a required place failed, or all did.
         """
         created: tuple[str, ...] | None = None
         for tier in self._writable():
@@ -263,11 +230,7 @@ class TieredBackend:
         return tuple(_Part(self, tier) for tier in self._writable())
 
     def write_farthest(self, operation: Callable[[BlobBackend], T]) -> T:
-        """Do something in the farthest writable place alone, or in the next one if that one fails.
-
-        Raises:
-            StoreUnavailable: a required place failed, or all did.
-        """
+        """Do something in the farthest writable place alone, or in the next one if that one fails."""
         for part in self.alone():
             (tier,) = part.tiers
             try:
@@ -319,9 +282,7 @@ class TieredBackend:
         failure: StoreUnavailable | None = None
         num_answered = 0
         for tier in tiers:
-            rest = [
-                name for name in names if name not in found and (tier.name, name) not in self._passed_over
-            ]
+            rest = [x for x in names if x not in found and (tier.name, x) not in self._passed_over]
             if not rest:
                 continue  # found, or passed over in this place only
             try:
@@ -354,15 +315,14 @@ class TieredBackend:
         self._check_not_left(tier)
         self._failures.setdefault(tier.name, error)
         if tier.mode == "required":
-            raise replace(error, required=True) from error
+            raise error.but(required=True) from error
         self._note(tier, error)
 
     def _nothing_written(self) -> StoreUnavailable:
         for tier in self._writable():
             if failure := self._failures.get(tier.name):
                 return failure
-        remedy = "make one of its places rw"
-        reason = "every place of it is read-only"
+        reason, remedy = "every place of it is read-only", "make one of its places rw"
         return StoreUnavailable(what="store", where=self._names(), reason=reason, remedy=remedy)
 
     def _note(self, tier: Tier, error: StoreError) -> None:
@@ -422,14 +382,7 @@ class _Asking:
 def read_from_any(backend: BlobBackend, name: str, read: Callable[[BinaryIO], T]) -> T:
     """What ``read`` makes of a file, of each place in turn until one can be read.
 
-    Args:
-        backend: the store.
-        name: of the file.
-        read: raises `StoreUnavailable` where the place is at fault; leaves nothing behind then.
-
-    Raises:
-        NotInStore: there is none.
-        StoreUnavailable: no place that has it can read it.
+    ``read`` raises `StoreUnavailable` where the place is at fault, and leaves nothing behind then.
     """
     while True:
         try:

@@ -5,11 +5,10 @@ JSON, the first being the sha256 of the second::
 
     {"files":{"<path>":[dev,ino,size,mtime_ns,ctime_ns,mode,uid,read_ns,"<sha256>"],...},"format":1}
 
-A digest is given without reading the file only if nothing that ``lstat`` says of it has changed, and if the
-file was by then so old, by its file system's own clock, that a later write must have changed its times (git
-calls the others racily clean), or a copy of our own, dated back before it got its name
-(`private_files.date_back`). Whatever is wrong with an index makes it empty, never an error. Threads may share
-one index; of processes that save at once the last one's is kept, whole.
+A digest is given unread only if nothing that ``lstat`` says has changed, and if the file was by then so old,
+by its file system's own clock, that a later write must have changed its times (git calls the others racily
+clean), or is a copy of our own, dated back before it got its name. Whatever is wrong with an index makes it
+empty. Threads may share one; of processes that save at once the last one's is kept, whole.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class DigestIndex:
     """Digests of one directory's files; `open` makes one."""
 
     def __init__(self, root: Path, path: Path, seen: dict[str, _Seen], opened: _Opened) -> None:
-        self._root = root
+        self.root = root
         self._path = path
         self._directory = path.parent
         self._prefix = f"{root}{os.sep}"
@@ -95,12 +94,8 @@ class DigestIndex:
     ) -> DigestIndex:
         """Open the index ``name`` of a directory; an absent, unreadable or damaged one is empty.
 
-        Args:
-            cache_root: the directory.
-            name: of the index; raises ``ValueError`` where it cannot be a file's.
-            reread: start empty, so that every file is read again.
-            at: where indexes lie; None is in the directory.
-            opened: opens a file, with the checks that it must pass.
+        With ``reread`` it starts empty, so every file is read again. Indexes lie ``at`` another directory if
+        given; ``opened`` opens a file, with the checks that it must pass.
         """
         if fault := part_fault(name):
             raise ValueError(f"name of an index {name!r} {fault}")
@@ -168,7 +163,7 @@ class DigestIndex:
             if not self._is_changed:
                 return
             exists = os.path.lexists
-            seen = {k: item for k, item in self._seen.items() if k in self._used or exists(self._root / k)}
+            seen = {k: item for k, item in self._seen.items() if k in self._used or exists(self.root / k)}
         line = canonical_json({"format": _FORMAT, "files": seen})
         try:
             self._replace(canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")

@@ -6,10 +6,11 @@ Layout::
     <cache root>/<Class>_..._<key>/[<partition>/]<function>/ge_cache_<first 16 hex of its SHA-256>.pt2
 
 A function has up to `MAX_VARIANTS` variants (more while they are fresh); a higher N was added later. A
-companion (a file beside variants, such as compiled kernels) is written before the variant that needs it.
-Files are created whole, with mode 0600, and share no inode, because TorchAir truncates its cache in place. No
-lock is needed. What a power cut tore is no variant: a load verifies every byte. Every fault of the disk is
-`UnusableCache`. A rank's warm load imports this: the standard library only.
+companion (a file beside variants, such as compiled kernels) is written before the variant that needs it; what
+takes its name as ``beside`` means a variant by none. Files are created whole, with mode 0600, and share no
+inode, because TorchAir truncates its cache in place. No lock is needed. What a power cut tore is no variant:
+a load verifies every byte. Every fault of the disk is `UnusableCache`. A rank's warm load imports this: the
+standard library only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     sync_directory,
     temporary_name,
 )
-from warmrank.cache_store.digests import Digest, Readable, TooLong, copy_and_digest, digest_bytes
+from warmrank.cache_store.digests import Digest, Readable, TooLong, Writable, copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 
 logger = logging.getLogger(__name__)
@@ -86,15 +87,15 @@ def companions(function_dir: Path) -> tuple[Path, ...]:
     return tuple(function_dir / name for name in names if is_companion_name(name))
 
 
-def find_variant(
-    function_dir: Path, expected: Digest, *, digest_of: _DigestOf = digest_private
+def find_file(
+    function_dir: Path, expected: Digest, *, beside: str = "", digest_of: _DigestOf = digest_private
 ) -> Path | None:
-    """The variant with exactly these bytes, kept for `FRESH_S` from now on.
+    """The file with exactly these bytes; a variant is kept for `FRESH_S` from now on.
 
     A file that is not private, such as ``cp -r`` makes, is passed over: nobody would load it. ``digest_of``
     may be that of an index, which spares the reading.
     """
-    known = variants(function_dir)
+    known = (function_dir / beside,) if beside else variants(function_dir)
     for path in known:
         if _holds(path, expected, digest_of):
             if len(known) > _CROWDED:
@@ -105,104 +106,47 @@ def find_variant(
     return None
 
 
-def find_companion(
-    function_dir: Path, name: str, expected: Digest, *, digest_of: _DigestOf = digest_private
-) -> Path | None:
-    """The file of that name, if it holds exactly these bytes and is private."""
-    path = function_dir / name
-    return path if _holds(path, expected, digest_of) else None
+def add_variant(function_dir: Path, source: bytes | Path, expected: Digest | None = None) -> Path:
+    """Add bytes, or a copy of a private file, as a variant, or return the one that already holds the same.
 
-
-def add_variant(function_dir: Path, data: bytes) -> Path:
-    """Add ``data`` as a variant, or return the variant that already holds the same bytes.
-
-    Beyond `MAX_VARIANTS` the oldest go, save those added or read within `FRESH_S`: a launch needs what it
-    just found. Safe under concurrent processes.
+    What is copied is verified, and `Corrupt` if it is not as expected; nothing is added then. Beyond
+    `MAX_VARIANTS` the oldest go, save those added or read within `FRESH_S`, which a launch just found.
+    Safe under concurrent processes.
     """
-    stream = io.BytesIO(data)
-    return add_variant_stream(function_dir, stream, expected=digest_bytes(data), source="data in memory")
+    return _add(function_dir, source, expected, "")
 
 
-def add_variant_from(function_dir: Path, source: Path, expected: Digest | None = None) -> Path:
-    """Add a copy of the private file ``source`` as `add_variant` does, verified while copying.
-
-    Raises:
-        Corrupt: ``source`` does not hold the expected bytes; nothing was added.
-    """
-    with os_errors_are_unusable("file", source):
-        file = open_private(source)
-    with file:
-        return add_variant_stream(function_dir, file, expected=expected, source=str(source))
+def add_companion(
+    function_dir: Path, name: str, source: bytes | Path, expected: Digest | None = None
+) -> Path:
+    """Put bytes, or a copy of a private file, beside the variants of a function, as `add_variant` does."""
+    return _add(function_dir, source, expected, name)
 
 
-def add_variant_stream(function_dir: Path, stream: Readable, *, expected: Digest | None, source: str) -> Path:
-    """Add what ``stream`` holds as `add_variant_from` does; ``source`` names it in errors."""
-    if expected is not None and (existing := find_variant(function_dir, expected)):
-        return existing
-    staged, digest = _stage(function_dir, stream, expected=expected, source=source)
-    return _durable(place(function_dir, staged, digest))
+def place_file(
+    function_dir: Path,
+    staged: Path,
+    digest: Digest,
+    *,
+    beside: str = "",
+    digest_of: _DigestOf = digest_private,
+) -> Path:
+    """Give a staged file of the same file system its name, a variant the next; ``staged`` is gone afterwards.
 
-
-def add_companion(function_dir: Path, name: str, data: bytes) -> Path:
-    """Put ``data`` beside the variants of a function, unless it is there."""
-    expected, stream = digest_bytes(data), io.BytesIO(data)
-    return _add_companion(function_dir, name, stream, expected=expected, source="data in memory")
-
-
-def add_companion_from(function_dir: Path, source: Path, expected: Digest) -> Path:
-    """Put a copy of the private file ``source`` beside the variants of a function, verified while copying.
-
-    Raises:
-        Corrupt: ``source`` does not hold the expected bytes; nothing was added.
-    """
-    if path := find_companion(function_dir, source.name, expected):
-        return path
-    with os_errors_are_unusable("file", source):
-        file = open_private(source)
-    with file:
-        return _add_companion(function_dir, source.name, file, expected=expected, source=str(source))
-
-
-def place(function_dir: Path, staged: Path, digest: Digest, *, digest_of: _DigestOf = digest_private) -> Path:
-    """Give a staged file of the same file system the next variant's name; ``staged`` is gone afterwards.
-
-    Returns:
-        The new variant, or the one that already held these bytes.
+    Return it, or the variant that already held these bytes. Raises `Corrupt` for a companion whose bytes are
+    not what its name says.
     """
     try:
+        if beside:
+            return _place_companion(function_dir / beside, staged, digest, digest_of)
         with os_errors_are_unusable("directory", function_dir):
             make_private_directories(function_dir)
             placed = _link_next(function_dir, staged, digest, digest_of)
             _trim(function_dir)
             sweep_debris(function_dir, ".", _TEMPORARY_SUFFIX)
+            return placed
     finally:
         staged.unlink(missing_ok=True)
-    return placed
-
-
-def place_companion(
-    function_dir: Path, name: str, staged: Path, digest: Digest, *, digest_of: _DigestOf = digest_private
-) -> Path:
-    """Give a staged file of the same file system its name; ``staged`` is gone afterwards.
-
-    Raises:
-        Corrupt: the bytes are not what the name says.
-    """
-    path = function_dir / name
-    try:
-        if not holds_what_it_says(name, digest):
-            raise Corrupt(what="file", where=str(path), expected=name, actual=str(digest))
-        with os_errors_are_unusable("file", path):
-            try:
-                os.link(staged, path)
-            except FileExistsError:
-                if find_companion(function_dir, name, digest, digest_of=digest_of) is None:
-                    set_aside(path)
-                    with contextlib.suppress(FileExistsError):  # another process put it back
-                        os.link(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
-    return path
 
 
 def place_directory(function_dir: Path, staged_dir: Path) -> bool:
@@ -221,17 +165,35 @@ def place_directory(function_dir: Path, staged_dir: Path) -> bool:
     return True
 
 
-def _add_companion(function_dir: Path, name: str, stream: Readable, *, expected: Digest, source: str) -> Path:
-    if path := find_companion(function_dir, name, expected):
-        return path
-    staged, digest = _stage(function_dir, stream, expected=expected, source=source)
-    return _durable(place_companion(function_dir, name, staged, digest))
-
-
-def _durable(placed: Path) -> Path:
-    with os_errors_are_unusable("directory", placed.parent):
-        sync_directory(placed.parent)
+def _add(function_dir: Path, source: bytes | Path, expected: Digest | None, beside: str) -> Path:
+    if isinstance(source, bytes):
+        expected, where = digest_bytes(source), "data in memory"
+    else:
+        where = str(source)
+    if expected is not None and (existing := find_file(function_dir, expected, beside=beside)):
+        return existing
+    with os_errors_are_unusable("file", where):
+        stream = io.BytesIO(source) if isinstance(source, bytes) else open_private(source)
+    with stream:
+        staged, digest = _stage(function_dir, stream, expected=expected, source=where)
+    placed = place_file(function_dir, staged, digest, beside=beside)
+    with os_errors_are_unusable("directory", function_dir):
+        sync_directory(function_dir)
     return placed
+
+
+def _place_companion(path: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:
+    if not holds_what_it_says(path.name, digest):
+        raise Corrupt(what="file", where=str(path), expected=path.name, actual=str(digest))
+    with os_errors_are_unusable("file", path):
+        try:
+            os.link(staged, path)
+        except FileExistsError:
+            if not _holds(path, digest, digest_of):
+                set_aside(path)
+                with contextlib.suppress(FileExistsError):  # another process put it back
+                    os.link(staged, path)
+    return path
 
 
 def _holds(path: Path, expected: Digest, digest_of: _DigestOf) -> bool:
@@ -249,30 +211,32 @@ def _stage(directory: Path, stream: Readable, *, expected: Digest | None, source
     try:
         with os_errors_are_unusable("file", path):
             make_private_directories(directory)
-            return path, _write_verified(path, stream, expected=expected, source=source)
+            with create_private(path) as file:
+                digest = _copy_verified(stream, file, expected, source)
+                file.flush()
+                os.fsync(file.fileno())
+                return path, digest
     except BaseException:
         path.unlink(missing_ok=True)
         raise
 
 
-def _write_verified(path: Path, stream: Readable, *, expected: Digest | None, source: str) -> Digest:
-    with create_private(path) as file:
-        try:
-            digest = copy_and_digest(stream, file, limit_bytes=expected.size_bytes if expected else None)
-        except TooLong as error:
-            raise Corrupt(what="artifact", where=source, expected=str(expected), actual=str(error)) from error
-        if expected is not None and digest != expected:
-            raise Corrupt(what="artifact", where=source, expected=str(expected), actual=str(digest))
-        file.flush()
-        os.fsync(file.fileno())
-    return digest
+def _copy_verified(stream: Readable, file: Writable, expected: Digest | None, source: str) -> Digest:
+    try:
+        digest = copy_and_digest(stream, file, limit_bytes=expected.size_bytes if expected else None)
+        actual = str(digest)
+        if expected in (None, digest):
+            return digest
+    except TooLong as error:
+        actual = str(error)
+    raise Corrupt(what="artifact", where=source, expected=str(expected), actual=actual)
 
 
 def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:
     while True:
         # Listed before looking: whoever adds the same bytes after the look takes this very name.
         numbers = _variant_numbers(function_dir)
-        if existing := find_variant(function_dir, digest, digest_of=digest_of):
+        if existing := find_file(function_dir, digest, digest_of=digest_of):
             return existing
         target = function_dir / variant_name(numbers[-1] + 1 if numbers else 0)
         with contextlib.suppress(FileExistsError):

@@ -2,8 +2,7 @@
 
 Layout: ``<cache root>/.signers/<key id>``, an empty file for each key that vouched for a copy, and ``<cache
 root>/.unverified``, where copies came without being required to carry a signature. A mark is never removed.
-Every copy out of a store needs a `Permit`, which only `permit_copies` gives, so a later revocation or a
-stricter policy reaches it whatever brought it. Marks that cannot be read or written are `UnusableCache`. A
+Every copy needs a `Permit`, so a later revocation or a stricter policy reaches it whatever brought it. A
 rank's opening imports this: the standard library only.
 """
 
@@ -97,11 +96,7 @@ def permit_copies(cache_root: Path, policy: str, signers: Collection[str]) -> Pe
 
 
 def refuse_revoked(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
-    """Refuse a directory with copies that a revoked key vouched for, unless the policy is ``off``.
-
-    Raises:
-        RefusedCache: it bears the mark of one of these key ids.
-    """
+    """Refuse a directory with copies that a revoked key vouched for, unless the policy is ``off``."""
     if policy == "off" or not revoked:
         return
     if found := sorted(_signers_of(cache_root).intersection(revoked)):
@@ -115,11 +110,7 @@ def refuse_revoked(cache_root: Path, policy: str, revoked: Collection[str]) -> N
 
 
 def refuse_unverified(cache_root: Path, policy: str) -> None:
-    """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied.
-
-    Raises:
-        RefusedCache: it bears the mark of `mark_unverified`.
-    """
+    """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied."""
     if policy == "require" and _is_unverified(cache_root):
         raise RefusedCache(
             what="directory",

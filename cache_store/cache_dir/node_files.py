@@ -1,36 +1,43 @@
 """Node artifacts on a node's disk: files that belong to a node, not to a rank, such as compiled kernels.
 
 A *node cache* is a directory of another tool that a config declares by name. A manifest names a file of it
-``node/<name of the node cache>/<path below it>``. The bytes lie once in the cache directory, whatever number
-of manifests, ranks and worlds name them::
+``node/<name of the node cache>/<path below it>``. The bytes lie once, whatever names them::
 
     <cache root>/node/ab/<sha256>       mode 0600, directories 0700
 
-A kept file's name says what its bytes are; it is made whole, one that holds other bytes is made anew, and it
-shares its inode with nothing, because the tools write their files in place. Only what this user alone could
-have written is kept, and nothing that changed while it was read. Its modification time says when it was last
-used, to a day, so that what a launch has collected stays until long after its commit. No node artifact has
-the name of a mark, of a lock, or of any other file that begins with a dot. Every fault of the disk is
-`UnusableCache`.
+A kept file is made whole, made anew where it holds other bytes, and shares no inode, because the tools write
+theirs in place. Only what this user alone could have written is kept, and nothing that changed while it was
+read. Its modification time says when it was last used, to a day.
+
+From there node artifacts go where the tools look for them: nowhere outside of the directories that this
+node's config declares, nor through a link, nor where another user can write. A file that is there is the
+node's own and stays, unless its path says what it holds (`Destination.in_sets`). What cannot be placed is a
+reason, never an error: the tool compiles it again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.marks import check_marks, permit_copies
 from warmrank.cache_store.cache_dir.private_files import (
+    check_parents,
     create_private,
     date_back,
+    digest_owned,
     digest_private,
+    make_directories_below,
     make_private_directories,
     open_owned,
+    open_private,
     os_errors_are_unusable,
     sweep_debris,
     temporary_name,
@@ -42,6 +49,7 @@ from warmrank.cache_store.paths import path_fault
 logger = logging.getLogger(__name__)
 NODE = "node"
 KEPT_S = 30 * 24 * 3600.0
+_TEMPORARY = ".warmrank-"
 _NOTED_S = 24 * 3600.0  # each note of a use changes what the digest index knows of the file
 _CACHE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 Identity = tuple[int, int, int, int]
@@ -138,15 +146,8 @@ def keep(
 ) -> Digest:
     """Keep a copy of a file of another tool, and return its digest.
 
-    Args:
-        cache_root: the cache directory.
-        source: the file.
-        seen: what `identity_of` said of it a moment ago.
-        expected: what it probably holds; if that is kept, the file is read and not copied.
-
-    Raises:
-        UnusableCache: another user could have written it, it is no regular file, it changed since it was
-            seen or while it was read, or one of the two cannot be read or written; nothing was kept.
+    ``seen`` is what `identity_of` said of it a moment ago, ``expected`` what it probably holds: if that is
+    kept, the file is read and not copied.
     """
     if expected is not None and (known := find_kept(cache_root, expected)) is not None:
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device
@@ -189,3 +190,143 @@ def _changed(source: Path, actual: str) -> UnusableCache:
     expected = "a file that nobody writes while it is read"
     remedy = "the next launch takes it, once it is complete"
     return UnusableCache(what="file", where=str(source), expected=expected, actual=actual, remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """A node cache of this node.
+
+    One ``in_sets`` has its files in ``<artifact>/<conditions>/``, and their names say what is in them
+    (`worker.node_caches`); of one artifact, under the same conditions, one is enough.
+    """
+
+    path: Path  # of its directory, which may be absent
+    patterns: tuple[str, ...] = ("*",)  # which files below belong to it; a ``*`` stands for slashes too
+    in_sets: bool = False
+
+    def takes(self, relative: str) -> bool:
+        """Whether a file of that path below the directory belongs to the node cache."""
+        return any(fnmatch.fnmatchcase(relative, pattern) for pattern in self.patterns)
+
+
+Destinations = Mapping[str, Destination]
+"""The node caches of this node, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vouched:
+    """Under which trust policy node artifacts came, and by the word of which keys."""
+
+    policy: str
+    signers: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Node artifacts that were written, that were there with the same bytes, and why others are not there."""
+
+    new: tuple[NodeFile, ...] = ()
+    there: tuple[NodeFile, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+
+def refusal(directory: Path, policy: str, revoked: Collection[str]) -> str:
+    """Why a node cache must not be used under a trust policy, as `check_marks` has it; empty if it may."""
+    try:
+        check_marks(directory, policy, revoked)
+    except UnusableCache as error:
+        return str(error)
+    return ""
+
+
+def admitted(
+    destinations: Destinations, policy: str, revoked: Collection[str]
+) -> tuple[dict[str, Destination], tuple[str, ...]]:
+    """The node caches that may be used under a trust policy, and why others are left out."""
+    reasons = {name: refusal(found.path, policy, revoked) for name, found in destinations.items()}
+    usable = {name: found for name, found in destinations.items() if not reasons[name]}
+    return usable, tuple(f"node cache {name}: {reason}" for name, reason in reasons.items() if reason)
+
+
+def place_files(
+    cache_root: Path, files: Sequence[NodeFile], destinations: Destinations, vouched: Vouched
+) -> Placed:
+    """Copy node artifacts that ``cache_root`` keeps to where this node's tools look for them."""
+    new: list[NodeFile] = []
+    there: list[NodeFile] = []
+    skipped: list[str] = []
+    for file in files:
+        try:
+            destination = _destination_of(file, destinations)
+            (new if _place(cache_root, file, destination, vouched) else there).append(file)
+        except (_NotPlaced, UnusableCache) as reason:
+            skipped.append(f"{file.path}: {reason}")
+    for directory in {(destinations[file.cache].path / file.relative).parent for file in new}:
+        sweep_debris(directory, _TEMPORARY)
+    return Placed(new=tuple(new), there=tuple(there), skipped=tuple(skipped))
+
+
+class _NotPlaced(Exception):
+    """Why a file is not placed; within this module only."""
+
+
+def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
+    if split_node_path(file.path) is None:
+        raise _NotPlaced("no path of a node artifact")
+    if (destination := destinations.get(file.cache)) is None:
+        why = f"this node's config declares no node cache {file.cache!r}"
+    elif not destination.takes(file.relative):
+        why = f"no pattern of node cache {file.cache!r} takes it"
+    else:
+        return destination
+    raise _NotPlaced(f"left in the cache directory: {why}")
+
+
+def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: Vouched) -> bool:
+    """Whether the file is new; it was there otherwise."""
+    path = destination.path / file.relative
+    if _is_there(path, file, replaced=destination.in_sets):
+        return False
+    kept = find_kept(cache_root, file.digest)
+    if kept is None:
+        raise _NotPlaced("its kept copy is gone or damaged; the next fetch brings it again")
+    note_use(kept)
+    check_parents(destination.path)
+    make_directories_below(destination.path, path.parent)
+    permit_copies(destination.path, vouched.policy, vouched.signers)
+    temporary = path.parent / f"{_TEMPORARY}{temporary_name()}"
+    try:
+        with (
+            os_errors_are_unusable("file", path),
+            open_private(kept_path(cache_root, file.digest.sha256)) as source,
+            create_private(temporary) as target,
+        ):
+            if copy_and_digest(source, target) != file.digest:
+                raise _NotPlaced("its kept copy changed while it was read")
+            target.flush()
+            os.fsync(target.fileno())  # a torn file would be taken for the node's own
+        with os_errors_are_unusable("file", path):
+            if destination.in_sets:
+                temporary.replace(path)
+                return True
+            try:
+                os.link(temporary, path)
+            except FileExistsError:  # the tool, or another process, was faster
+                _is_there(path, file)
+                return False
+            return True
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _is_there(path: Path, file: NodeFile, *, replaced: bool = False) -> bool:
+    """Whether the node has the file; `_NotPlaced` where it has another one of that name that stays."""
+    with os_errors_are_unusable("file", path):
+        try:
+            is_equal = path.lstat().st_size == file.digest.size_bytes and digest_owned(path) == file.digest
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    if not is_equal and not replaced:
+        raise _NotPlaced(f"the node has another file at {path}, which stays")
+    return is_equal

@@ -139,6 +139,29 @@ def create_private(path: Path) -> io.BufferedWriter:
     return os.fdopen(os.open(path, flags, mode=FILE_MODE), "wb")
 
 
+def write_whole(
+    path: Path, data: bytes, *, temporary: Path, replace: bool = True, mode: int = FILE_MODE
+) -> None:
+    """Make a file whole, durable on return; its directory is made with mode 0700.
+
+    ``temporary`` is a name beside it. Raises ``OSError``, also when it exists and is not to be replaced.
+    """
+    make_private_directories(path.parent)
+    try:
+        with create_private(temporary) as file:
+            file.write(data)
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
 def date_back(path: Path) -> None:
     """Give a private copy, before its name, a time of change that no later write can give it again."""
     time_ns = time.time_ns() - BACK_NS
@@ -209,12 +232,7 @@ def way_to(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def check_parents(path: Path) -> None:
-    """Refuse a path that another user could make mean something else.
-
-    Raises:
-        UnusableCache: a directory or link on the way belongs to neither this user nor root, or others can
-            write the directory and rename what is not theirs (the sticky bit of ``/tmp`` forbids that).
-    """
+    """Refuse a path that another user could make mean something else."""
     with os_errors_are_unusable("directory", path):
         for place, status in way_to(path):
             is_held = status.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode)
@@ -270,12 +288,11 @@ def sweep_debris(directory: Path, prefix: str = "", suffix: str = "") -> None:
 
 
 def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
     return True
 
 

@@ -7,37 +7,25 @@ partition's fault is its own.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.cache_dir.local import (
-    find_companion,
-    find_variant,
-    place,
-    place_companion,
-    temporary_file,
-)
+from warmrank.cache_store.cache_dir.local import find_file, place_file, temporary_file
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
-from warmrank.cache_store.cache_dir.private_files import make_directories_below
+from warmrank.cache_store.cache_dir.private_files import make_directories_below, sweep_debris
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache
-from warmrank.cache_store.fetch.blobs import (
-    Blobs,
-    BlobSource,
-    FetchOptions,
-    blob_faults,
-    bring_back,
-    copy_blob,
-)
+from warmrank.cache_store.errors import NotInStore, StoreError, outcome_of
+from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults
 from warmrank.cache_store.fetch.manifests import take_pinned
 from warmrank.cache_store.fetch.staging import (
     NUM_THREADS,
+    STAGING,
     FetchFault,
     FetchOutcome,
     FetchReport,
@@ -45,11 +33,11 @@ from warmrank.cache_store.fetch.staging import (
     Target,
     partition_of,
     staging,
-    sweep_staging,
 )
+from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.parallel import each, each_short, is_short
-from warmrank.cache_store.progress import Meter, Progress
+from warmrank.cache_store.parallel import SHORT_BYTES, each
+from warmrank.cache_store.progress import Meter, Progress, nothing
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.steps import Step, reached
@@ -62,45 +50,31 @@ _NUM_SHARES = 64  # to look for one file takes less time than to hand it to a th
 def fetch_blob(
     documents: Documents, sha256: str, function_dir: Path, *, cache_root: Path, beside: str = ""
 ) -> Path:
-    """Add one blob to the variants of a function below ``cache_root``.
-
-    Args:
-        documents: the store.
-        sha256: the blob's.
-        function_dir: the function's directory.
-        cache_root: the cache directory.
-        beside: the name of a file beside the variants that the blob is, instead of a variant.
+    """Add one blob to the variants of a function below ``cache_root``, or as the file ``beside`` them.
 
     Raises:
         NotInStore: there is no such blob.
         Corrupt: its bytes are not what its name says; it is in quarantine.
-        StoreUnavailable: it cannot be read.
-        UnusableCache: the function's directory cannot be written, or not used under this trust policy.
     """
     name = blob_name(sha256)
     backend, trust = documents.backend, documents.trust
-    admit(
-        cache_root, trust.policy, trust.revoked, below=False
-    )  # a rank fetches many; its opening looked there
+    # A rank fetches many; its opening looked below.
+    admit(cache_root, trust.policy, trust.revoked, below=False)
     info = backend.stat([name]).get(name)
     if info is None and name not in bring_back(backend, [name]):
         raise NotInStore(what=f"blob {sha256[:12]}", where=name)
     size_bytes = info.content_bytes if info else None
     if size_bytes is not None:
         wanted = Digest(sha256=sha256, size_bytes=size_bytes)
-        known = find_companion(function_dir, beside, wanted) if beside else find_variant(function_dir, wanted)
-        if known is not None:
+        if (known := find_file(function_dir, wanted, beside=beside)) is not None:
             return known
     # Whose word named the blob is not known here, so it may have been any key's that is believed.
     permit = permit_copies(cache_root, trust.policy, trust.believed)
     make_directories_below(cache_root, function_dir)
     staged = temporary_file(function_dir)
     # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
-    source = BlobSource(blobs=Blobs(backend=backend, permit=permit), sha256=sha256, size_bytes=None)
-    digest = copy_blob(source, staged, _count_nothing)
-    if beside:
-        return place_companion(function_dir, beside, staged, digest)
-    return place(function_dir, staged, digest)
+    digest = Blobs(backend=backend, permit=permit).copy_stored(sha256, None, staged, nothing)
+    return place_file(function_dir, staged, digest, beside=beside)
 
 
 def fetch_partitions(
@@ -113,108 +87,78 @@ def fetch_partitions(
 ) -> FetchOutcome:
     """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
 
-    Args:
-        documents: the store.
-        refs: the partitions; of one function, an earlier one's artifacts are tried first.
-        cache_root: the cache directory.
-        options: how it is done.
-        clock: seconds, never going back.
-
-    Raises:
-        UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
-        StoreUnavailable: of a place of the store that is required.
+    Of one function, an earlier partition's artifacts are tried first.
     """
     started_s, options = clock(), options or FetchOptions()
     admit(cache_root, documents.trust.policy, documents.trust.revoked)
-    sweep_staging(cache_root)
+    sweep_debris(cache_root, STAGING)
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
+    partitions = tuple(pinned.kept.values())
     index = DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread)
-    job = _look(tuple(pinned.kept.values()), cache_root, index, options.beat)
-    missing = blob_faults(documents.backend, (target.digest for target in job.absent))
-    job.faults |= {target: missing[target.digest] for target in job.absent if target.digest in missing}
+    found = _look(partitions, cache_root, index, options.beat)
+    absent = [target for target, answer in found.items() if answer is None]
+    missing = blob_faults(documents.backend, (target.digest for target in absent))
+    faults = {target: answer for target, answer in found.items() if isinstance(answer, StoreError)}
+    faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
+    paths = {target: answer for target, answer in found.items() if isinstance(answer, Path)}
+    copied: dict[Target, Path] = {}
+    blobs = None
     reached(Step.FETCH_CHECKED)
-    if wanted := job.wanted():
+    if wanted := _without_faults(partitions, absent, faults):
         permit = permit_copies(cache_root, documents.trust.policy, pinned.signers)
         meter = _meter(cache_root, wanted, options, clock)
         blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared)
         with staging(permit, wanted) as staged:
-            job.faults |= staged.fill(blobs, meter)
+            faults |= staged.fill(blobs, meter)
             reached(Step.FETCH_STAGED)
-            job.copied, failed = staged.place(job.wanted(), index)
-            job.faults |= failed
-            job.brought = blobs.brought
+            copied, failed = staged.place(_without_faults(partitions, absent, faults), index)
+            faults |= failed
         meter.finish()
     index.save()
     reached(Step.FETCH_DONE)
-    outcome = _outcome(job, pinned.errors, seconds=clock() - started_s)
+    brought = {target.digest for target in copied} & (blobs.brought if blobs else set())
+    reports, failed_refs, copies = _outcomes(partitions, faults, paths | copied, copied)
+    outcome = FetchOutcome(
+        partitions=reports,
+        faults=(*(FetchFault(ref=ref, error=error) for ref, error in pinned.errors.items()), *failed_refs),
+        bytes_read=_size_of({target.digest for target in copied} - brought),
+        bytes_brought=_size_of(brought),
+        copies=copies,
+        seconds=clock() - started_s,
+    )
     _log(outcome, cache_root)
     return outcome
 
 
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    """How far a fetch is.
-
-    Attributes:
-        partitions: what was asked for, and can be had.
-        absent: the targets that the cache directory lacks, in their order.
-        standing: where the others are.
-        copied: where those are that were copied.
-        brought: blobs that came from another node.
-        faults: why targets cannot be laid out.
-    """
-
-    partitions: Sequence[Partition]
-    absent: Sequence[Target]
-    standing: Mapping[Target, Path]
-    copied: dict[Target, Path] = field(default_factory=dict)
-    brought: set[Digest] = field(default_factory=set)
-    faults: dict[Target, StoreError]
-
-    def wanted(self) -> list[Target]:
-        """The absent targets of the partitions that have no fault, in their order."""
-        whole = self.whole()
-        return [target for target in self.absent if target in whole]
-
-    def whole(self) -> set[Target]:
-        """All targets of the partitions that have no fault."""
-        partitions = (partition for partition in self.partitions if not partition.fault(self.faults))
-        return {target for partition in partitions for target in partition.functions}
+def _without_faults(
+    partitions: Sequence[Partition], targets: Sequence[Target], faults: Mapping[Target, StoreError]
+) -> list[Target]:
+    """Those targets, in their order, of partitions that have no fault."""
+    whole = {target for found in partitions if not found.fault(faults) for target in found.functions}
+    return [target for target in targets if target in whole]
 
 
 def _look(
     partitions: Sequence[Partition], cache_root: Path, index: DigestIndex, beat: Callable[[], None]
-) -> _Job:
-    """See what the cache directory has; that may take long where it has to be read."""
+) -> dict[Target, Path | StoreError | None]:
+    """See where the cache directory has all targets; that may take long where it has to be read."""
     targets = list(dict.fromkeys(target for partition in partitions for target in partition.functions))
 
-    def look(some: Sequence[Target]) -> list[tuple[Target, Path | UnusableCache | None]]:
+    def look(some: Sequence[Target]) -> list[Path | StoreError | None]:
         found = []
         for target in some:
-            found.append((target, _look_for(target, cache_root, index)))
+            function_dir = cache_root / target.function_dir
+            find = functools.partial(find_file, beside=target.name, digest_of=index.digest)
+            found.append(outcome_of(functools.partial(find, function_dir, target.digest)))
             beat()
         return found
 
     shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
-    run = each_short if is_short(len(targets), sum(target.digest.size_bytes for target in targets)) else each
-    found = dict(itertools.chain.from_iterable(run(look, shares, num_threads=NUM_THREADS)))
-    return _Job(
-        partitions=partitions,
-        absent=[target for target in targets if found[target] is None],
-        standing={target: answer for target, answer in found.items() if isinstance(answer, Path)},
-        faults={target: answer for target, answer in found.items() if isinstance(answer, UnusableCache)},
-    )
-
-
-def _look_for(target: Target, cache_root: Path, index: DigestIndex) -> Path | UnusableCache | None:
-    function_dir = cache_root / target.function_dir
-    try:
-        if target.name:
-            return find_companion(function_dir, target.name, target.digest, digest_of=index.digest)
-        return find_variant(function_dir, target.digest, digest_of=index.digest)
-    except UnusableCache as error:
-        return error
+    is_small = sum(target.digest.size_bytes for target in targets) <= len(targets) * SHORT_BYTES
+    answers = each(look, shares, num_threads=NUM_THREADS, size_bytes=0 if is_small else None)
+    found = dict(zip(itertools.chain(*shares), itertools.chain(*answers), strict=True))
+    return {target: found[target] for target in targets}
 
 
 def _meter(
@@ -234,30 +178,29 @@ def _meter(
     )
 
 
-def _outcome(job: _Job, refused: Mapping[PartitionRef, StoreError], *, seconds: float) -> FetchOutcome:
+def _outcomes(
+    partitions: Sequence[Partition],
+    faults: Mapping[Target, StoreError],
+    paths: Mapping[Target, Path],
+    copied: Iterable[Target],
+) -> tuple[tuple[FetchReport, ...], tuple[FetchFault, ...], tuple[NewFile, ...]]:
+    """Reports on whole partitions, faults of the others, and a copy of each blob of the whole ones."""
     reports: list[FetchReport] = []
-    failed = [FetchFault(ref=ref, error=error) for ref, error in refused.items()]
-    left = set(job.copied)
-    for partition in job.partitions:
-        if error := partition.fault(job.faults):
+    failed: list[FetchFault] = []
+    copies: dict[Digest, Path] = {}
+    left = set(copied)
+    for partition in partitions:
+        if error := partition.fault(faults):
             failed.append(FetchFault(ref=partition.ref, error=error))
             continue
         reports.append(partition.report(left))
         left -= partition.functions.keys()  # what two partitions share came with the first
-    whole, paths = job.whole(), {**job.standing, **job.copied}
-    copies = {target.digest: path for target, path in paths.items() if target in whole}
-    copied = {target.digest for target in job.copied}
-    return FetchOutcome(
-        partitions=tuple(reports),
-        faults=tuple(failed),
-        bytes_read=_size_of(copied - job.brought),
-        bytes_brought=_size_of(copied & job.brought),
-        copies=tuple(
-            NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
-            for digest, path in copies.items()
-        ),
-        seconds=seconds,
+        copies |= {target.digest: paths[target] for target in partition.functions}
+    files = (
+        NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
+        for digest, path in copies.items()
     )
+    return tuple(reports), tuple(failed), tuple(files)
 
 
 def _size_of(digests: Iterable[Digest]) -> int:
@@ -276,7 +219,3 @@ def _log(outcome: FetchOutcome, cache_root: Path) -> None:
     )
     for fault in outcome.faults:
         logger.warning("Partition %s is not laid out: %s", fault.ref.partition, fault.error)
-
-
-def _count_nothing(num_bytes: int) -> None:
-    """For a copy that nobody waits to see."""

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, is_final
-from warmrank.cache_store.fetch.blobs import bring_back
+from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, outcome_of
+from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import manifest_name
-from warmrank.cache_store.parallel import each_short
-from warmrank.cache_store.records.documents import Documents, StandingManifest
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest
 from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
 
 T = TypeVar("T")
-_NUM_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +29,7 @@ class Pinned(Generic[T]):
 
 
 def take_manifest(documents: Documents, key: str, *, expected_sha256: str | None = None) -> StandingManifest:
-    """Read the manifest of a partition key for use.
-
-    Args:
-        documents: the store's.
-        key: its key.
-        expected_sha256: the stored form that a launch record pins.
+    """Read the manifest of a partition key for use, which a launch record may pin by ``expected_sha256``.
 
     Raises:
         NotInStore: there is none.
@@ -61,23 +55,26 @@ def take_pinned(
     """Read the manifests of several references, each once, a few at a time.
 
     What an evict just took away is brought back from the trash. Of several references to one key, as those of
-    launches before and after it was published again, one that can be taken is enough.
-
-    Args:
-        documents: the store's.
-        refs: the references.
-        keep: what to keep of a manifest; thousands of whole ones would not fit into memory.
-
-    Raises:
-        StoreUnavailable: of a place of the store that is required.
+    launches before and after it was published again, one that can be taken is enough. ``keep`` says what to
+    keep of a manifest; thousands of whole ones would not fit into memory.
     """
     distinct = list(dict.fromkeys(refs))
     signers: set[str] = set()
-    answers = dict(zip(distinct, _take_each(documents, distinct, keep, signers), strict=True))
+
+    def take(ref: PartitionRef) -> T:
+        standing = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
+        signers.add(standing.signer_id)
+        return keep(ref, standing.manifest)
+
+    def take_each(some: Sequence[PartitionRef]) -> dict[PartitionRef, T | StoreError]:
+        found = each(lambda ref: outcome_of(lambda: take(ref)), some, num_threads=READERS, size_bytes=0)
+        return dict(zip(some, found, strict=True))
+
+    answers = take_each(distinct)
     gone = [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]
     back = bring_back(documents.backend, (manifest_name(ref.manifest_key) for ref in gone))
     again = [ref for ref in gone if manifest_name(ref.manifest_key) in back]
-    answers |= zip(again, _take_each(documents, again, keep, signers), strict=True)
+    answers |= take_each(again)
     errors = {ref: answer for ref, answer in answers.items() if isinstance(answer, StoreError)}
     kept = {ref: answer for ref, answer in answers.items() if not isinstance(answer, StoreError)}
     taken = {ref.manifest_key for ref in kept}
@@ -98,21 +95,11 @@ def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> P
 
 
 def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
-    """What a launch record says about the manifests under ``keys``; absent ones are left out.
-
-    Raises:
-        Corrupt, Untrusted: as `take_manifest`.
-    """
+    """What a launch record says about the manifests under ``keys``; absent ones are left out."""
     refs: dict[str, PartitionRef] = {}
     for key in keys:
         with contextlib.suppress(NotInStore):
-            standing = documents.take_manifest(key)
-            refs[key] = PartitionRef(
-                partition=standing.manifest.partition,
-                rank=standing.manifest.rank,
-                manifest_key=key,
-                manifest_sha256=standing.sha256,
-            )
+            refs[key] = documents.take_manifest(key).ref(key)
     return refs
 
 
@@ -121,22 +108,3 @@ def artifacts_key(manifest: PartitionManifest) -> str:
     entries = (entry for entry in manifest.artifacts if entry.scope == "rank")
     artifacts = sorted([entry.function, entry.sha256] for entry in entries)
     return digest_bytes(canonical_json(artifacts)).sha256
-
-
-def _take_each(
-    documents: Documents,
-    refs: Sequence[PartitionRef],
-    keep: Callable[[PartitionRef, PartitionManifest], T],
-    signers: set[str],
-) -> list[T | StoreError]:
-    def take(ref: PartitionRef) -> T | StoreError:
-        try:
-            standing = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
-        except StoreError as error:
-            if is_final(error):
-                raise
-            return error
-        signers.add(standing.signer_id)
-        return keep(ref, standing.manifest)
-
-    return each_short(take, refs, num_threads=_NUM_THREADS)

@@ -1,9 +1,8 @@
 """Node artifacts out of the store: which manifests have them, which of them a node takes, and the copies.
 
 The first rank of a node keeps the node's artifacts in its manifest, so the *source* of a rank is the nearest
-rank at or below it whose manifest has any. Nothing comes that the node does not declare. What belongs
-together is one *unit*, of which the first *offer* is taken of which everything can be had. Whatever fails is
-a reason and keeps nothing else back.
+rank at or below it whose manifest has any. What belongs together is one *unit*, of which the first *offer* is
+taken that can be had whole. Whatever fails is a reason and keeps nothing else back.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
 from warmrank.cache_store.cache_dir.node_files import (
+    Destinations,
     NodeFile,
     find_kept,
     kept_path,
@@ -25,16 +25,15 @@ from warmrank.cache_store.cache_dir.node_files import (
     place_kept,
     temporary_kept,
 )
-from warmrank.cache_store.cache_dir.placing import Destinations
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import StoreError, is_final
+from warmrank.cache_store.errors import StoreError, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults
 from warmrank.cache_store.fetch.manifests import artifacts_key, take_pinned
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.paths import collisions
-from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef
+from warmrank.cache_store.records.documents import READERS, Documents
+from warmrank.cache_store.records.manifest import PartitionRef
 
 MAX_FILES = 8192
 """Node artifacts that one node takes, and that a manifest names; it has room for 10,000 files in all."""
@@ -45,18 +44,10 @@ _Offer = dict[str, NodeFile]
 
 
 class Offers:
-    """What is offered to a node, and what of it the node has taken so far.
-
-    Args:
-        files: all that there is, what is to come before others first.
-        destinations: the node caches of the node.
-
-    Attributes:
-        left_out: why others are not taken, one line each.
-    """
+    """What is offered to a node, first what is to come before others, and what of it the node has taken."""
 
     def __init__(self, files: Iterable[NodeFile], destinations: Destinations) -> None:
-        self.left_out: list[str] = []
+        self.left_out: list[str] = []  # why others are not taken, one line each
         self._asked: dict[_Unit, _Offer] = {}
         self._taken: dict[str, NodeFile] = {}
         by_unit: dict[_Unit, dict[str, _Offer]] = {}
@@ -64,10 +55,6 @@ class Offers:
             unit, offer = _unit_of(file, destinations)
             by_unit.setdefault(unit, {}).setdefault(offer, {}).setdefault(file.relative, file)
         self._waiting = {unit: list(offers.values()) for unit, offers in by_unit.items()}
-
-    def __bool__(self) -> bool:
-        """Whether anything may be taken."""
-        return bool(self._waiting)
 
     @property
     def taken(self) -> tuple[NodeFile, ...]:
@@ -89,7 +76,7 @@ class Offers:
             files, more_bytes = num_files + len(offer), size_bytes + _size_of(offer.values())
             if files > MAX_FILES or more_bytes > MAX_BYTES:
                 why = f"more than {MAX_FILES} files or {MAX_BYTES} bytes for one node"
-                self.left_out.append(f"{_name(unit)}: {why}")
+                self.left_out.append(f"node/{unit[0]}/{unit[1]}: {why}")
                 continue
             num_files, size_bytes = files, more_bytes
             self._asked[unit] = offer
@@ -101,15 +88,12 @@ class Offers:
             self.left_out += [f"{file.path}: {faults[file.digest]}" for file in failed]
             if not failed:
                 self._waiting.pop(unit, None)
-                self._take(offer)
+                together = self._taken | {file.path: file for file in offer.values()}
+                if bad := dict(collisions(together)):
+                    self.left_out += [f"{path}: {fault}" for path, fault in bad.items()]
+                else:
+                    self._taken = together
         self._asked = {}
-
-    def _take(self, offer: _Offer) -> None:
-        together = self._taken | {file.path: file for file in offer.values()}
-        if bad := dict(collisions(together)):
-            self.left_out += [f"{path}: {fault}" for path, fault in bad.items()]
-        else:
-            self._taken = together
 
     def _declared(self, files: Iterable[NodeFile], destinations: Destinations) -> Iterable[NodeFile]:
         strange: Counter[str] = Counter()
@@ -134,10 +118,6 @@ def _unit_of(file: NodeFile, destinations: Destinations) -> tuple[_Unit, str]:
     return (file.cache, f"{artifact}/{conditions}"), name
 
 
-def _name(unit: _Unit) -> str:
-    return f"node/{unit[0]}/{unit[1]}"
-
-
 def _size_of(files: Iterable[NodeFile]) -> int:
     return sum(digest.size_bytes for digest in {file.digest for file in files})
 
@@ -146,36 +126,18 @@ logger = logging.getLogger(__name__)
 INDEX_NAME = "node"
 MAX_NODE_RANKS = 64
 """How many ranks below a node's first one are asked for the node artifacts of the node that hosted it."""
-_NUM_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFetch:
-    """Node artifacts that the cache directory keeps now.
+    """Node artifacts that the cache directory keeps now."""
 
-    Attributes:
-        files: these, each path once.
-        num_copied: how many were not there before.
-        bytes_copied: their size.
-        skipped: why others are not there, one line each.
-        signers: ids of the keys that vouched for them.
-        copies: of each blob the private copy.
-    """
-
-    files: tuple[NodeFile, ...] = ()
-    num_copied: int = 0
+    files: tuple[NodeFile, ...] = ()  # each path once
+    num_copied: int = 0  # of distinct ones that were not there before
     bytes_copied: int = 0
-    skipped: tuple[str, ...] = ()
-    signers: frozenset[str] = frozenset()
-    copies: tuple[NewFile, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """What of a manifest says whose source a rank is."""
-
-    artifacts: str
-    has_node_files: bool
+    skipped: tuple[str, ...] = ()  # why others are not there
+    signers: frozenset[str] = frozenset()  # ids of the keys that vouched for them
+    copies: tuple[NewFile, ...] = ()  # of each blob the private copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,30 +153,19 @@ class _Room:
         """The cache directory."""
         return self.blobs.permit.root
 
-    def count(self, num_bytes: int) -> None:
-        """Say that it gets on; nobody follows how far, since they come before the long copies."""
-        del num_bytes
-        self.beat()
-
 
 def node_sources(
     documents: Documents, refs: Sequence[PartitionRef], ranks: Collection[int] | None
 ) -> tuple[PartitionRef, ...]:
-    """The references, of those of one launch, whose manifests have the node artifacts that a node needs.
+    """The references, of all of one launch, whose manifests have the node artifacts that a node needs.
 
-    Args:
-        documents: the store.
-        refs: all partitions of a launch.
-        ranks: those that the node hosts; None where that is not known, or the world is another one.
-
-    Raises:
-        StoreUnavailable: of a place of the store that is required.
+    ``ranks`` are those that the node hosts; None where that is not known, or the world is another one.
     """
     by_rank = {ref.rank: ref for ref in refs}
     if ranks is None:
         return _sources_of_each_set(documents, by_rank)
     own = [by_rank[rank] for rank in sorted(ranks) if rank in by_rank]
-    found = [ref for ref, seen in _look(documents, own).items() if seen.has_node_files]
+    found = [ref for ref, (_, has_files) in _look(documents, own).items() if has_files]
     if own and own[0] not in found:
         found = [*_nearest_below(documents, by_rank, own[0].rank), *found]
     return tuple(found)
@@ -229,16 +180,7 @@ def fetch_node_files(
 ) -> NodeFetch:
     """Keep node artifacts of the partitions that ``refs`` name in the cache directory, verified.
 
-    Args:
-        documents: the store.
-        refs: the partitions, those first whose artifacts are to come before others.
-        destinations: the node caches of this node; what belongs to none of them does not come.
-        cache_root: the cache directory.
-        options: how it is done.
-
-    Raises:
-        UnusableCache: ``cache_root`` cannot be used at all, or not under this trust policy.
-        StoreUnavailable: of a place of the store that is required.
+    Those of earlier partitions come before others; what belongs to no node cache of this node does not come.
     """
     trust = documents.trust
     admit(cache_root, trust.policy, trust.revoked)
@@ -246,7 +188,7 @@ def fetch_node_files(
     skipped = [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
     found = [file for ref in refs for file in pinned.kept.get(ref, ())]
     offers = Offers(found, destinations)
-    if not offers:
+    if not (wanted := offers.next()):
         return NodeFetch(skipped=(*skipped, *offers.left_out), signers=pinned.signers)
     options = options or FetchOptions()
     # Also where nothing will be copied: what is there already may have come from a tool of this node.
@@ -257,10 +199,11 @@ def fetch_node_files(
         beat=options.beat,
     )
     copied: dict[Digest, None] = {}
-    while wanted := offers.next():
+    while wanted:
         faults, new = _keep_all(documents, [file.digest for file in wanted], room)
         copied |= dict.fromkeys(new)
         offers.answer(faults)
+        wanted = offers.next()
     room.index.save()
     return NodeFetch(
         files=offers.taken,
@@ -268,7 +211,12 @@ def fetch_node_files(
         bytes_copied=sum(digest.size_bytes for digest in copied),
         skipped=(*skipped, *offers.left_out),
         signers=pinned.signers,
-        copies=tuple(_copies(cache_root, offers.taken)),
+        copies=tuple(
+            NewFile(
+                name=blob_name(digest.sha256), source=kept_path(cache_root, digest.sha256), expected=digest
+            )
+            for digest in dict.fromkeys(file.digest for file in offers.taken)
+        ),
     )
 
 
@@ -298,12 +246,12 @@ def _sources_of_each_set(
     known: set[str] = set()
     source: PartitionRef | None = None
     for _, ref in sorted(by_rank.items()):
-        facts = seen.get(ref)
-        if facts is None:
+        if ref not in seen:
             continue
-        source = ref if facts.has_node_files else source
-        if facts.artifacts not in known and source is not None:
-            known.add(facts.artifacts)
+        artifacts, has_files = seen[ref]
+        source = ref if has_files else source
+        if artifacts not in known and source is not None:
+            known.add(artifacts)
             sources[source] = None
     return tuple(sources)
 
@@ -316,42 +264,31 @@ def _nearest_below(
         for lower in range(rank - 1, max(-1, rank - 1 - MAX_NODE_RANKS), -1)
         if lower in by_rank
     ]
-    for start in range(0, len(below), _NUM_THREADS):
-        some = below[start : start + _NUM_THREADS]
+    for start in range(0, len(below), READERS):
+        some = below[start : start + READERS]
         seen = _look(documents, some)
         for ref in some:
-            if ref in seen and seen[ref].has_node_files:
+            if ref in seen and seen[ref][1]:
                 return (ref,)
     return ()
 
 
-def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionRef, _Seen]:
-    def keep(_: PartitionRef, manifest: PartitionManifest) -> _Seen:
-        return _Seen(artifacts=artifacts_key(manifest), has_node_files=bool(manifest.node_files()))
-
-    kept = take_pinned(documents, refs, keep).kept
+def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionRef, tuple[str, bool]]:
+    """Of manifests the key of their artifacts, and whether they have node artifacts."""
+    kept = take_pinned(
+        documents, refs, lambda _, found: (artifacts_key(found), bool(found.node_files()))
+    ).kept
     return {ref: kept[ref] for ref in refs if ref in kept}
 
 
 def _copy_all(digests: Sequence[Digest], room: _Room) -> dict[Digest, StoreError]:
-    def copy(digest: Digest) -> StoreError | None:
+    def copy(digest: Digest) -> None:
         staged = temporary_kept(room.cache_root)
         try:
-            room.blobs.copy(digest, staged, room.count)
+            room.blobs.copy(digest, staged, lambda _: room.beat())
             room.index.remember_own(place_kept(room.cache_root, staged, digest), digest)
-        except StoreError as error:
-            if is_final(error):
-                raise
-            return error
         finally:
             staged.unlink(missing_ok=True)
-        return None
 
-    answers = each(copy, digests, num_threads=_NUM_THREADS)
+    answers = each(lambda digest: outcome_of(lambda: copy(digest)), digests, num_threads=READERS)
     return {digest: error for digest, error in zip(digests, answers, strict=True) if error is not None}
-
-
-def _copies(cache_root: Path, files: Iterable[NodeFile]) -> Iterable[NewFile]:
-    for digest in dict.fromkeys(file.digest for file in files):
-        path = kept_path(cache_root, digest.sha256)
-        yield NewFile(name=blob_name(digest.sha256), source=path, expected=digest)

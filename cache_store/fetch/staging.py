@@ -17,11 +17,10 @@ from pathlib import Path
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.local import (
-    add_variant_from,
+    add_variant,
     is_companion_name,
-    place,
-    place_companion,
     place_directory,
+    place_file,
     variant_name,
 )
 from warmrank.cache_store.cache_dir.marks import Permit
@@ -32,35 +31,26 @@ from warmrank.cache_store.cache_dir.private_files import (
     make_directories_below,
     make_private_directories,
     os_errors_are_unusable,
-    sweep_debris,
     temporary_name,
 )
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, clone
-from warmrank.cache_store.parallel import each, each_short, is_short
-from warmrank.cache_store.progress import Meter
+from warmrank.cache_store.parallel import each
+from warmrank.cache_store.progress import Meter, nothing
 from warmrank.cache_store.records.manifest import ArtifactEntry, CaptureEntry, PartitionManifest, PartitionRef
 from warmrank.cache_store.steps import Step, reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchReport:
-    """What became of one partition that was laid out.
-
-    Attributes:
-        partition: name of the partition.
-        num_files: artifacts in its manifest, all of which now lie in the cache directory.
-        bytes_copied: size of those that were not there before.
-        num_already_there: artifacts that the cache directory held, verified.
-        captures: the capture plan of its manifest.
-    """
+    """What became of one partition that was laid out."""
 
     partition: str
-    num_files: int
-    bytes_copied: int
-    num_already_there: int
-    captures: tuple[CaptureEntry, ...] = ()
+    num_files: int  # artifacts in its manifest, all of which now lie in the cache directory
+    bytes_copied: int  # of those that were not there before
+    num_already_there: int  # verified
+    captures: tuple[CaptureEntry, ...] = ()  # the capture plan of its manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,38 +63,23 @@ class FetchFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOutcome:
-    """Outcome of fetching several partitions; in the order in which they were asked for.
+    """Outcome of fetching several partitions; in the order in which they were asked for."""
 
-    Attributes:
-        partitions: those laid out.
-        faults: the others.
-        bytes_read: bytes that came out of the store: of each blob once, whatever the number of its copies.
-        bytes_brought: bytes that came from another node.
-        copies: one verified private copy of each blob of the partitions that were laid out, read or not.
-        seconds: wall time.
-    """
-
-    partitions: tuple[FetchReport, ...]
-    faults: tuple[FetchFault, ...]
-    bytes_read: int
-    copies: tuple[NewFile, ...]
+    partitions: tuple[FetchReport, ...]  # those laid out
+    faults: tuple[FetchFault, ...]  # the others
+    bytes_read: int  # out of the store: of each blob once, whatever the number of its copies
+    copies: tuple[NewFile, ...]  # a verified private copy of each blob that was laid out, read or not
     seconds: float
-    bytes_brought: int = 0
+    bytes_brought: int = 0  # from another node
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Bytes that a function's directory shall hold.
+    """Bytes that a function's directory shall hold."""
 
-    Attributes:
-        function_dir: posix path relative to the cache directory.
-        digest: the bytes.
-        name: of a file beside the variants; empty for a variant, which gets the next number there.
-    """
-
-    function_dir: str
+    function_dir: str  # posix path relative to the cache directory
     digest: Digest
-    name: str = ""
+    name: str = ""  # of a file beside the variants; a variant gets the next number there
 
     def __hash__(self) -> int:
         # Asked for a dozen times for each of thousands of files, so not of all that the digest says.
@@ -113,16 +88,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """What one reference asks for.
-
-    Attributes:
-        ref: the reference.
-        functions: the function of each target, in the order of the manifest.
-        captures: the capture plan of the manifest.
-    """
+    """What one reference asks for."""
 
     ref: PartitionRef
-    functions: Mapping[Target, str]
+    functions: Mapping[Target, str]  # of each target, in the order of the manifest
     captures: tuple[CaptureEntry, ...] = ()
 
     def fault(self, faults: Mapping[Target, StoreError]) -> StoreError | None:
@@ -151,12 +120,8 @@ class Partition:
 def partition_of(ref: PartitionRef, manifest: PartitionManifest, known: dict[Target, Target]) -> Partition:
     """What ``manifest`` asks for; equal bytes are one target, though it names them twice.
 
-    Node artifacts are none of it: they come by themselves, once a node (`node_artifacts`).
-
-    Args:
-        ref: the partition's reference.
-        manifest: the partition.
-        known: the targets of other partitions, which are shared because there may be millions.
+    Node artifacts are none of it: they come by themselves, once a node (`node_artifacts`). The ``known``
+    targets of other partitions are shared, because there may be millions.
     """
     functions: dict[Target, str] = {}
     for entry in manifest.artifacts:
@@ -185,7 +150,7 @@ def by_function_dir(targets: Iterable[Target]) -> dict[str, list[Target]]:
 
 
 NUM_THREADS = 8
-_STAGING = ".tmp-"
+STAGING = ".tmp-"
 
 
 class Staging:
@@ -205,39 +170,28 @@ class Staging:
                 self._paths[target] = self._directories[function_dir] / name
 
     def fill(self, blobs: Blobs, meter: Meter) -> dict[Target, StoreError]:
-        """Copy everything out of the store, verified.
-
-        Returns:
-            Why targets could not be made.
-
-        Raises:
-            StoreUnavailable: of a place of the store that is required.
-            UnusableCache: there is no room for the staging directories.
-        """
+        """Copy everything out of the store, verified, and return why targets could not be made."""
         for directory in self._directories.values():
             with os_errors_are_unusable("directory", directory):
                 make_private_directories(directory)
 
-        def run(copies: list[Target]) -> dict[Target, StoreError]:
-            return self._copy(blobs, copies, meter)
-
         faults: dict[Target, StoreError] = {}
         groups = list(by_digest(self._paths).values())
         size_bytes = sum(group[0].digest.size_bytes for group in groups)
-        run_each = each_short if is_short(len(groups), size_bytes) else each
-        for found in run_each(run, groups, num_threads=NUM_THREADS):
+
+        def copy(copies: list[Target]) -> dict[Target, StoreError]:
+            return self._copy(blobs, copies, meter)
+
+        for found in each(copy, groups, num_threads=NUM_THREADS, size_bytes=size_bytes):
             faults.update(found)
         return faults
 
     def _copy(self, blobs: Blobs, targets: list[Target], meter: Meter) -> dict[Target, StoreError]:
         first, *others = targets
         origin = self._paths[first]
-        try:
-            blobs.copy(first.digest, origin, meter.count)
-        except StoreError as error:
-            if is_final(error):
-                raise
-            return dict.fromkeys(targets, error)
+        copied = outcome_of(lambda: blobs.copy(first.digest, origin, meter.count))
+        if isinstance(copied, StoreError):
+            return dict.fromkeys(targets, copied)
         meter.count(0, num_files=1)
         faults: dict[Target, StoreError] = {}
         for target in others:
@@ -252,11 +206,7 @@ class Staging:
     def place(
         self, targets: Collection[Target], index: DigestIndex
     ) -> tuple[dict[Target, Path], dict[Target, StoreError]]:
-        """Give those of the staged ``targets`` their names.
-
-        Returns:
-            Where they are now, and why others could not be placed.
-        """
+        """Give staged ``targets`` their names; return where they are, and why others are not placed."""
         placed: dict[Target, Path] = {}
         faults: dict[Target, StoreError] = {}
         ready: set[Path] = set()
@@ -291,24 +241,13 @@ class Staging:
     def _place_one(self, function_dir: Path, target: Target, index: DigestIndex) -> Path:
         staged = self._paths[target]
         make_directories_below(self._cache_root, function_dir)
-        if not target.name:
-            return place(function_dir, staged, target.digest, digest_of=index.digest)
-        return place_companion(function_dir, target.name, staged, target.digest, digest_of=index.digest)
-
-
-def sweep_staging(cache_root: Path) -> None:
-    """Remove staging directories of processes that were killed; also a fetch that copies nothing does so."""
-    sweep_debris(cache_root, _STAGING)
+        return place_file(function_dir, staged, target.digest, beside=target.name, digest_of=index.digest)
 
 
 @contextlib.contextmanager
 def staging(permit: Permit, targets: Collection[Target]) -> Iterator[Staging]:
-    """A staging directory, gone afterwards.
-
-    Raises:
-        UnusableCache: it cannot be made.
-    """
-    path = permit.root / f"{_STAGING}{temporary_name()}"
+    """A staging directory, gone afterwards."""
+    path = permit.root / f"{STAGING}{temporary_name()}"
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
     try:
@@ -318,30 +257,34 @@ def staging(permit: Permit, targets: Collection[Target]) -> Iterator[Staging]:
 
 
 def replicate(manifests: Iterable[PartitionManifest], files: Mapping[str, Path], root: Path) -> int:
-    """Make the files that partitions lack below the cache directory ``root``.
+    """Make the files that partitions lack below the cache directory ``root``, and return their number.
 
-    Args:
-        manifests: of the partitions.
-        files: for each sha256 that they name, a private file with those bytes.
-        root: the cache directory.
-
-    Returns:
-        The number of files that were made.
+    ``files`` has a private file for each sha256 that the manifests name.
 
     Raises:
         Corrupt: a file does not hold the bytes that it should.
-        UnusableCache: a file is not there or not private, or ``root`` cannot be written.
     """
     checked: set[str] = set()
-    staging = root / f"{_STAGING}{temporary_name()}"
+    staging = root / f"{STAGING}{temporary_name()}"
     made = 0
     try:
         for manifest in manifests:
             for function_dir, entries in _entries_by_directory(manifest).items():
                 for entry in entries:
-                    if entry.sha256 not in checked:
-                        _check_bytes(files[entry.sha256], entry.digest)
-                        checked.add(entry.sha256)
+                    if entry.sha256 in checked:
+                        continue
+                    path = files[entry.sha256]
+                    with os_errors_are_unusable("file", path):
+                        actual = digest_private(path)
+                    if actual != entry.digest:
+                        raise Corrupt(
+                            what="artifact",
+                            where=str(path),
+                            expected=str(entry.digest),
+                            actual=str(actual),
+                            remedy="it changed after it was made; build again",
+                        )
+                    checked.add(entry.sha256)
                 made += _materialize(root / function_dir, entries, files, staging)
     finally:
         discard_tree(staging)
@@ -355,16 +298,6 @@ def _entries_by_directory(manifest: PartitionManifest) -> dict[str, list[Artifac
     return found
 
 
-def _check_bytes(path: Path, expected: Digest) -> None:
-    with os_errors_are_unusable("file", path):
-        actual = digest_private(path)
-    if actual != expected:
-        remedy = "it changed after it was made; build again"
-        raise Corrupt(
-            what="artifact", where=str(path), expected=str(expected), actual=str(actual), remedy=remedy
-        )
-
-
 def _materialize(
     function_dir: Path, entries: list[ArtifactEntry], files: Mapping[str, Path], staging: Path
 ) -> int:
@@ -373,7 +306,7 @@ def _materialize(
         with os_errors_are_unusable("directory", staged):
             make_private_directories(staged)
         for entry in entries:
-            clone(files[entry.sha256], staged / entry.path.rpartition("/")[2], _count_nothing)
+            clone(files[entry.sha256], staged / entry.path.rpartition("/")[2], nothing)
         if place_directory(function_dir, staged):
             return len(entries)
     return sum(_add(function_dir, entry, files[entry.sha256], staging) for entry in entries)
@@ -387,13 +320,8 @@ def _add(function_dir: Path, entry: ArtifactEntry, source: Path, staging: Path) 
         with os_errors_are_unusable("directory", staging):
             make_private_directories(staging)
         copy = staging / temporary_name()
-        clone(source, copy, _count_nothing)
-        place_companion(function_dir, name, copy, entry.digest)
+        clone(source, copy, nothing)
+        place_file(function_dir, copy, entry.digest, beside=name)
     else:
-        add_variant_from(function_dir, source, entry.digest)
+        add_variant(function_dir, source, entry.digest)
     return 1
-
-
-def _count_nothing(num_bytes: int) -> None:
-    """Nobody watches."""
-    del num_bytes

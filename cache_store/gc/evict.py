@@ -1,9 +1,8 @@
 """Evicting: what no record needs goes into the trash, is looked at again, and is deleted by a later run.
 
-The trash is the only way out, and nothing leaves it before a grace is over and everything was marked anew.
-After files went into the trash everything is marked again, and what became needed meanwhile comes back: so
-whoever refers to a file needs no lock. Any number of evicts may run at once, each may end at any step. All
-times are the store's own clock's.
+The trash is the only way out, and nothing leaves it before a grace is over. After files went there everything
+is marked again, and what became needed comes back: so whoever refers to a file needs no lock. Any number of
+evicts may run at once, each may end at any step. All times are the store's own clock's.
 """
 
 from __future__ import annotations
@@ -16,10 +15,11 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
+from warmrank.cache_store.backends.deadline import in_each
+from warmrank.cache_store.backends.places import Tier, TierState
 from warmrank.cache_store.cache_dir.private_files import temporary_name
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.gc.evict_plan import Choice, EvictPolicy, Plan, blobs_first, plan_evict, total_bytes
 from warmrank.cache_store.gc.inventory import Inventory, take_inventory
 from warmrank.cache_store.gc.trash import restore_from
@@ -27,6 +27,10 @@ from warmrank.cache_store.layout import split_trash_name, trash_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step, reached
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_MOVERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,50 +43,63 @@ class PlaceFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictReport:
-    """Outcome of evicting from one place of a store, or, of a dry run, what it would be.
-
-    Attributes:
-        location: the place.
-        taken: what went into the trash, and why; records, then manifests, then blobs.
-        kept: the records that stay, and why.
-        restored: names that came back from the trash, because something needs them.
-        bytes_taken: size of what went into the trash.
-        num_deleted: files removed for good: of the trash, the quarantine, the marks of use, and what dead
-            publishers left in ``tmp/``.
-        bytes_deleted: their size.
-        remaining_bytes: size of what stands; the trash is not counted.
-        over_bytes: how much that is above the limit, because the rest must stay.
-        problems: what is needed and was found nowhere, and what was left alone, one line each.
-    """
+    """Outcome of evicting from one place of a store, or, of a dry run, what it would be."""
 
     location: str
-    taken: tuple[Choice, ...]
-    kept: tuple[Choice, ...]
-    restored: tuple[str, ...]
+    taken: tuple[Choice, ...]  # into the trash; records, then manifests, then blobs
+    kept: tuple[Choice, ...]  # the records that stay
+    restored: tuple[str, ...]  # names that came back from the trash, because something needs them
     bytes_taken: int
-    num_deleted: int
+    num_deleted: int  # for good: of trash, quarantine, marks of use, and what dead publishers left
     bytes_deleted: int
-    remaining_bytes: int
-    over_bytes: int
-    problems: tuple[str, ...]
+    remaining_bytes: int  # what stands; the trash is not counted
+    over_bytes: int  # how much that is above the limit, because the rest must stay
+    problems: tuple[str, ...]  # what is needed and was found nowhere, and what was left alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictOutcome:
-    """Outcome of evicting from the places of a store, the farthest first.
-
-    Attributes:
-        reports: of the places where it was done.
-        faults: the other places.
-    """
+    """Outcome of evicting from the places of a store, the farthest first; faults are the other places."""
 
     reports: tuple[EvictReport, ...]
     faults: tuple[PlaceFault, ...]
 
 
-logger = logging.getLogger(__name__)
-_MOVERS = 8
-_T = TypeVar("_T")
+def evict_places(
+    tiers: Sequence[Tier],
+    policy: EvictPolicy,
+    *,
+    trust: Trust,
+    place: str | None = None,
+    dry_run: bool = False,
+    left_out: Sequence[TierState] = (),
+) -> EvictOutcome:
+    """Evict from every writable place of a store, the farthest first, or from the one named ``place``.
+
+    Each by itself, with its own files, times and faults; of ``left_out`` those that are away are told.
+
+    Raises:
+        NotInStore: there is no such writable place.
+        EvictRefused, StoreUnavailable: as `evict`, where it is the only place.
+    """
+    writable = [tier for tier in tiers if tier.is_writable]
+    chosen = [tier for tier in writable if place in (None, tier.name)]
+    away = [
+        PlaceFault(location=state.location, reason=state.reason)
+        for state in left_out
+        if state.state == "away" and state.mode != "ro" and place in (None, state.location)
+    ]
+    if not chosen and not away:
+        raise NotInStore(
+            what=f"a writable place {place or 'at all'}",
+            where="the store's tiers",
+            remedy=f"writable are: {', '.join(tier.name for tier in writable) or 'none'}",
+        )
+    reports, errors = in_each(
+        chosen, lambda tier, view: evict(view, policy, trust=trust, location=tier.name, dry_run=dry_run)
+    )
+    faults = tuple(PlaceFault(location=tier.name, reason=str(error)) for tier, error in errors)
+    return EvictOutcome(reports=tuple(reports), faults=(*faults, *away))
 
 
 def evict(
@@ -94,26 +111,25 @@ def evict(
     dry_run: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> EvictReport:
-    """Take away from one place of a store what the policy does not keep.
+    """Take away from one place of a store, called ``location``, what the policy does not keep.
 
-    Args:
-        backend: one place; several are evicted one after the other, because each has its own times.
-        policy: what may go.
-        trust: with which records are judged.
-        location: its location, for the report.
-        dry_run: only say what would go, and why; writes nothing.
-        clock: seconds since the epoch, for a dry run: to ask the store's own takes a write.
+    A dry run writes nothing, so it goes by ``clock`` (epoch seconds): to ask the store's own takes a write.
 
     Raises:
         EvictRefused: a document cannot be read, or the listing is implausible; nothing was taken away.
-        StoreUnavailable: the store cannot be listed or written.
     """
     inventory = take_inventory(backend, clock() if dry_run else store_time_s(backend), trust=trust)
     plan = plan_evict(inventory, policy)
     reached(Step.EVICT_MARKED)
     if dry_run:
         return _report(location, policy, plan, taken=plan.take, deleted=plan.delete, restored=plan.restore)
-    report = _carry_out(backend, inventory, plan, policy, trust=trust, location=location)
+    restored = _restore(backend, plan.restore, inventory)
+    deleted = _delete(backend, plan.delete)
+    taken = _take(backend, plan.take)
+    returned = _mark_again(backend, inventory, policy, taken, trust=trust) if taken else frozenset()
+    gone = tuple(choice for choice in taken if choice.name not in returned)
+    restored = (*restored, *sorted(returned))
+    report = _report(location, policy, plan, taken=gone, deleted=deleted, restored=restored)
     logger.info(
         "Evicted %d files, %d bytes, from %s; restored %d; deleted %d for good, %d bytes",
         len(report.taken),
@@ -126,29 +142,10 @@ def evict(
     return report
 
 
-def _carry_out(
-    backend: BlobBackend,
-    inventory: Inventory,
-    plan: Plan,
-    policy: EvictPolicy,
-    *,
-    trust: Trust,
-    location: str,
-) -> EvictReport:
-    restored = _restore(backend, plan.restore, inventory)
-    deleted = _delete(backend, plan.delete)
-    taken = _take(backend, plan.take)
-    returned = _mark_again(backend, inventory, policy, taken, trust=trust) if taken else frozenset()
-    gone = tuple(choice for choice in taken if choice.name not in returned)
-    return _report(
-        location, policy, plan, taken=gone, deleted=deleted, restored=(*restored, *sorted(returned))
-    )
-
-
 def store_time_s(backend: BlobBackend) -> float:
     """The time by the store's clock: when a file was created that was just created."""
     name = trash_name(f"probe/{temporary_name()}", datetime.now(UTC))
-    backend.put_new([NewFile(name=name, source=b"", expected=digest_bytes(b""))])
+    backend.put_new([new_document(name, b"")])
     info = backend.stat([name]).get(name)
     backend.move(name, None)
     if info is None:
@@ -178,7 +175,11 @@ def _delete(backend: BlobBackend, infos: Sequence[FileInfo]) -> tuple[FileInfo, 
         reached(Step.EVICT_DELETED)
         return removed
 
-    removed = _in_threads(delete, infos, _kind_in_trash)
+    def kind(info: FileInfo) -> int:
+        former = split_trash_name(info.name)
+        return blobs_first(former[0])[0] if former else -1
+
+    removed = _in_threads(delete, infos, kind)
     return tuple(info for info, done in removed if done)
 
 
@@ -201,26 +202,17 @@ def _mark_again(
     wanted = set(plan_evict(after, keep_all).restore)
     for choice in taken:
         name = choice.name
-        if choice.kind == "record" and (name in after.pins or _is_used_since(name, before, after)):
+        if choice.kind == "record" and (name in after.pins or after.uses.get(name) != before.uses.get(name)):
             wanted |= _closure(name, before) - after.files.keys()
     returned = frozenset(_restore(backend, wanted, after))
     reached(Step.EVICT_RESTORED)
     return returned
 
 
-def _is_used_since(record: str, before: Inventory, after: Inventory) -> bool:
-    return after.uses.get(record) != before.uses.get(record)
-
-
 def _closure(record: str, inventory: Inventory) -> set[str]:
     manifests = [name for name in inventory.documents[record].references if name in inventory.documents]
     blobs = (name for manifest in manifests for name in inventory.documents[manifest].references)
     return {record, *inventory.documents[record].references, *blobs}
-
-
-def _kind_in_trash(info: FileInfo) -> int:
-    former = split_trash_name(info.name)
-    return blobs_first(former[0])[0] if former else -1
 
 
 def _in_threads(

@@ -1,9 +1,8 @@
 """What an evict takes away, and why: pure functions of an inventory and a policy.
 
-Nothing younger than the grace goes, by the store's clock. A record stays if it is pinned or among the newest
-of its key and environment. Who can write but not sign decides about nothing that others signed: records that
-no trusted key signed rank behind. A manifest goes only if no remaining record needs it, a blob only if no
-remaining manifest or listing does.
+Nothing younger than the grace goes. A record stays if it is pinned or among the newest of its key and
+environment; records that no trusted key signed rank behind, because who can write but not sign decides about
+nothing that others signed. Manifests and blobs go once nothing that remains needs them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Literal
 
 from warmrank.cache_store.backends.backend import FileInfo
 from warmrank.cache_store.errors import EvictRefused
-from warmrank.cache_store.gc.inventory import UNSIGNED, Inventory, is_record, record_group
+from warmrank.cache_store.gc.inventory import UNSIGNED, Inventory, is_record
 from warmrank.cache_store.gc.trash import DEBRIS_S, RESOLUTION_S
 from warmrank.cache_store.layout import BLOBS, MANIFESTS
 from warmrank.cache_store.records.documents import age, dated_ahead
@@ -25,32 +24,29 @@ class Room:
     """The files that stand, with the number of documents that need each.
 
     Taking a record away takes what only it needed, if that is older than the grace.
-
-    Attributes:
-        remaining_bytes: size of what was not taken.
     """
 
     def __init__(self, inventory: Inventory, grace_s: float) -> None:
         self._inventory = inventory
         self._grace_s = grace_s
         self._counts: Counter[str] = Counter()
-        self._unreferenced: dict[str, None] = {}
-        self.remaining_bytes = sum(info.stored_bytes for info in inventory.files.values())
-        self._taken: set[str] = set()
+        self._taken: dict[str, None] = {}
         self._other_bytes: int | None = None
+        self.remaining_bytes = sum(info.stored_bytes for info in inventory.files.values())
         ranks = (inventory.documents[name].trust_rank for name in inventory.files if is_record(name))
         self._believed = _closure_of(inventory, max(ranks, default=UNSIGNED))
-        self._count_references()
+        manifests = [name for name in inventory.documents if not is_record(name)]
+        for name in (*filter(is_record, inventory.files), *manifests):
+            self._counts.update(inventory.documents[name].references)
+        for name in (*manifests, *(name for name in inventory.files if name.startswith(BLOBS))):
+            if not self._counts[name] and name not in self._taken and self._may_go(name):
+                self.take(name)
 
     def take(self, name: str) -> None:
         """A file goes, and with it what nothing else needs."""
-        self._taken.add(name)
+        self._taken[name] = None
         self.remaining_bytes -= self._inventory.files[name].stored_bytes
-        if not is_record(name):
-            self._unreferenced[name] = None
-        document = self._inventory.documents.get(name)
-        for needed in document.references if document else ():
-            self._release(needed)
+        self._release_needs_of(name)
 
     def counted_bytes(self, record: str) -> int:
         """What counts against a limit when it is decided about ``record``, after all of lower ranks.
@@ -69,41 +65,23 @@ class Room:
 
     def unreferenced(self) -> list[str]:
         """What goes because nothing that remains needs it: manifests, then blobs."""
-        names = sorted(self._unreferenced, key=blobs_first)
-        blobs = [name for name in names if name.startswith(BLOBS)]
-        documents = names[len(blobs) :]
-        return [*documents, *blobs]
+        names = sorted(name for name in self._taken if not is_record(name))
+        return sorted(names, key=lambda name: name.startswith(BLOBS))
 
     def needed(self) -> frozenset[str]:
         """All names that remaining documents need."""
         return frozenset(name for name, count in self._counts.items() if count > 0)
 
-    def _count_references(self) -> None:
-        inventory = self._inventory
-        for name in filter(is_record, inventory.files):
-            self._counts.update(inventory.documents[name].references)
-        manifests = [name for name in inventory.documents if not is_record(name)]
-        for name in manifests:
-            self._counts.update(inventory.documents[name].references)
-        for name in manifests:
-            if not self._counts[name] and self._may_go(name):
-                self.take(name)
-        for name in inventory.files:
-            is_free = name.startswith(BLOBS) and not self._counts[name] and name not in self._taken
-            if is_free and self._may_go(name):
-                self.take(name)
-
-    def _release(self, name: str) -> None:
-        self._counts[name] -= 1
-        if self._counts[name] or name in self._taken:
-            return
-        if self._may_go(name):
-            self.take(name)
-        elif name not in self._inventory.files:
-            # Needed by what goes only: it stays in the trash, or is nowhere.
-            document = self._inventory.documents.get(name)
-            for needed in document.references if document else ():
-                self._release(needed)
+    def _release_needs_of(self, name: str) -> None:
+        document = self._inventory.documents.get(name)
+        for needed in document.references if document else ():
+            self._counts[needed] -= 1
+            if self._counts[needed] or needed in self._taken:
+                continue
+            if self._may_go(needed):
+                self.take(needed)
+            elif needed not in self._inventory.files:  # it stays in the trash, or is nowhere
+                self._release_needs_of(needed)
 
     def _may_go(self, name: str) -> bool:
         info = self._inventory.files.get(name)
@@ -136,22 +114,16 @@ Kind = Literal["record", "manifest", "blob"]
 class EvictPolicy:
     """What may go.
 
-    Attributes:
-        older_than_s: records not used for so long go; None keeps them whatever their age.
-        max_bytes: least recently used records go until what stands has at most this size; None is no limit.
-        keep: so many of the newest records of each key and environment stay in any case, trusted ones first.
-        grace_s: nothing younger goes, and the trash is emptied after so long; longer than the longest
-            publish, the longest fetch, and any time for which a process may be stopped.
-        quarantine_s: what was found bad is kept for so long as evidence, at least for the grace.
-        expects_records: refuse a store that has blobs and no record, which looks like half a listing.
+    Nothing younger than the grace goes, and the trash is emptied after so long; it is longer than the longest
+    publish, the longest fetch, and any time for which a process may be stopped.
     """
 
-    older_than_s: float | None = None
-    max_bytes: int | None = None
-    keep: int = 1
+    older_than_s: float | None = None  # records not used for so long go
+    max_bytes: int | None = None  # least recently used records go until what stands has at most this size
+    keep: int = 1  # newest records of each key and environment that stay in any case, trusted ones first
     grace_s: float = DAY_S
-    quarantine_s: float = 30 * DAY_S
-    expects_records: bool = True
+    quarantine_s: float = 30 * DAY_S  # what was found bad is evidence for so long, at least for the grace
+    expects_records: bool = True  # refuse a store of blobs and no record, which looks like half a listing
 
     def __post_init__(self) -> None:
         limits = (self.older_than_s, self.max_bytes, self.keep, self.grace_s, self.quarantine_s)
@@ -161,14 +133,7 @@ class EvictPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One file, what becomes of it, and why.
-
-    Attributes:
-        kind: what it is.
-        name: its name.
-        stored_bytes: the room that it takes.
-        reason: why it goes, or stays.
-    """
+    """One file, and why it goes, or stays."""
 
     kind: Kind
     name: str
@@ -178,31 +143,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do.
+    """What to do."""
 
-    Attributes:
-        take: what goes into the trash: records, then manifests, then blobs.
-        keep: the records that stay, and why.
-        restore: former names of what lies in the trash and is needed: blobs, then manifests.
-        delete: files to remove for good: of the trash, the quarantine, the marks of use and ``tmp/``.
-        remaining_bytes: size of what stands afterwards; the trash is not counted.
-        problems: what remaining documents need and is nowhere, and what was left alone, one line each.
-    """
-
-    take: tuple[Choice, ...]
-    keep: tuple[Choice, ...]
-    restore: tuple[str, ...]
-    delete: tuple[FileInfo, ...]
-    remaining_bytes: int
-    problems: tuple[str, ...] = ()
+    take: tuple[Choice, ...]  # into the trash: records, then manifests, then blobs
+    keep: tuple[Choice, ...]  # the records that stay
+    restore: tuple[str, ...]  # former names of what lies in the trash and is needed: blobs, then manifests
+    delete: tuple[FileInfo, ...]  # for good: of the trash, the quarantine, the marks of use and ``tmp/``
+    remaining_bytes: int  # what stands afterwards; the trash is not counted
+    problems: tuple[str, ...] = ()  # what is needed and nowhere, and what was left alone
 
 
 def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
-    """Decide.
-
-    Raises:
-        EvictRefused: the inventory looks like half a listing.
-    """
+    """Decide; raises `EvictRefused` where the inventory looks like half a listing."""
     _check_plausible(inventory, policy)
     room = Room(inventory, policy.grace_s)
     taken, kept = _choose_records(inventory, policy, room)
@@ -211,22 +163,18 @@ def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
     restore = [name for name in needed if name not in inventory.files and name in inventory.trash]
     missing = [name for name in needed if name not in inventory.files and name not in inventory.trash]
     nowhere = (f"{name} is needed, and neither in the store nor in its trash" for name in missing)
+    dates = {name: item.created_s for name, item in inventory.documents.items() if is_record(name)}
     return Plan(
         take=tuple(taken),
         keep=tuple(kept),
         restore=tuple(sorted(restore, key=blobs_first)),
         delete=tuple(_spent(inventory, policy, needed)),
         remaining_bytes=room.remaining_bytes,
-        problems=(*nowhere, *inventory.problems, *_dated_ahead(inventory)),
+        problems=(*nowhere, *inventory.problems, *dated_ahead(inventory.files, dates)),
     )
 
 
-def _dated_ahead(inventory: Inventory) -> tuple[str, ...]:
-    dates = {name: item.created_s for name, item in inventory.documents.items() if is_record(name)}
-    return dated_ahead(inventory.files, dates)
-
-
-def last_use_s(inventory: Inventory, record: str) -> float:
+def _last_use_s(inventory: Inventory, record: str) -> float:
     """When a record was used last, or later: a mark stands for a whole day."""
     used = inventory.uses.get(record)
     marked_s = min(used.modified_s + RESOLUTION_S, inventory.now_s) if used else 0.0
@@ -255,7 +203,7 @@ def _choose_records(
     taken: list[Choice] = []
     kept: list[Choice] = []
     unused = {
-        name: inventory.now_s - last_use_s(inventory, name) for name in inventory.files if is_record(name)
+        name: inventory.now_s - _last_use_s(inventory, name) for name in inventory.files if is_record(name)
     }
     rank = {name: inventory.documents[name].trust_rank for name in unused}
     for name in sorted(unused, key=lambda name: (rank[name], -unused[name], name)):
@@ -281,7 +229,7 @@ def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name in filter(is_record, inventory.files):
         for environment in documents[name].environments:
-            groups[record_group(name), environment].append(name)
+            groups[name.rpartition("/")[0], environment].append(name)
     reasons: dict[str, str] = {}
     for names in groups.values():
         # Not the trusted only: who evicts without the keys must not take every newest record.
@@ -323,5 +271,5 @@ def _age(seconds: float) -> str:
 
 
 def total_bytes(choices: Iterable[Choice]) -> int:
-    """Size of all."""
+    """Size of all files together."""
     return sum(choice.stored_bytes for choice in choices)

@@ -4,21 +4,19 @@ Layout: ``pins/<record>`` with canonical JSON::
 
     {"format":1,"reason":"baseline of release 4","created":"2026-01-31T12:00:00.000000+00:00"}
 
-Invariants: that a pin *stands* is what counts, whatever its contents, so that a damaged one protects too;
-after it was written its record is looked at again, because an evict may have been at work; of racing
-pinners the first one's reason stays.
+That a pin *stands* is what counts, whatever its contents, so that a damaged one protects too; after it was
+written its record is looked at again, because an evict may have been at work; of racing pinners the first
+one's reason stays.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.backend import BlobBackend, new_document
 from warmrank.cache_store.backends.places import TieredBackend
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
@@ -42,7 +40,6 @@ from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import Document, Utc, utc_now
 
-logger = logging.getLogger(__name__)
 PIN_FORMAT: Final = 1
 MIN_PREFIX = 6
 """Fewer characters of a key or digest could mean anything."""
@@ -58,13 +55,7 @@ class PinDocument(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """One pinned record.
-
-    Attributes:
-        record: name of the record in the store.
-        reason: as whoever pinned it wrote; where the pin cannot be read, what is wrong with it.
-        created: when, ISO 8601, UTC; empty where the pin cannot be read.
-    """
+    """A pinned record; of a pin that cannot be read, the reason says what is wrong, and created is empty."""
 
     record: str
     reason: str
@@ -78,12 +69,11 @@ def pin(view: TieredBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ...
         NotInStore: there is no such record, or it is not whole.
         Conflict: several launches or records begin so.
         Corrupt, NewerFormat: it cannot be read.
-        StoreUnavailable: the store cannot be written.
     """
-    records = find_records(view, prefix)
+    names = [info.name for place in (LAUNCHES, DIRECTORIES) for info in view.list(place)]
+    records = _choose([name for name in names if is_record(name)], prefix, what="record")
     data = PinDocument(reason=reason, created=utc_now()).to_bytes()
-    new = [NewFile(name=pin_name(name), source=data, expected=digest_bytes(data)) for name in records]
-    created = view.put_new(new)
+    created = view.put_new([new_document(pin_name(name), data) for name in records])
     try:
         for record in records:
             _check_stands(view, record)
@@ -94,15 +84,11 @@ def pin(view: TieredBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ...
 
 
 def unpin(view: TieredBackend, prefix: str) -> tuple[str, ...]:
-    """Remove pins from every place; ``prefix`` begins the launch key or record digest of pinned records.
-
-    Returns:
-        The records that were pinned.
+    """Remove pins from every place, and return their records, whose launch key or digest ``prefix`` begins.
 
     Raises:
         NotInStore: nothing pinned begins so.
         Conflict: several launches or records begin so.
-        StoreUnavailable: a place cannot be written, or is read-only here; its pins stay.
     """
     pinned = [pin.record for pin in read_pins(view)]
     chosen = {pin_name(name): name for name in _choose(pinned, prefix, what="pin")}
@@ -115,6 +101,19 @@ def unpin(view: TieredBackend, prefix: str) -> tuple[str, ...]:
             remedy="remove it where that place is writable",
         )
     return tuple(record for name, record in chosen.items() if name in removed)
+
+
+def read_pins(backend: BlobBackend) -> tuple[Pin, ...]:
+    """All pins, sorted by record."""
+    names = (split_pin_name(info.name) for info in backend.list(PINS))
+    return tuple(_read(backend, name) for name in sorted(name for name in names if name))
+
+
+def short_name(record: str) -> str:
+    """A record as people see it: kind, key and digest, each by its first characters."""
+    parts = split_launch_name(record) or split_directory_name(record)
+    kind = record.partition("/")[0]
+    return f"{kind} {parts[0][:12]} {parts[1][:12]}" if parts else record
 
 
 def _remove(view: TieredBackend, names: Sequence[str]) -> set[str]:
@@ -130,22 +129,6 @@ def _remove(view: TieredBackend, names: Sequence[str]) -> set[str]:
     return removed
 
 
-def read_pins(backend: BlobBackend) -> tuple[Pin, ...]:
-    """All pins, sorted by record.
-
-    Raises:
-        StoreUnavailable: they cannot be listed.
-    """
-    names = (split_pin_name(info.name) for info in backend.list(PINS))
-    return tuple(_read(backend, name) for name in sorted(name for name in names if name))
-
-
-def find_records(backend: BlobBackend, prefix: str) -> tuple[str, ...]:
-    """Names of the records whose launch key or digest begins with ``prefix``; raises as `pin` does."""
-    names = [info.name for place in (LAUNCHES, DIRECTORIES) for info in backend.list(place)]
-    return _choose([name for name in names if is_record(name)], prefix, what="record")
-
-
 def _choose(names: list[str], prefix: str, *, what: str) -> tuple[str, ...]:
     if len(prefix) < MIN_PREFIX:
         expected = f"at least {MIN_PREFIX} characters of a launch key or record digest"
@@ -154,27 +137,27 @@ def _choose(names: list[str], prefix: str, *, what: str) -> tuple[str, ...]:
     by_digest = [name for name in names if name.rpartition("/")[2].startswith(prefix)]
     by_key = [name for name in names if name.split("/")[2:3] and name.split("/")[2].startswith(prefix)]
     groups = {name.rpartition("/")[0] for name in by_key} | set(by_digest)
+    what = f"{what} {prefix}"
     if not groups:
-        raise NotInStore(
-            what=f"{what} {prefix}", where="the store", remedy="see `warmrank ls` for what is there"
-        )
+        raise NotInStore(what=what, where="the store", remedy="see `warmrank ls` for what is there")
     if len(groups) > 1:
-        actual = f"{len(groups)}: {', '.join(sorted(groups)[:4])}"
-        remedy = "give more characters"
-        raise Conflict(
-            what=f"{what} {prefix}", where="the store", expected="one", actual=actual, remedy=remedy
-        )
+        actual, remedy = f"{len(groups)}: {', '.join(sorted(groups)[:4])}", "give more characters"
+        raise Conflict(what=what, where="the store", expected="one", actual=actual, remedy=remedy)
     return tuple(sorted(by_key or by_digest))
 
 
 def _check_stands(backend: BlobBackend, record: str) -> None:
     """Bring a record back, and what it needs, if an evict took them meanwhile."""
+
+    def whole(name: str) -> tuple[str, ...]:
+        needed = references(name, read_stored_form(backend, name)).references
+        _bring_back(backend, needed)
+        return needed
+
     _bring_back(backend, [record])
-    needed = references(record, read_stored_form(backend, record)).references
-    _bring_back(backend, needed)
-    if split_launch_name(record):
-        for name in needed:
-            _bring_back(backend, references(name, read_stored_form(backend, name)).references)
+    needed = whole(record)
+    for name in needed if split_launch_name(record) else ():
+        whole(name)
 
 
 def _bring_back(backend: BlobBackend, names: Sequence[str]) -> None:
@@ -186,18 +169,10 @@ def _bring_back(backend: BlobBackend, names: Sequence[str]) -> None:
 def _read(backend: BlobBackend, record: str) -> Pin:
     name = pin_name(record)
     try:
-        document = parse_document(
-            PinDocument, read_stored_form(backend, name), supported_format=PIN_FORMAT, what="pin", where=name
-        )
+        data = read_stored_form(backend, name)
+        found = parse_document(PinDocument, data, supported_format=PIN_FORMAT, what="pin", where=name)
     except (Corrupt, NewerFormat) as error:
         return Pin(record=record, reason=f"({error})", created="")
     except NotInStore:
         return Pin(record=record, reason="(removed meanwhile)", created="")
-    return Pin(record=record, reason=document.reason, created=document.created)
-
-
-def short_name(record: str) -> str:
-    """A record as people see it: kind, key and digest, each by its first characters."""
-    parts = split_launch_name(record) or split_directory_name(record)
-    kind = record.partition("/")[0]
-    return f"{kind} {parts[0][:12]} {parts[1][:12]}" if parts else record
+    return Pin(record=record, reason=found.reason, created=found.created)

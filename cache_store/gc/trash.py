@@ -12,20 +12,19 @@ import logging
 from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, is_final
 from warmrank.cache_store.layout import PROBE, TMP, TRASH, split_trash_name, split_used_name, used_name
 
 logger = logging.getLogger(__name__)
+RESOLUTION_S = 86400.0
+"""A mark stands for any time up to so much later, because the next is made on the next day only."""
+DEBRIS_S = 86400.0
+"""No publisher takes longer from the first byte of a batch to its names."""
 
 
 def trashed(backend: BlobBackend) -> dict[str, tuple[FileInfo, ...]]:
-    """All that is in the trash, by its former name, what came last first.
-
-    Raises:
-        StoreUnavailable: the trash cannot be listed.
-    """
+    """All that is in the trash, by its former name, what came last first."""
     found: dict[str, list[FileInfo]] = {}
     for info in backend.list(TRASH):
         if former := split_trash_name(info.name):
@@ -37,30 +36,20 @@ def trashed(backend: BlobBackend) -> dict[str, tuple[FileInfo, ...]]:
 
 
 def restore(backend: BlobBackend, names: Iterable[str]) -> frozenset[str]:
-    """Bring back those of ``names`` that are gone and lie in the trash; costs a listing if any is gone.
+    """Bring back those of ``names`` that lie in the trash, which is listed if any is gone.
 
-    Returns:
-        Those of ``names`` that stand in the store now, whoever put them there.
-
-    Raises:
-        StoreUnavailable: the trash cannot be listed, or a file cannot be moved.
+    Return those that stand in the store now, whoever put them there.
     """
     wanted = frozenset(names)
-    standing = frozenset(backend.stat(wanted))
+    standing = frozenset(backend.stat(wanted)) if wanted else wanted
     gone = wanted - standing
-    if not gone:
-        return standing
-    return standing | restore_from(backend, gone, trashed(backend))
+    return standing | restore_from(backend, gone, trashed(backend)) if gone else standing
 
 
 def restore_from(
     backend: BlobBackend, names: frozenset[str], contents: Mapping[str, tuple[FileInfo, ...]]
 ) -> frozenset[str]:
-    """As `restore`, with the trash listed before.
-
-    Returns:
-        Those of ``names`` that stand in the store now.
-    """
+    """As `restore`, with the trash listed before."""
     for name in sorted(names & contents.keys()):
         # Of several evicts the last has the bytes that stood last; an older copy serves if that one is gone.
         if any(backend.move(info.name, name) for info in contents[name]):
@@ -68,26 +57,27 @@ def restore_from(
     return frozenset(backend.stat(names))
 
 
-RESOLUTION_S = 86400.0
-"""A mark stands for any time up to so much later, because the next is made on the next day only."""
-_EMPTY = digest_bytes(b"")
+def bring_back(backend: BlobBackend, names: Iterable[str]) -> frozenset[str]:
+    """As `restore`; a store that cannot be written restores nothing, unless it is required."""
+    wanted = frozenset(names)
+    try:
+        return restore(backend, wanted)
+    except StoreUnavailable as error:
+        if is_final(error):
+            raise
+        logger.warning("%d files cannot be looked for in the trash: %s", len(wanted), error)
+        return frozenset()
 
 
 def mark_used(backend: BlobBackend, record_name: str, *, today: date | None = None) -> str:
-    """Note that the record of that name was used; best effort, at most one write for a record and a day.
+    """Note that a record was used; best effort, at most one write for a record and a day (UTC).
 
-    Args:
-        backend: the store.
-        record_name: the record's name in it.
-        today: the day; None takes that of this machine's clock, in UTC.
-
-    Returns:
-        Why it was not noted, for a report; empty where it was.
+    Return why it was not noted, for a report; empty where it was.
     """
     name = used_name(record_name, (today or datetime.now(UTC).date()).isoformat())
     try:
         if not backend.stat([name]):
-            backend.put_new([NewFile(name=name, source=b"", expected=_EMPTY)])
+            backend.put_new([new_document(name, b"")])
     except StoreError as error:
         logger.debug("The use of %s was not noted: %s", record_name, error)
         return (
@@ -105,10 +95,6 @@ def last_uses(marks: Iterable[FileInfo]) -> dict[str, FileInfo]:
         if parts and (parts[0] not in newest or newest[parts[0]].modified_s < mark.modified_s):
             newest[parts[0]] = mark
     return newest
-
-
-DEBRIS_S = 86400.0
-"""No publisher takes longer from the first byte of a batch to its names."""
 
 
 def list_debris(backend: BlobBackend) -> tuple[tuple[FileInfo, ...], str]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.deadline import in_each
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
 from warmrank.cache_store.cache_dir.private_files import create_private
 from warmrank.cache_store.digests import Digest, digest_stream
 from warmrank.cache_store.errors import (
@@ -28,6 +30,7 @@ from warmrank.cache_store.errors import (
     Untrusted,
     UnusableCache,
     is_damage,
+    is_final,
     os_errors_are_unavailable,
 )
 from warmrank.cache_store.gc.trash import DEBRIS_S, list_debris, restore
@@ -42,13 +45,19 @@ from warmrank.cache_store.layout import (
     split_fanned_name,
 )
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.progress import Meter, OnProgress
+from warmrank.cache_store.progress import Meter, OnProgress, nothing, while_asked
 from warmrank.cache_store.records.directory_listing import read_listing
-from warmrank.cache_store.records.documents import Documents, StandingManifest, quarantine
+from warmrank.cache_store.records.documents import (
+    READERS,
+    Documents,
+    StandingManifest,
+    quarantine,
+    read_stored_form,
+)
 from warmrank.cache_store.records.launches import read_launch
 from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.signing.trust import Trust
 
-READERS = 8
 _ELSEWHERE = "this place is only read here: run `warmrank store verify --repair` where it may be written"
 _T = TypeVar("_T")
 
@@ -57,14 +66,7 @@ _T = TypeVar("_T")
 class VerifyReport:
     """Outcome of reading the whole store; what stands in two of its places was read twice, and counts twice.
 
-    Attributes:
-        num_blobs: blobs read and hashed.
-        num_manifests: manifests looked at.
-        num_launches: launch records looked at.
-        num_listings: listings of other tools' directories looked at.
-        bytes_hashed: size of all blobs read.
-        faults: one line each; empty for a whole store.
-        repairs: what was done about them, one line each.
+    Faults and repairs have one line each; a whole store has no faults.
     """
 
     num_blobs: int
@@ -75,101 +77,87 @@ class VerifyReport:
     faults: tuple[str, ...]
     repairs: tuple[str, ...] = ()
 
-    def named(self, location: str) -> VerifyReport:
-        """The same, each line with the place that it is about."""
-        return replace(
-            self,
-            faults=tuple(f"{location}: {line}" for line in self.faults),
-            repairs=tuple(f"{location}: {line}" for line in self.repairs),
-        )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """Where good copies may be of what is damaged or missing.
-
-    Attributes:
-        places: of the same store.
-        cache_root: a cache directory of this node; None for none.
-    """
-
-    places: Sequence[BlobBackend] = ()
-    cache_root: Path | None = None
-
-    def files(self, digests: Iterable[Digest]) -> dict[int, list[Path]]:
-        """Files of the cache directory by their size, as far as it is that of one of ``digests``."""
-        found: dict[int, list[Path]] = {digest.size_bytes: [] for digest in digests}
-        for path in self.cache_root.rglob("*") if found and self.cache_root else ():
-            with contextlib.suppress(OSError):  # gone meanwhile
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and status.st_size in found:
-                    found[status.st_size].append(path)
-        return found
-
-
-def verify_store(  # noqa: PLR0913 - what is read, what it is part of, and what may be done
-    documents: Documents,
+def verify_places(
+    tiers: Sequence[Tier],
+    trust: Trust,
     *,
     repair: bool = False,
-    is_whole: bool = True,
-    is_writable: bool = True,
-    elsewhere: Elsewhere | None = None,
+    cache_root: Path | None = None,
+    left_out: Sequence[TierState] = (),
     on_progress: OnProgress | None = None,
-    clock: Callable[[], float] = time.time,
 ) -> VerifyReport:
-    """Hash every blob, judge every document, and follow every reference.
+    """Read every place of a store again, the farthest first; where there are several, faults name theirs.
 
-    Args:
-        documents: the store's.
-        repair: also move what is damaged away, and bring back what is missing and can be had.
-        is_whole: what a document needs must be here; a place nearer than the farthest may hold it in part.
-        is_writable: publishes write here too, so that they repair it.
-        elsewhere: where a repair looks for good copies, beside the trash.
-        on_progress: told now and then how far it is.
-        clock: seconds since the epoch; the store's own would need a write.
-
-    Raises:
-        StoreUnavailable: the store cannot be listed, or, with ``repair``, not written.
+    A repair also takes what is good in ``cache_root``; of ``left_out`` those that are away are faults.
     """
-    audit = _Audit(
-        documents=documents,
-        repair=repair,
-        is_whole=is_whole,
-        is_writable=is_writable,
-        elsewhere=elsewhere or Elsewhere(),
+
+    def verify(tier: Tier, view: TieredBackend) -> VerifyReport:
+        audit = Audit(
+            documents=Documents(backend=view, trust=trust),
+            repair=repair and tier.is_writable,
+            is_whole=tier is tiers[-1],
+            is_writable=tier.is_writable,
+            places=[TieredBackend([other]) for other in tiers if other is not tier],
+            cache_root=cache_root,
+        )
+        report = audit.run(while_asked(on_progress, view))
+        if len(tiers) == 1:
+            return report
+        faults = tuple(f"{tier.name}: {line}" for line in report.faults)
+        return replace(report, faults=faults, repairs=tuple(f"{tier.name}: {x}" for x in report.repairs))
+
+    reports, errors = in_each(tiers, verify)
+    for _, error in errors:
+        if is_final(error):
+            raise error
+    failed = [f"{tier.name}: {error}" for tier, error in errors]
+    away = [f"{state.location}: {state.reason}" for state in left_out if state.state == "away"]
+    return VerifyReport(
+        num_blobs=sum(report.num_blobs for report in reports),
+        num_manifests=sum(report.num_manifests for report in reports),
+        num_launches=sum(report.num_launches for report in reports),
+        num_listings=sum(report.num_listings for report in reports),
+        bytes_hashed=sum(report.bytes_hashed for report in reports),
+        faults=(*(line for report in reports for line in report.faults), *failed, *away),
+        repairs=tuple(line for report in reports for line in report.repairs),
     )
-    return audit.run(on_progress, clock())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Audit:
+class Audit:
+    """Hashes every blob of one place, judges every document, and follows every reference.
+
+    A repair looks for good copies in other ``places`` of the store and in a cache directory.
+    """
+
     documents: Documents
-    repair: bool
-    is_whole: bool
-    is_writable: bool
-    elsewhere: Elsewhere
+    repair: bool = False
+    is_whole: bool = True  # what a document needs must be here; a near place may hold it in part
+    is_writable: bool = True  # publishes write here too, so that they repair it
+    places: Sequence[BlobBackend] = ()
+    cache_root: Path | None = None
     faults: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
 
-    def run(self, on_progress: OnProgress | None, now_s: float) -> VerifyReport:
+    def run(
+        self, on_progress: OnProgress | None = None, clock: Callable[[], float] = time.time
+    ) -> VerifyReport:
+        """Do it; ``clock`` is in epoch seconds, as the store's own would need a write."""
+        now_s = clock()
         launches, num_launches = self._read_launches()
         listings, num_listings = self._read_listings()
         self._bring_back(
             manifest_name(ref.manifest_key) for record in launches.values() for ref in record.partitions
         )
         manifests = self._read_manifests(launches.values())
-        needed = {
-            blob_name(entry.sha256): entry.digest
-            for standing in manifests.values()
-            for entry in (standing.manifest.artifacts if standing else ())
-        }
+        entries = [entry for found in manifests.values() if found for entry in found.manifest.artifacts]
+        needed = {blob_name(entry.sha256): entry.digest for entry in entries}
         needed |= {name: digest for blobs in listings.values() for name, digest in blobs.items()}
         self._bring_back(needed)
         sizes = self._hash_blobs(on_progress)
         self._put_again(needed)
-        self._check_launches(launches, manifests)
-        self._check_manifests(manifests, sizes)
-        self._check_listings(listings, sizes)
+        self._check_references(launches, manifests, listings, sizes)
         self._check_debris(now_s)
         return VerifyReport(
             num_blobs=len(sizes),
@@ -183,7 +171,7 @@ class _Audit:
 
     def _read_launches(self) -> tuple[dict[str, LaunchRecord], int]:
         names = [info.name for info in self.documents.backend.list(LAUNCHES)]
-        found = self._judge(names, read_launch)
+        found = self._judge_documents(names, read_launch)
         return {name: record for name, record in found.items() if record is not None}, len(names)
 
     def _read_listings(self) -> tuple[dict[str, dict[str, Digest]], int]:
@@ -191,48 +179,106 @@ class _Audit:
         names = [info.name for info in self.documents.backend.list(DIRECTORIES)]
         good = [name for name in names if split_directory_name(name)]
         self.faults.extend(f"{name}: no name of a listing" for name in names if name not in set(good))
-        found = self._judge(good, _read_listing)
+        found = self._judge_documents(good, _read_listing)
         return {name: blobs for name, blobs in found.items() if blobs is not None}, len(names)
 
     def _read_manifests(self, records: Iterable[LaunchRecord]) -> dict[str, StandingManifest | None]:
         """Manifests by name, also those that only another place had; None where one cannot be used."""
-        names = {info.name: None for info in self.documents.backend.list(MANIFESTS)}
-        keys = {name: key for name in names if (key := split_fanned_name(MANIFESTS, name))}
-        self.faults.extend(f"{name}: no name of a manifest" for name in names if name not in keys)
-        found = self._judge(list(keys), _read_manifest)
+        names = self._named(MANIFESTS, "manifest", self.documents.backend.list(MANIFESTS))
+        found = self._judge_documents(list(names), _read_manifest)
         refs = {manifest_name(ref.manifest_key): ref for record in records for ref in record.partitions}
-        for name in sorted(refs.keys() - keys.keys()) if self.repair and self.is_whole else ():
+        for name in sorted(refs.keys() - names.keys()) if self.repair and self.is_whole else ():
             if (standing := self._taken_over(name, _read_manifest)) is not None:
                 self.faults.append(f"{name}: missing")
                 found[name] = standing
         return found
 
-    def _judge(self, names: Sequence[str], read: Callable[[Documents, str], _T]) -> dict[str, _T | None]:
-        """Read documents; one that cannot be used is a fault, and None unless another place has it whole."""
+    def _hash_blobs(self, on_progress: OnProgress | None) -> dict[str, int]:
+        """Sizes of all blobs by name, the damaged ones included."""
+        listed = list(self.documents.backend.list(BLOBS))
+        total_bytes = sum(info.content_bytes or info.stored_bytes for info in listed)
+        meter = Meter("Verifying", total_bytes=total_bytes, total_files=len(listed), on_progress=on_progress)
+        infos = self._named(BLOBS, "blob", listed)
+
+        def count(name: str) -> None:
+            meter.count(infos[name].content_bytes or infos[name].stored_bytes, 1)
+
+        found = self._judge(list(infos), self._look_at_blob, self._restored, count)
+        meter.finish()
+        return {name: digest.size_bytes for name, digest in found.items() if digest is not None}
+
+    def _named(self, prefix: str, what: str, infos: Iterable[FileInfo]) -> dict[str, FileInfo]:
+        """Files by name; one whose name the layout does not give is a fault."""
+        found = {info.name: info for info in infos}
+        strangers = [name for name in found if not split_fanned_name(prefix, name)]
+        self.faults.extend(f"{name}: no name of a {what}" for name in strangers)
+        return {name: info for name, info in found.items() if name not in set(strangers)}
+
+    def _judge_documents(
+        self, names: Sequence[str], read: Callable[[Documents, str], _T]
+    ) -> dict[str, _T | None]:
+        def look(name: str) -> tuple[_T | None, str, bool]:
+            answer = _attempt(read, self.documents, name)
+            if not isinstance(answer, StoreError):
+                return answer, "", False
+            is_revoked = isinstance(answer, Untrusted) and answer.reason == "revoked"
+            return None, self._said(answer), is_damage(answer) or is_revoked
+
+        return self._judge(names, look, lambda name: self._taken_over(name, read))
+
+    def _judge(
+        self,
+        names: Sequence[str],
+        look: Callable[[str], tuple[_T | None, str, bool]],
+        replaced: Callable[[str], _T | None],
+        count: Callable[[str], None] = nothing,
+    ) -> dict[str, _T | None]:
+        """Look at files: what each is, its fault, and whether a repair takes it away.
+
+        What stays bad when it is looked at again is moved away, and replaced if it can be.
+        """
 
         def judge(name: str) -> tuple[_T | None, str]:
-            answer = _attempt(read, self.documents, name)
-            if isinstance(answer, StoreError) and _goes_away(answer) and self.repair:
-                answer = _attempt(read, self.documents, name)
-                if isinstance(answer, StoreError) and _goes_away(answer):
-                    self._move_away(name, str(answer))
-                    return self._taken_over(name, read), str(answer)
-            return (None, self._said(answer)) if isinstance(answer, StoreError) else (answer, "")
+            found, fault, goes_away = look(name)
+            if goes_away and self.repair:
+                found, fault, goes_away = look(name)
+                if goes_away:
+                    self._move_away(name, fault)
+                    found = replaced(name) or found
+            count(name)
+            return found, fault
 
-        found: dict[str, _T | None] = {}
-        for name, (document, fault) in zip(names, each(judge, names, num_threads=READERS), strict=True):
-            found[name] = document
-            if fault:
-                self.faults.append(fault)
-        return found
+        answers = dict(zip(names, each(judge, names, num_threads=READERS), strict=True))
+        self.faults.extend(fault for _, fault in answers.values() if fault)
+        return {name: found for name, (found, _) in answers.items()}
+
+    def _look_at_blob(self, name: str) -> tuple[Digest | None, str, bool]:
+        answer = _digest(self.documents.backend, name)
+        if isinstance(answer, NotInStore) and not self.documents.backend.stat([name]):
+            return None, "", False  # another process moved it since the listing
+        if isinstance(answer, StoreError):
+            return None, self._said(answer), is_damage(answer)
+        is_damaged = answer.sha256 != split_fanned_name(BLOBS, name)
+        return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
+
+    def _restored(self, name: str) -> Digest | None:
+        """A good copy in the trash takes the place of a damaged blob."""
+        if name not in restore(self.documents.backend, [name]):
+            return None
+        copy = _digest(self.documents.backend, name)
+        if isinstance(copy, Digest) and copy.sha256 == split_fanned_name(BLOBS, name):
+            self.repairs.append(f"{name}: restored from the trash")
+            return copy
+        self._move_away(name, "the copy in the trash was damaged too")
+        return None
 
     def _taken_over(self, name: str, read: Callable[[Documents, str], _T]) -> _T | None:
         """A document that another place has whole, and this one now; None where none has."""
-        for place in self.elsewhere.places:
+        for place in self.places:
             documents = Documents(backend=place, trust=self.documents.trust)
             answer = _attempt(read, documents, name)
             if not isinstance(answer, StoreError):
-                self.documents.write(name, documents.read_sealed(name))
+                self.documents.write(name, read_stored_form(place, name))
                 self.repairs.append(f"{name}: put again from another place of the store")
                 return answer
         return None
@@ -244,70 +290,27 @@ class _Audit:
             return
         standing = backend.stat(needed)
         missing = {name: digest for name, digest in needed.items() if name not in standing}
-        files = self.elsewhere.files(missing.values())
+        files = self._files(missing.values())
         with tempfile.TemporaryDirectory() as directory:
             for name, digest in missing.items():
-                fetched = (_copy_out(place, name, Path(directory)) for place in self.elsewhere.places)
-                for path in itertools.chain(files[digest.size_bytes], fetched):
-                    if path and _put(backend, NewFile(name=name, source=path, expected=digest)):
-                        where = "another place of the store" if path.parent == Path(directory) else str(path)
-                        self.repairs.append(f"{name}: put again from {where}")
-                        break
+                fetched = (_copy_out(place, name, Path(directory)) for place in self.places)
+                for path in filter(None, itertools.chain(files[digest.size_bytes], fetched)):
+                    with contextlib.suppress(Corrupt, UnusableCache):  # then the file does not hold it
+                        if backend.put_new([NewFile(name=name, source=path, expected=digest)]):
+                            is_fetched = path.parent == Path(directory)
+                            where = "another place of the store" if is_fetched else str(path)
+                            self.repairs.append(f"{name}: put again from {where}")
+                            break
 
-    def _hash_blobs(self, on_progress: OnProgress | None) -> dict[str, int]:
-        """Sizes of all blobs by name, the damaged ones included."""
-        backend = self.documents.backend
-        infos = list(backend.list(BLOBS))
-        total_bytes = sum(info.content_bytes or info.stored_bytes for info in infos)
-        meter = Meter("Verifying", total_bytes=total_bytes, total_files=len(infos), on_progress=on_progress)
-        strangers = [info.name for info in infos if not _sha256_of(info.name)]
-        self.faults.extend(f"{name}: no name of a blob" for name in strangers)
-
-        def judge(info: FileInfo) -> tuple[Digest | None, str]:
-            found = self._judge_blob(info.name)
-            meter.count(info.content_bytes or info.stored_bytes, 1)
-            return found
-
-        blobs = [info for info in infos if _sha256_of(info.name)]
-        sizes: dict[str, int] = {}
-        for info, (digest, fault) in zip(blobs, each(judge, blobs, num_threads=READERS), strict=True):
-            if digest is not None:
-                sizes[info.name] = digest.size_bytes
-            if fault:
-                self.faults.append(fault)
-        meter.finish()
-        return sizes
-
-    def _judge_blob(self, name: str) -> tuple[Digest | None, str]:
-        """What a blob is, and what is wrong with it; one that stays damaged is moved away."""
-        digest, fault, is_damaged = self._look_at_blob(name)
-        if not (is_damaged and self.repair):
-            return digest, fault
-        again, fault_again, is_damaged = self._look_at_blob(name)
-        if not is_damaged:
-            return again, fault_again
-        self._move_away(name, fault_again)
-        return self._restored(name) or digest, fault_again
-
-    def _look_at_blob(self, name: str) -> tuple[Digest | None, str, bool]:
-        answer = _digest(self.documents.backend, name)
-        if isinstance(answer, NotInStore) and not self.documents.backend.stat([name]):
-            return None, "", False  # another process moved it since the listing
-        if isinstance(answer, StoreError):
-            return None, self._said(answer), is_damage(answer)
-        is_damaged = answer.sha256 != _sha256_of(name)
-        return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
-
-    def _restored(self, name: str) -> Digest | None:
-        """A good copy in the trash takes the place of a damaged blob."""
-        if name not in restore(self.documents.backend, [name]):
-            return None
-        copy = _digest(self.documents.backend, name)
-        if isinstance(copy, Digest) and copy.sha256 == _sha256_of(name):
-            self.repairs.append(f"{name}: restored from the trash")
-            return copy
-        self._move_away(name, "the copy in the trash was damaged too")
-        return None
+    def _files(self, digests: Iterable[Digest]) -> dict[int, list[Path]]:
+        """Files of the cache directory by their size, as far as it is that of one of ``digests``."""
+        found: dict[int, list[Path]] = {digest.size_bytes: [] for digest in digests}
+        for path in self.cache_root.rglob("*") if found and self.cache_root else ():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_size in found:
+                    found[status.st_size].append(path)
+        return found
 
     def _move_away(self, name: str, reason: str) -> None:
         quarantine(self.documents.backend, name, reason)
@@ -323,20 +326,30 @@ class _Audit:
             self.faults.append(f"{name}: missing")
             self.repairs.append(f"{name}: restored from the trash")
 
-    def _check_manifests(self, manifests: dict[str, StandingManifest | None], sizes: dict[str, int]) -> None:
+    def _check_references(
+        self,
+        launches: Mapping[str, LaunchRecord],
+        manifests: Mapping[str, StandingManifest | None],
+        listings: Mapping[str, Iterable[str]],
+        sizes: Mapping[str, int],
+    ) -> None:
+        for name, record in launches.items():
+            for ref in record.partitions:
+                manifest = manifest_name(ref.manifest_key)
+                standing = manifests.get(manifest)
+                if manifest not in manifests and self.is_whole:
+                    self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
+                elif standing is not None and standing.sha256 != ref.manifest_sha256:
+                    self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
         for name, standing in manifests.items():
             for entry in standing.manifest.artifacts if standing else ():
                 blob = blob_name(entry.sha256)
                 if sizes.get(blob) != entry.size_bytes and (self.is_whole or blob in sizes):
                     actual = f"{sizes[blob]} bytes long" if blob in sizes else "missing"
-                    self.faults.append(
-                        f"{name}: {entry.function} needs {blob} of {entry.size_bytes} bytes, "
-                        f"which is {actual}"
-                    )
-
-    def _check_listings(self, listings: Mapping[str, Iterable[str]], sizes: Mapping[str, int]) -> None:
-        for name, blobs in listings.items():
-            missing = [blob for blob in blobs if self.is_whole and blob not in sizes]
+                    needs = f"{entry.function} needs {blob} of {entry.size_bytes} bytes"
+                    self.faults.append(f"{name}: {needs}, which is {actual}")
+        for name, blobs in listings.items() if self.is_whole else ():
+            missing = (blob for blob in blobs if blob not in sizes)
             self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
 
     def _check_debris(self, now_s: float) -> None:
@@ -355,19 +368,7 @@ class _Audit:
             return str(error)
         if isinstance(error, Untrusted) and error.reason == "unknown_signer":
             return str(error)
-        return str(replace(error, remedy=_ELSEWHERE))
-
-    def _check_launches(
-        self, launches: dict[str, LaunchRecord], manifests: dict[str, StandingManifest | None]
-    ) -> None:
-        for name, record in launches.items():
-            for ref in record.partitions:
-                manifest = manifest_name(ref.manifest_key)
-                standing = manifests.get(manifest)
-                if manifest not in manifests and self.is_whole:
-                    self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
-                elif standing is not None and standing.sha256 != ref.manifest_sha256:
-                    self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
+        return str(error.but(remedy=_ELSEWHERE))
 
 
 def _attempt(read: Callable[[Documents, str], _T], documents: Documents, name: str) -> _T | StoreError:
@@ -398,26 +399,9 @@ def _copy_out(place: BlobBackend, name: str, directory: Path) -> Path | None:
     return path
 
 
-def _put(backend: BlobBackend, file: NewFile) -> bool:
-    """Put a blob if the file holds it."""
-    try:
-        return bool(backend.put_new([file]))
-    except (Corrupt, UnusableCache):
-        return False
-
-
 def _digest(backend: BlobBackend, name: str) -> Digest | StoreError:
     try:
         with backend.open(name) as file, os_errors_are_unavailable("blob", name):
             return digest_stream(file)
     except StoreError as error:
         return error
-
-
-def _sha256_of(name: str) -> str | None:
-    return split_fanned_name(BLOBS, name)
-
-
-def _goes_away(error: StoreError) -> bool:
-    """Whether a repair takes the document away: it is damaged, or of a key that was revoked."""
-    return is_damage(error) or (isinstance(error, Untrusted) and error.reason == "revoked")

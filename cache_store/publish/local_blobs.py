@@ -6,7 +6,7 @@ file of each blob that it lacks is hashed while it is copied, the others by thre
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,33 +23,22 @@ from warmrank.cache_store.records.documents import quarantine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBlobs:
-    """Private files below one cache directory, and what their bytes must be.
+    """Private files below one cache directory, and what their bytes must be."""
 
-    Attributes:
-        digests: by file; as text, because there are thousands, and most are only looked at.
-        index: of that directory.
-    """
-
-    digests: Mapping[str, Digest]
+    digests: Mapping[
+        str, Digest
+    ]  # by file; as text, because there are thousands, and most are only looked at
     index: DigestIndex
 
     def put(self, backend: BlobBackend, *, make_durable: bool) -> tuple[Digest, ...]:
-        """Check all files, and add those that the store lacks, each once.
+        """Check all files, add those that the store lacks, each once, and return the digests of the new ones.
 
-        A blob of the wrong size is moved into quarantine and put again, so a publish repairs it.
-
-        Args:
-            backend: the store.
-            make_durable: also the names of blobs that another publisher added, who may not have done it yet;
-                needless where a manifest that names them stands.
-
-        Returns:
-            The digests of those that were new.
+        A blob of the wrong size is moved into quarantine and put again, so a publish repairs it. The names of
+        blobs that another publisher added, who may not have done it yet, are made durable too if
+        ``make_durable``; needless where a manifest that names them stands.
 
         Raises:
             Corrupt: a file is not what it must be; nothing was added.
-            UnusableCache: a file is not there, or not private.
-            StoreUnavailable: the store cannot be written, or a bad blob stands in it and cannot be moved.
         """
         sources = self._sources()
         absent = absent_blobs(backend, {name: self.digests[path] for name, path in sources.items()})
@@ -63,28 +52,20 @@ class LocalBlobs:
             self.index.remember(Path(path), self.digests[path], read_ns=read_ns)
         # Where another publisher was faster the files may not have been read.
         self._check_all([sources[name] for name in sorted(absent - created)])
-        self._check_standing(backend, absent - created, sources)
+        check_standing(backend, {name: self.digests[sources[name]] for name in absent - created})
         return tuple(self.digests[path] for name, path in sources.items() if name in created)
 
     def put_again(self, backend: BlobBackend, digests: Iterable[Digest]) -> frozenset[str]:
         """Bring back those blobs that an evict took since `put`, from the trash or from the files here.
 
-        Returns:
-            Names of those that are gone and not among the files here.
-
-        Raises:
-            Corrupt, UnusableCache, StoreUnavailable: as `put`.
+        Return names of those that are gone and not among the files here; raises as `put`.
         """
         absent = absent_blobs(backend, {blob_name(item.sha256): item for item in digests}, restore=True)
         sources = self._sources()
         created = self._put(backend, sorted(absent & sources.keys()), sources)
-        self._check_standing(backend, (absent & sources.keys()) - set(created), sources)
+        standing = (absent & sources.keys()) - set(created)
+        check_standing(backend, {name: self.digests[sources[name]] for name in standing})
         return absent - sources.keys()
-
-    def _check_standing(
-        self, backend: BlobBackend, names: Collection[str], sources: Mapping[str, str]
-    ) -> None:
-        check_standing(backend, {name: self.digests[sources[name]] for name in names})
 
     def _sources(self) -> dict[str, str]:
         """One file for each blob, by the blob's name."""
@@ -126,7 +107,13 @@ class LocalBlobs:
             if actual != expected:
                 actual = digest_private(path)  # an index alone condemns no file
         if actual != expected:
-            raise _changed(path, expected=expected, actual=actual)
+            raise Corrupt(
+                what="artifact",
+                where=str(path),
+                expected=str(expected),
+                actual=str(actual),
+                remedy="it changed after it was made; compile again",
+            )
 
 
 def absent_blobs(
@@ -134,24 +121,14 @@ def absent_blobs(
 ) -> frozenset[str]:
     """Names of the blobs that a place lacks; one of the wrong size goes into quarantine.
 
-    Args:
-        backend: one place of the store.
-        wanted: digests by name.
-        restore: first bring back from the trash what lies there, which costs a listing of it.
-
-    Raises:
-        StoreUnavailable: it cannot be looked at, or has a bad blob that cannot be moved.
+    With ``restore`` what lies in the trash is brought back first, which costs a listing of it.
     """
     gone = wanted.keys() - _whole(backend, wanted)
     return frozenset(gone - bring_back(backend, gone) if restore and gone else gone)
 
 
 def check_standing(backend: BlobBackend, wanted: Mapping[str, Digest]) -> None:
-    """Make sure of blobs that were put, but that the store said it had already.
-
-    Raises:
-        StoreUnavailable: one of them is not there whole.
-    """
+    """Make sure, or raise `StoreUnavailable`, of blobs that were put, but that the store said it had."""
     if wanted and (missing := sorted(wanted.keys() - _whole(backend, wanted))):
         reason = "it was put, and is not there; something else stood in its place, or took it away"
         raise StoreUnavailable(what="blob", where=missing[0], reason=reason, remedy="publish again")
@@ -169,10 +146,3 @@ def _whole(backend: BlobBackend, wanted: Mapping[str, Digest]) -> set[str]:
         # Not only logged where that fails: nothing could be put in its place, and nothing said so.
         quarantine(backend, name, str(fault))
     return whole
-
-
-def _changed(path: Path, *, expected: Digest, actual: Digest) -> Corrupt:
-    remedy = "it changed after it was made; compile again"
-    return Corrupt(
-        what="artifact", where=str(path), expected=str(expected), actual=str(actual), remedy=remedy
-    )

@@ -1,37 +1,55 @@
-"""Publishing partitions: blobs first, manifests last.
+"""Publishing partitions, blobs first and manifests last, and committing launch records after those.
 
-A manifest is created only after all its blobs are durable, and never overwritten: the first publisher's
-stays, unless this process must not believe it, which goes into quarantine. An evict may take blobs until it
-sees the manifest, so they are looked at again after it, and brought back.
+A manifest is created only after all its blobs are durable, a record only after every manifest that it names,
+each pinned. Neither is ever overwritten: the first publisher's stays, unless this process must not believe
+it, which goes into quarantine. An evict may take what is needed until it sees the document that needs it, so
+that is looked at again afterwards, and brought back; where that fails a record is moved away again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, new_document
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.private_files import digest_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.errors import NotInStore, StoreError, Untrusted, is_damage
-from warmrank.cache_store.layout import blob_name, manifest_name
+from warmrank.cache_store.errors import (
+    Conflict,
+    Corrupt,
+    NewerFormat,
+    NotInStore,
+    StoreError,
+    Untrusted,
+    is_damage,
+)
+from warmrank.cache_store.gc.inventory import references
+from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed
+from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
+from warmrank.cache_store.parallel import each
 from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs, check_standing
-from warmrank.cache_store.records.documents import Documents, StandingManifest, quarantine
-from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef, partition_key
+from warmrank.cache_store.records.documents import (
+    READERS,
+    Documents,
+    StandingManifest,
+    quarantine,
+    read_stored_form,
+)
+from warmrank.cache_store.records.launches import read_launch, summarize_launches, take_launches
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, partition_key
+from warmrank.cache_store.signing.trust import signer_id
 from warmrank.cache_store.steps import Step, reached
+
+logger = logging.getLogger(__name__)
+_INDEX = "offline_build"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobReport:
-    """Outcome of adding one file.
-
-    Attributes:
-        digest: its digest, which names the blob.
-        created: this call added the blob; otherwise it was there.
-    """
+    """The digest that names an added blob, and whether this call created it; otherwise it was there."""
 
     digest: Digest
     created: bool
@@ -39,27 +57,16 @@ class BlobReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
-    """Outcome of publishing one partition.
-
-    Attributes:
-        key: the partition's key.
-        ref: what a launch record says about the manifest that stands in the store under ``key``.
-        created: this call created the manifest; otherwise one stood there, and it stays.
-        num_blobs_new: blobs that this call added.
-        bytes_new: their size.
-        conflicts: functions for which the standing manifest has other bytes: their compile is not
-            deterministic.
-    """
+    """Outcome of publishing one partition."""
 
     key: str
-    ref: PartitionRef
-    created: bool
+    ref: PartitionRef  # what a launch record says about the manifest that stands under ``key``
+    created: bool  # this call created the manifest; otherwise one stood there, and it stays
     num_blobs_new: int
     bytes_new: int
-    conflicts: tuple[str, ...]
-
-
-logger = logging.getLogger(__name__)
+    conflicts: tuple[
+        str, ...
+    ]  # functions whose bytes differ from the standing ones: nondeterministic compiles
 
 
 def put_blob(backend: BlobBackend, path: Path) -> BlobReport:
@@ -67,8 +74,6 @@ def put_blob(backend: BlobBackend, path: Path) -> BlobReport:
 
     Raises:
         Corrupt: the file changed while it was read.
-        UnusableCache: it is not there, or not private.
-        StoreUnavailable: it could not be stored.
     """
     with os_errors_are_unusable("file", path):
         digest = digest_private(path)
@@ -88,55 +93,128 @@ def publish_partition(
     Raises:
         Corrupt: a file is not what the manifest says; nothing was published.
         Untrusted: there is no key to sign with, or somebody not trusted here was faster.
-        UnusableCache: a file is not there, or not private.
-        StoreUnavailable: the store cannot be written; to try again is safe.
     """
-    reached(Step.PUBLISH_STARTED)
-    key = partition_key(launch_key, manifest)
-    stood, refusal = _standing(documents, key)
-    # Sealed before the first write: without a signing key nothing is published at all.
-    sealed = None if stood else documents.trust.seal("manifest", key, manifest.to_bytes())
-    conflicts = conflicts_of(stood, manifest)
-    blobs = _local_blobs(manifest, root, without=conflicts)
-    new = blobs.put(documents.backend, make_durable=stood is None)
-    blobs.index.save()
-    reached(Step.PUBLISH_BLOBS)
-    if refusal:
-        quarantine(documents.backend, manifest_name(key), str(refusal))
-    created = sealed is not None and documents.write(manifest_name(key), sealed)
-    reached(Step.PUBLISH_MANIFEST)
-    standing = stood
-    if standing is None:
-        standing = documents.take_manifest(key)  # this one, or that of a publisher who was faster
-        conflicts = conflicts_of(standing, manifest)
-    # Blobs that were put after their manifest stood need no second look.
-    _look_again(documents, blobs, standing, of=conflicts if stood else None)
-    reached(Step.PUBLISH_DONE)
-    report = PublishReport(
-        key=key,
-        ref=_ref(key, standing),
-        created=created,
-        num_blobs_new=len(new),
-        bytes_new=sum(digest.size_bytes for digest in new),
-        conflicts=conflicts,
+    index = DigestIndex.open(root, manifest.partition)
+    (report,) = _publish(documents, launch_key, [manifest], None, index)
+    logger.info(
+        "Published %s as %s: %d new blobs, %d bytes, manifest %s",
+        manifest.partition,
+        report.key[:12],
+        report.num_blobs_new,
+        report.bytes_new,
+        "created" if report.created else "stood there",
     )
-    _log(report, manifest.partition)
     return report
 
 
-def _standing(documents: Documents, key: str) -> tuple[StandingManifest | None, Untrusted | None]:
-    """The manifest that stands, or why the one that stands is not believed here."""
-    try:
-        return documents.take_manifest(key), None
-    except NotInStore:
-        return None, None
-    except Untrusted as error:
-        # What is damaged (a bad signature too) is in quarantine by now.
-        return None, None if is_damage(error) else error
-    except StoreError as error:
-        if is_damage(error):
-            return None, None
-        raise
+def publish_many(
+    documents: Documents,
+    launch_key: str,
+    manifests: Sequence[PartitionManifest],
+    files: Mapping[str, Path],
+    root: Path,
+) -> tuple[PublishReport, ...]:
+    """As `publish_partition`, of distinct partitions whose artifacts lie anywhere below ``root``.
+
+    ``files`` has a private file for each sha256. Reports come in the order of the manifests; new blobs are
+    counted in the first.
+    """
+    reports = _publish(documents, launch_key, manifests, files, DigestIndex.open(root, _INDEX))
+    num_created = sum(report.created for report in reports)
+    num_blobs = sum(report.num_blobs_new for report in reports)
+    logger.info("Published %d partitions, %d of them new, %d new blobs", len(reports), num_created, num_blobs)
+    return reports
+
+
+def _publish(
+    documents: Documents,
+    launch_key: str,
+    manifests: Sequence[PartitionManifest],
+    files: Mapping[str, Path] | None,
+    index: DigestIndex,
+) -> tuple[PublishReport, ...]:
+    """Publish partitions; where ``files`` is None, each of their files from where it lies."""
+    reached(Step.PUBLISH_STARTED)
+    backend = documents.backend
+    keyed = {partition_key(launch_key, manifest): manifest for manifest in manifests}
+    standing, refused = _standing_manifests(documents, keyed)
+    stood = standing.keys() | set()
+    # Sealed before the first write: without a signing key nothing is published at all.
+    sealed = {
+        key: documents.trust.seal("manifest", key, manifest.to_bytes())
+        for key, manifest in keyed.items()
+        if key not in stood
+    }
+    conflicts = {key: conflicts_of(standing.get(key), manifest) for key, manifest in keyed.items()}
+    blobs = LocalBlobs(
+        digests={
+            str(files[entry.sha256] if files is not None else entry.local_path(index.root)): entry.digest
+            for key, manifest in keyed.items()
+            for entry in manifest.artifacts
+            if entry.function not in conflicts[key]
+        },
+        index=index,
+    )
+    new = blobs.put(backend, make_durable=bool(sealed))
+    index.save()
+    reached(Step.PUBLISH_BLOBS)
+    for key, error in refused.items():
+        quarantine(backend, manifest_name(key), str(error))
+    created = _write_manifests(documents, sealed)
+    reached(Step.PUBLISH_MANIFEST)
+    for key, data in sealed.items():
+        if key in created:
+            sha256, signer = digest_bytes(data).sha256, signer_id(data)
+            standing[key] = StandingManifest(manifest=keyed[key], sha256=sha256, signer_id=signer)
+        else:
+            standing[key] = documents.take_manifest(key)  # that of a publisher who was faster
+            conflicts[key] = conflicts_of(standing[key], keyed[key])
+    # Blobs that were put after their manifest stood need no second look.
+    needed = [
+        entry.digest
+        for key, found in standing.items()
+        for entry in found.manifest.artifacts
+        if key not in stood or entry.function in conflicts[key]
+    ]
+    for name in sorted(blobs.put_again(backend, needed)) if needed else ():
+        logger.warning("%s, which another publisher put, is gone; who has it must publish again", name)
+    reached(Step.PUBLISH_DONE)
+    for key, functions in conflicts.items():
+        for function in functions:
+            partition = keyed[key].partition
+            said = "%s of %s compiled to other bytes than those published first: nondeterministic"
+            logger.warning(said, function, partition)
+    return tuple(
+        PublishReport(
+            key=key,
+            ref=standing[key].ref(key),
+            created=key in created,
+            num_blobs_new=len(new) if position == 0 else 0,
+            bytes_new=sum(digest.size_bytes for digest in new) if position == 0 else 0,
+            conflicts=conflicts[key],
+        )
+        for position, key in enumerate(keyed)
+    )
+
+
+def _standing_manifests(
+    documents: Documents, keys: Mapping[str, object]
+) -> tuple[dict[str, StandingManifest], dict[str, Untrusted]]:
+    """The manifests that stand, and why others that do are not believed here."""
+    found: dict[str, StandingManifest] = {}
+    refused: dict[str, Untrusted] = {}
+    present = documents.backend.stat(manifest_name(key) for key in keys)
+    for key in keys:
+        if manifest_name(key) not in present:
+            continue
+        try:
+            found[key] = documents.take_manifest(key)
+        except StoreError as error:
+            if isinstance(error, Untrusted) and not is_damage(error):
+                refused[key] = error
+            elif not is_damage(error) and not isinstance(error, NotInStore):
+                raise  # what is damaged is in quarantine by now
+    return found, refused
 
 
 def conflicts_of(standing: StandingManifest | None, manifest: PartitionManifest) -> tuple[str, ...]:
@@ -152,159 +230,128 @@ def conflicts_of(standing: StandingManifest | None, manifest: PartitionManifest)
     return tuple(sorted(differing))
 
 
-def _local_blobs(manifest: PartitionManifest, root: Path, *, without: Collection[str]) -> LocalBlobs:
-    entries = [entry for entry in manifest.artifacts if entry.function not in without]
-    return LocalBlobs(
-        digests={str(entry.local_path(root)): entry.digest for entry in entries},
-        index=DigestIndex.open(root, manifest.partition),
-    )
+def _write_manifests(documents: Documents, sealed: Mapping[str, bytes]) -> set[str]:
+    """Create manifests; return the keys of those that this call created."""
+    names = {manifest_name(key): key for key in sealed}
+    files = [new_document(name, sealed[key]) for name, key in names.items()]
+    return {names[name] for name in documents.backend.put_new(files)} if files else set()
 
 
-def _look_again(
-    documents: Documents, blobs: LocalBlobs, standing: StandingManifest, *, of: Collection[str] | None
-) -> None:
-    """Bring back what an evict took before it could see the manifest; ``of`` names functions, None is all."""
-    needed = [entry.digest for entry in standing.manifest.artifacts if of is None or entry.function in of]
-    if not needed:
-        return
-    for name in sorted(blobs.put_again(documents.backend, needed)):
-        logger.warning("%s, which another publisher put, is gone; who has it must publish again", name)
+def commit_launch(documents: Documents, record: LaunchRecord) -> str:
+    """Put a record into the store, and return the sha256 that names it.
 
+    A launch that found everything warm would commit what stands there already; then that record stays the
+    one, and only a change is written.
 
-def _ref(key: str, standing: StandingManifest) -> PartitionRef:
-    manifest = standing.manifest
-    return PartitionRef(
-        partition=manifest.partition, rank=manifest.rank, manifest_key=key, manifest_sha256=standing.sha256
-    )
-
-
-def _log(report: PublishReport, partition: str) -> None:
+    Raises:
+        NotInStore: manifests that it names are missing (all are named), from the start or because an evict
+            took them while this process was stopped; no record stands.
+        Conflict: a manifest is another one than the record pins; nothing was written.
+        Untrusted: the policy asks for a signature, and there is no key to sign with.
+    """
+    _check_manifests(documents, record)
+    reached(Step.COMMIT_CHECKED)
+    backend = documents.backend
+    if standing := _standing_record(documents, record):
+        mark_used(backend, standing)
+        _look_again(documents, record)
+        if backend.stat([standing]):
+            return standing.rpartition("/")[2]
+    payload = record.to_bytes()
+    sha256 = digest_bytes(payload).sha256
+    name = launch_name(record.launch_key, sha256)
+    _write_record(documents, name, documents.trust.seal("launch", record.launch_key, payload))
+    reached(Step.COMMIT_RECORD)
+    try:
+        _look_again(documents, record)
+    except (NotInStore, Conflict, Corrupt) as error:
+        quarantine(backend, name, f"not whole: {error}")
+        raise
     logger.info(
-        "Published %s as %s: %d new blobs, %d bytes, manifest %s",
-        partition,
-        report.key[:12],
-        report.num_blobs_new,
-        report.bytes_new,
-        "created" if report.created else "stood there",
+        "Committed launch %s of %d ranks as %s", record.launch_key[:12], record.world_size, sha256[:12]
     )
-    for function in report.conflicts:
-        logger.warning(
-            "%s of %s compiled to other bytes than those published first: nondeterministic",
-            function,
-            partition,
+    return sha256
+
+
+def _write_record(documents: Documents, name: str, sealed: bytes) -> None:
+    """Create a record; one under its name that cannot be believed here makes way, as a manifest does."""
+    if documents.write(name, sealed):
+        return
+    try:
+        read_launch(documents, name)
+    except (Corrupt, Untrusted) as error:
+        quarantine(documents.backend, name, str(error))
+        documents.write(name, sealed)
+
+
+def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
+    # Only the newest counts: an older equal record must be made the newest again.
+    wanted = (record.world_size, record.environments)
+    for summary in summarize_launches(documents, record.launch_key, []):
+        if (summary.world_size, summary.environments) != wanted:
+            continue
+        # Its name is the digest of its bytes: an equal one need not be read.
+        same = record.model_copy(update={"created": summary.created})
+        name = launch_name(record.launch_key, digest_bytes(same.to_bytes()).sha256)
+        if summary.name == name:
+            return name
+        if take_launches(documents, [summary.name], []):
+            return None  # another one, and usable
+    return None
+
+
+def _look_again(documents: Documents, record: LaunchRecord) -> None:
+    """Bring back the manifests that an evict took since they were checked; raises as `commit_launch`."""
+    names = dict.fromkeys(manifest_name(ref.manifest_key) for ref in record.partitions)
+    if len(documents.backend.stat(names)) < len(names):
+        _check_manifests(documents, record)
+
+
+def _check_manifests(documents: Documents, record: LaunchRecord) -> None:
+    found = _stored_sha256(documents.backend, [ref.manifest_key for ref in record.partitions])
+    missing = [ref for ref in record.partitions if found[ref.manifest_key] is None]
+    if missing:
+        contents = trashed(documents.backend)
+        keys = [ref.manifest_key for ref in missing]
+        restored = [key for key in keys if _restore_whole(documents.backend, key, contents)]
+        found |= _stored_sha256(documents.backend, restored)
+    where = f"launch {record.launch_key[:12]}"
+    if missing := [ref for ref in missing if found[ref.manifest_key] is None]:
+        what = ", ".join(f"{ref.manifest_key[:12]} of {ref.partition}" for ref in missing)
+        remedy = "publish these partitions, then commit again"
+        raise NotInStore(what=f"manifests {what}", where=where, remedy=remedy)
+    if differing := [ref for ref in record.partitions if found[ref.manifest_key] != ref.manifest_sha256]:
+        raise Conflict(
+            what=f"manifests of {', '.join(ref.partition for ref in differing)}",
+            where=where,
+            expected="the stored form that the record pins",
+            actual="another",
+            remedy="publish these partitions again, and commit what that reports",
         )
 
 
-_INDEX = "offline_build"
+def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str | None]:
+    """Sha256 of the stored form of manifests by key, None where there is none; several are read at a time."""
 
-
-def publish_many(
-    documents: Documents,
-    launch_key: str,
-    manifests: Sequence[PartitionManifest],
-    files: Mapping[str, Path],
-    root: Path,
-) -> tuple[PublishReport, ...]:
-    """Publish partitions whose artifacts lie somewhere below the cache directory ``root``.
-
-    Args:
-        documents: the store.
-        launch_key: the launch's.
-        manifests: of distinct partitions.
-        files: for each sha256 that the manifests name, a private file with those bytes.
-        root: the cache directory, which keeps the index of digests.
-
-    Returns:
-        A report for each manifest, in their order; new blobs are counted in the first.
-
-    Raises:
-        Corrupt: a file is not what the manifests say; nothing was published.
-        Untrusted: there is no key to sign with.
-        UnusableCache: a file is not there, or not private.
-        StoreUnavailable: the store cannot be written; to try again is safe.
-    """
-    reached(Step.PUBLISH_STARTED)
-    keyed = {partition_key(launch_key, manifest): manifest for manifest in manifests}
-    stood = _standing_of_all(documents, keyed)
-    # Sealed before the first write: without a signing key nothing is published at all.
-    sealed = {
-        key: documents.trust.seal("manifest", key, manifest.to_bytes())
-        for key, manifest in keyed.items()
-        if key not in stood
-    }
-    digests = _digests(manifests)
-    blobs = LocalBlobs(
-        digests={str(files[digest.sha256]): digest for digest in digests},
-        index=DigestIndex.open(root, _INDEX),
-    )
-    new = blobs.put(documents.backend, make_durable=bool(sealed))
-    blobs.index.save()
-    reached(Step.PUBLISH_BLOBS)
-    created = _write_manifests(documents, sealed)
-    reached(Step.PUBLISH_MANIFEST)
-    stood |= {key: documents.take_manifest(key) for key in keyed if key not in stood and key not in created}
-    blobs.put_again(documents.backend, digests)
-    reached(Step.PUBLISH_DONE)
-    reports = [
-        _report_of(key, manifest, created.get(key), stood.get(key), new if position == 0 else ())
-        for position, (key, manifest) in enumerate(keyed.items())
-    ]
-    logger.info("Published %d partitions, %d of them new, %d new blobs", len(keyed), len(created), len(new))
-    return tuple(reports)
-
-
-def _standing_of_all(
-    documents: Documents, keyed: Mapping[str, PartitionManifest]
-) -> dict[str, StandingManifest]:
-    """The manifests that stand and can be believed; those that cannot be make way."""
-    found: dict[str, StandingManifest] = {}
-    present = documents.backend.stat(manifest_name(key) for key in keyed)
-    for key in keyed:
-        if manifest_name(key) not in present:
-            continue
+    def read(key: str) -> str | None:
         try:
-            found[key] = documents.take_manifest(key)
-        except StoreError as error:
-            if isinstance(error, Untrusted) and not is_damage(error):
-                quarantine(documents.backend, manifest_name(key), str(error))
-            elif not is_damage(error):  # what is damaged is in quarantine by now
-                raise
-    return found
+            return digest_bytes(read_stored_form(backend, manifest_name(key))).sha256
+        except NotInStore:
+            return None
+
+    distinct = list(dict.fromkeys(keys))
+    return dict(zip(distinct, each(read, distinct, num_threads=READERS, size_bytes=0), strict=True))
 
 
-def _digests(manifests: Sequence[PartitionManifest]) -> tuple[Digest, ...]:
-    found = {entry.sha256: entry.digest for manifest in manifests for entry in manifest.artifacts}
-    return tuple(found.values())
-
-
-def _write_manifests(documents: Documents, sealed: Mapping[str, bytes]) -> dict[str, str]:
-    """Create manifests; the sha256 of the stored form of those that this call created, by key."""
-    if not sealed:
-        return {}
-    files = {
-        key: NewFile(name=manifest_name(key), source=data, expected=digest_bytes(data))
-        for key, data in sealed.items()
-    }
-    names = set(documents.backend.put_new(list(files.values())))
-    return {key: file.expected.sha256 for key, file in files.items() if file.name in names}
-
-
-def _report_of(
-    key: str,
-    manifest: PartitionManifest,
-    created_sha256: str | None,
-    stood: StandingManifest | None,
-    new: Sequence[Digest],
-) -> PublishReport:
-    standing = stood.manifest if stood is not None else manifest
-    sha256 = created_sha256 or (stood.sha256 if stood is not None else "")
-    return PublishReport(
-        key=key,
-        ref=PartitionRef(
-            partition=standing.partition, rank=standing.rank, manifest_key=key, manifest_sha256=sha256
-        ),
-        created=created_sha256 is not None,
-        num_blobs_new=len(new),
-        bytes_new=sum(digest.size_bytes for digest in new),
-        conflicts=conflicts_of(stood, manifest) if created_sha256 is None else (),
-    )
+def _restore_whole(backend: BlobBackend, key: str, contents: Mapping[str, tuple[FileInfo, ...]]) -> bool:
+    """Bring a manifest back from the trash, after its blobs; False where it or one of them is gone."""
+    name = manifest_name(key)
+    for info in contents.get(name, ()):
+        try:
+            needed = frozenset(references(name, read_stored_form(backend, info.name)).references)
+        except (NotInStore, Corrupt, NewerFormat) as error:
+            logger.warning("The manifest in %s is of no use: %s", info.name, error)
+            continue
+        if restore_from(backend, needed, contents) == needed:
+            return bool(restore_from(backend, frozenset([name]), contents))
+    return False

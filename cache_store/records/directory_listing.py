@@ -23,21 +23,20 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from warmrank.cache_store.backends.backend import FileInfo
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
 from warmrank.cache_store.keys import explain_miss, key_of
 from warmrank.cache_store.layout import DIRECTORIES, directory_prefix, split_directory_name
-from warmrank.cache_store.parsing import faults_of, parse_document
-from warmrank.cache_store.paths import collision, part_fault, path_fault
-from warmrank.cache_store.records.documents import Documents, age, dated_ahead, seconds_of, take_usable
-from warmrank.cache_store.records.manifest import (
-    MAX_DOCUMENT_BYTES,
-    BlobEntry,
-    Components,
-    Document,
-    Utc,
-    utc_now,
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document
+from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing
+from warmrank.cache_store.records.documents import (
+    Documents,
+    age,
+    check_sha256,
+    dated_ahead,
+    seconds_of,
+    take_usable,
 )
+from warmrank.cache_store.records.manifest import BlobEntry, Components, Document, Utc, utc_now
 from warmrank.cache_store.signing.trust import signer_id
 
 LISTING_FORMAT: Final = 1
@@ -45,47 +44,23 @@ MAX_FILES = 100_000
 MAX_ROOT_CHARACTERS = 4096
 
 
-def _relative_path(path: str) -> str:
-    if fault := path_fault(path):
-        raise ValueError(f"path {path!r} {fault}")
-    return path
-
-
-def _tool(name: str) -> str:
-    if fault := part_fault(name):
-        raise ValueError(f"name {name!r} {fault}")
-    return name
-
-
 class ListedFile(BlobEntry):
-    """One file of a directory.
+    """One file of a directory, by its posix path below that."""
 
-    Attributes:
-        path: posix path relative to the directory.
-        sha256: digest of its bytes.
-        size_bytes: their number.
-        executable: its owner may execute it.
-        names_root: its bytes contain the directory's absolute path.
-    """
-
-    path: Annotated[str, AfterValidator(_relative_path)]
-    executable: bool
-    names_root: bool
+    path: Annotated[str, AfterValidator(refusing(path_fault, "path"))]
+    executable: bool  # by its owner
+    names_root: bool  # its bytes contain the directory's absolute path
 
 
 class DirectoryListing(Document):
-    """All files of a directory.
+    """All files of a directory, sorted by path.
 
-    Attributes:
-        tool: whose directory it is, such as ``vllm``; decides how it may be relocated.
-        components: what must be equal for it to be restored.
-        root: the directory's absolute path where it was read.
-        files: its files, sorted by path.
-        created: when it was read.
+    ``tool`` says how it may be relocated; ``components`` must be equal for it to be restored; ``root`` is its
+    absolute path where it was read.
     """
 
     format: Literal[1] = LISTING_FORMAT
-    tool: Annotated[str, AfterValidator(_tool)]
+    tool: Annotated[str, AfterValidator(refusing(part_fault, "name"))]
     components: Components
     root: Annotated[str, Field(max_length=MAX_ROOT_CHARACTERS)]
     files: Annotated[tuple[ListedFile, ...], Field(max_length=MAX_FILES)]
@@ -111,38 +86,24 @@ def listing_key(tool: str, components: dict[str, str]) -> str:
 def make_listing(
     tool: str, components: Mapping[str, str], root: Path, files: Iterable[ListedFile]
 ) -> DirectoryListing:
-    """A listing made now, which `parse_listing` takes.
-
-    Raises:
-        UnusableCache: the directory, its tool or its components are more than a listing can hold.
-    """
+    """A listing made now, which `parse_listing` takes; raises `UnusableCache` for what it cannot hold."""
+    expected = "names and numbers that a listing can hold"
     try:
         listing = DirectoryListing(
             tool=tool, components=dict(components), root=str(root), files=tuple(files), created=utc_now()
         )
-    except ValidationError as error:
-        raise _unlistable(root, "names and numbers that a listing can hold", faults_of(error)) from error
-    if (size_bytes := len(listing.to_bytes())) > MAX_DOCUMENT_BYTES:
+        if (size_bytes := len(listing.to_bytes())) <= MAX_DOCUMENT_BYTES:
+            return listing
         expected = f"a listing of at most {MAX_DOCUMENT_BYTES} bytes"
-        raise _unlistable(root, expected, f"{size_bytes} bytes for {len(listing.files)} files")
-    return listing
-
-
-def _unlistable(root: Path, expected: str, actual: str) -> UnusableCache:
+        actual = f"{size_bytes} bytes for {len(listing.files)} files"
+    except ValidationError as error:
+        actual = faults_of(error)
     remedy = "push its directories one by one, under plain names and keys of a few characters"
-    return UnusableCache(what="directory", where=str(root), expected=expected, actual=actual, remedy=remedy)
+    raise UnusableCache(what="directory", where=str(root), expected=expected, actual=actual, remedy=remedy)
 
 
 def parse_listing(data: bytes, where: str) -> DirectoryListing:
-    """Read a listing's canonical JSON.
-
-    Raises:
-        Corrupt: it is too large, no JSON, or breaks an invariant; names the field.
-        NewerFormat: a later release wrote it.
-    """
-    if len(data) > MAX_DOCUMENT_BYTES:
-        expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
-        raise Corrupt(what="listing", where=where, expected=expected, actual=f"{len(data)} bytes")
+    """Read a listing's canonical JSON; raises as `parse_document`."""
     return parse_document(
         DirectoryListing, data, supported_format=LISTING_FORMAT, what="listing", where=where
     )
@@ -150,32 +111,21 @@ def parse_listing(data: bytes, where: str) -> DirectoryListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredListing:
-    """A listing in the store.
-
-    Attributes:
-        name: its name there.
-        listing: what it says.
-        signer_id: id of the key that signed it; empty where nobody did.
-    """
+    """A listing and its name in the store."""
 
     name: str
     listing: DirectoryListing
-    signer_id: str
+    signer_id: str  # of the key that signed it; empty where nobody did
 
 
 def newest_listing(documents: Documents, key: str, problems: list[str]) -> StoredListing:
     """The newest usable listing under ``key``; what is newer and cannot be used goes to ``problems``.
 
-    Older ones are not read: each may have many MiB.
-
-    Raises:
-        NotInStore: there is none.
-        StoreUnavailable: the store cannot be listed.
+    Older ones are not read: each may have many MiB. Raises `NotInStore`.
     """
     infos = {info.name: info for info in documents.backend.list(directory_prefix(key))}
     if found := _newest_of(documents, infos.values(), problems):
-        dates = {found.name: seconds_of(found.listing.created)}
-        problems += dated_ahead(infos, dates)
+        problems += dated_ahead(infos, {found.name: seconds_of(found.listing.created)})
         return found
     raise NotInStore(what=f"listing {key[:12]}", where=directory_prefix(key), remedy="push it first")
 
@@ -193,12 +143,11 @@ def nearest_listing(documents: Documents, tool: str, components: dict[str, str])
 def newest_listings(documents: Documents, problems: list[str]) -> tuple[StoredListing, ...]:
     """The newest usable listing of each key; what cannot be used goes to ``problems``."""
     infos = sorted(documents.backend.list(DIRECTORIES), key=lambda info: info.name)
-    newest = (_newest_of(documents, same_key, problems) for _, same_key in groupby(infos, _group))
+    newest = (
+        _newest_of(documents, same_key, problems)
+        for _, same_key in groupby(infos, lambda info: info.name.rpartition("/")[0])
+    )
     return tuple(found for found in newest if found is not None)
-
-
-def _group(info: FileInfo) -> str:
-    return info.name.rpartition("/")[0]
 
 
 def _newest_of(documents: Documents, infos: Iterable[FileInfo], problems: list[str]) -> StoredListing | None:
@@ -214,21 +163,13 @@ def _newest_of(documents: Documents, infos: Iterable[FileInfo], problems: list[s
 
 
 def read_listing(documents: Documents, name: str) -> StoredListing:
-    """Read one listing without touching it.
-
-    Raises:
-        NotInStore, Corrupt, NewerFormat, Untrusted: as `Documents.read`.
-    """
+    """Read one listing without touching it; raises as `Documents.read`."""
     parts = split_directory_name(name)
     if parts is None:
         raise Corrupt(what="listing", where=name, expected="a name of the layout", actual="another")
-    key, sha256 = parts
-    sealed = documents.read_sealed(name)
-    payload = documents.trust.open_envelope("directory", key, sealed, where=name)
+    payload, sealed = documents.read("directory", parts[0], name)
     listing = parse_listing(payload, name)
-    actual = digest_bytes(payload).sha256
-    if actual != sha256:
-        raise Corrupt(what="listing", where=name, expected=f"sha256 {sha256}", actual=actual)
-    if (made_for := listing_key(listing.tool, listing.components)) != key:
-        raise Corrupt(what="listing", where=name, expected=f"key {key}", actual=made_for)
+    check_sha256("listing", name, payload, parts[1])
+    if (made_for := listing_key(listing.tool, listing.components)) != parts[0]:
+        raise Corrupt(what="listing", where=name, expected=f"key {parts[0]}", actual=made_for)
     return StoredListing(name=name, listing=listing, signer_id=signer_id(sealed))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import BinaryIO, Final, TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
 from warmrank.cache_store.backends.places import TieredBackend, read_from_any
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.digests import digest_bytes
@@ -23,32 +23,36 @@ from warmrank.cache_store.errors import (
     StoreError,
     StoreUnavailable,
     is_damage,
-    is_final,
     os_errors_are_unavailable,
+    outcome_of,
 )
 from warmrank.cache_store.layout import manifest_name, quarantine_name
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.records.manifest import MAX_DOCUMENT_BYTES, PartitionManifest, parse_manifest
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef, parse_manifest
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, signer_id
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+READERS: Final = 8
+MAX_AHEAD_S = 60.0
+"""By so much may a record's own date be later than the store's, before it is said."""
 _MAX_ENVELOPE_BYTES = MAX_DOCUMENT_BYTES + 4096
 _USUAL_BYTES = 64 << 10  # a buffer of the limit's size would be mapped and unmapped for each of thousands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingManifest:
-    """A manifest in the store.
-
-    Attributes:
-        manifest: its contents.
-        sha256: digest of its stored form, which a launch record pins.
-        signer_id: id of the key that signed it; empty where nobody did.
-    """
+    """A manifest in the store."""
 
     manifest: PartitionManifest
-    sha256: str
-    signer_id: str
+    sha256: str  # of its stored form, which a launch record pins
+    signer_id: str  # of the key that signed it; empty where nobody did
+
+    def ref(self, key: str) -> PartitionRef:
+        """What a launch record says about this manifest, which stands under ``key``."""
+        partition, rank = self.manifest.partition, self.manifest.rank
+        return PartitionRef(partition=partition, rank=rank, manifest_key=key, manifest_sha256=self.sha256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,35 +64,23 @@ class Documents:
 
     def write(self, name: str, sealed: bytes) -> bool:
         """Create a sealed document; False when the name is taken."""
-        return bool(self.backend.put_new([NewFile(name=name, source=sealed, expected=digest_bytes(sealed))]))
+        return bool(self.backend.put_new([new_document(name, sealed)]))
 
-    def read(self, kind: DocumentKind, key: str, name: str) -> tuple[bytes, str]:
-        """Read a document without touching it.
-
-        Returns:
-            The document's bytes, and the sha256 of its stored form.
+    def read(self, kind: DocumentKind, key: str, name: str) -> tuple[bytes, bytes]:
+        """Read a document without touching it; return its bytes and its stored form.
 
         Raises:
             NotInStore: there is none.
             Corrupt, NewerFormat, Untrusted: as `Trust.open_envelope`.
         """
-        sealed = self.read_sealed(name)
-        return self.trust.open_envelope(kind, key, sealed, where=name), digest_bytes(sealed).sha256
-
-    def read_sealed(self, name: str) -> bytes:
-        """Read a stored form, whatever it says; raises as `read_stored_form`."""
-        return read_stored_form(self.backend, name)
+        sealed = read_stored_form(self.backend, name)
+        return self.trust.open_envelope(kind, key, sealed, where=name), sealed
 
     def read_manifest(self, key: str) -> StandingManifest:
         """Read the manifest of a partition key without touching it; raises as `read` does."""
-        name = manifest_name(key)
-        sealed = self.read_sealed(name)
-        payload = self.trust.open_envelope("manifest", key, sealed, where=name)
-        return StandingManifest(
-            manifest=parse_manifest(payload, name),
-            sha256=digest_bytes(sealed).sha256,
-            signer_id=signer_id(sealed),
-        )
+        payload, sealed = self.read("manifest", key, name := manifest_name(key))
+        manifest, sha256 = parse_manifest(payload, name), digest_bytes(sealed).sha256
+        return StandingManifest(manifest=manifest, sha256=sha256, signer_id=signer_id(sealed))
 
     def take_manifest(self, key: str) -> StandingManifest:
         """Read a manifest for use: as `read_manifest`, but what is damaged goes into quarantine."""
@@ -100,13 +92,7 @@ class Documents:
 
 
 def read_stored_form(backend: BlobBackend, name: str) -> bytes:
-    """Read a document as it is stored, whatever it says.
-
-    Raises:
-        NotInStore: there is none.
-        Corrupt: it is too large.
-        StoreUnavailable: it cannot be read.
-    """
+    """Read a document as it is stored, whatever it says; raises `Corrupt` for one that is too large."""
 
     def read(file: BinaryIO) -> bytes:
         with os_errors_are_unavailable("file", name):
@@ -122,40 +108,37 @@ def read_stored_form(backend: BlobBackend, name: str) -> bytes:
     return sealed
 
 
+def check_sha256(what: str, name: str, payload: bytes, sha256: str) -> None:
+    """Make sure that a document is the one that its name announces; raises `Corrupt`."""
+    if (actual := digest_bytes(payload).sha256) != sha256:
+        raise Corrupt(what=what, where=name, expected=f"sha256 {sha256}", actual=actual)
+
+
 def quarantine_if_damaged(backend: BlobBackend, name: str, error: StoreError) -> None:
     """Move a file away if ``error`` says that its bytes are wrong.
 
     A store that cannot be written is no reason to hide the fault that led here: that is only logged.
     """
-    if not is_damage(error):
-        return
-    try:
-        quarantine(backend, name, str(error))
-    except StoreUnavailable as failure:
-        logger.warning("%s stays where it is: %s", name, failure)
+    if is_damage(error):
+        try:
+            quarantine(backend, name, str(error))
+        except StoreUnavailable as failure:
+            logger.warning("%s stays where it is: %s", name, failure)
 
 
 def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
     """Move a file out of the way, with the reason beside it in that place, so that it can be put again.
 
-    A name that is gone already is no error: another process was faster.
-
-    Raises:
-        StoreUnavailable: it cannot be moved.
+    A name that is gone already is no error; one that cannot be moved is `StoreUnavailable`.
     """
     target = quarantine_name(name, temporary_name())
     if not backend.move(name, target):
         return
     logger.warning("Quarantined %s as %s: %s", name, target, reason)
-    note = f"{reason}\n".encode("utf-8", "replace")
-    file = NewFile(name=f"{target}.reason", source=note, expected=digest_bytes(note))
+    note = new_document(f"{target}.reason", f"{reason}\n".encode("utf-8", "replace"))
     for place in backend.alone() if isinstance(backend, TieredBackend) else (backend,):
         if place.stat([target]):
-            place.put_new([file])
-
-
-READERS: Final = 8
-T = TypeVar("T")
+            place.put_new([note])
 
 
 def take_usable(
@@ -163,26 +146,11 @@ def take_usable(
 ) -> tuple[T, ...]:
     """What ``read`` makes of the documents that can be used, in the order of ``names``, several at a time.
 
-    Args:
-        backend: the store, into whose quarantine damaged ones go.
-        names: of the documents.
-        read: of one document; raises a `StoreError` where it cannot be used.
-        problems: gets one line for each that was skipped.
-
-    Raises:
-        StoreUnavailable: of a place of the store that is required.
+    Damaged ones go into quarantine; ``problems`` gets one line for each that was skipped.
     """
-
-    def attempt(name: str) -> T | StoreError:
-        try:
-            return read(name)
-        except StoreError as error:
-            if is_final(error):
-                raise
-            return error
-
     found: list[T] = []
-    for name, outcome in zip(names, each(attempt, names, num_threads=READERS), strict=True):
+    outcomes = each(lambda name: outcome_of(lambda: read(name)), names, num_threads=READERS)
+    for name, outcome in zip(names, outcomes, strict=True):
         if not isinstance(outcome, StoreError):
             found.append(outcome)
         elif not isinstance(outcome, NotInStore):  # else evicted, or put into quarantine, since the listing
@@ -192,18 +160,8 @@ def take_usable(
     return tuple(found)
 
 
-MAX_AHEAD_S = 60.0
-"""By so much may a record's own date be later than the store's, before it is said."""
-Age = tuple[float, float, str]
-
-
-def age(info: FileInfo, created_s: float) -> Age:
-    """Sorts records, the newest first, by when the store got them.
-
-    Args:
-        info: of the record, in the store.
-        created_s: the record's own date, in seconds since the epoch.
-    """
+def age(info: FileInfo, created_s: float) -> tuple[float, float, str]:
+    """Sorts records, the newest first, by when the store got them, then by their own date (epoch seconds)."""
     return -info.written_s, -created_s, info.name
 
 

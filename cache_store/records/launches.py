@@ -6,18 +6,24 @@ says nothing about the partitions, so a record may turn out unusable when it is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from warmrank.cache_store.backends.backend import FileInfo
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.layout import LAUNCHES, launch_prefix, split_launch_name
 from warmrank.cache_store.parsing import parse_document
-from warmrank.cache_store.records.documents import Documents, age, dated_ahead, seconds_of, take_usable
+from warmrank.cache_store.records.documents import (
+    Documents,
+    age,
+    check_sha256,
+    dated_ahead,
+    seconds_of,
+    take_usable,
+)
 from warmrank.cache_store.records.manifest import (
     FORMAT,
     NEWEST_FORMAT,
@@ -65,16 +71,12 @@ class _Head(BaseModel):
     created: Utc
 
 
-def read_launch(documents: Documents, name: str) -> LaunchRecord:
-    """Read one record without touching it.
+R = TypeVar("R", LaunchRecord, _Head)
 
-    Raises:
-        NotInStore, Corrupt, NewerFormat, Untrusted: as `Documents.read`.
-    """
-    launch_key, payload = _read(documents, name)
-    record = parse_launch_record(payload, name)
-    _check_key(name, expected=launch_key, actual=record.launch_key)
-    return record
+
+def read_launch(documents: Documents, name: str) -> LaunchRecord:
+    """Read one record without touching it; raises as `Documents.read`."""
+    return _read(documents, name, parse_launch_record)
 
 
 def read_launches(
@@ -83,16 +85,12 @@ def read_launches(
     """Read all records, or those of one key, newest first.
 
     A record that cannot be used is skipped, logged, and described in ``problems``; a damaged one goes into
-    quarantine.
-
-    Raises:
-        StoreUnavailable: the store cannot be listed.
+    quarantine. Raises `StoreUnavailable` where the store cannot be listed.
     """
     infos = _infos(documents, launch_key)
     found = take_launches(documents, list(infos), problems)
-    dates = {stored.name: seconds_of(stored.record.created) for stored in found}
-    problems += dated_ahead(infos, dates)
-    return tuple(sorted(found, key=lambda stored: age(infos[stored.name], dates[stored.name])))
+    order = _newest_first(infos, {stored.name: stored.record.created for stored in found}, problems)
+    return tuple(sorted(found, key=lambda stored: order[stored.name]))
 
 
 def take_launches(
@@ -112,9 +110,8 @@ def summarize_launches(
     """Summaries of the records of one key, newest first; skips what cannot be used, as `read_launches`."""
     infos = _infos(documents, launch_key)
     found = take_usable(documents.backend, list(infos), lambda name: _summarize(documents, name), problems)
-    dates = {item.name: seconds_of(item.created) for item in found}
-    problems += dated_ahead(infos, dates)
-    return tuple(sorted(found, key=lambda item: age(infos[item.name], dates[item.name])))
+    order = _newest_first(infos, {item.name: item.created for item in found}, problems)
+    return tuple(sorted(found, key=lambda item: order[item.name]))
 
 
 def launch_keys(documents: Documents) -> tuple[str, ...]:
@@ -128,31 +125,36 @@ def _infos(documents: Documents, launch_key: str | None) -> dict[str, FileInfo]:
     return {info.name: info for info in documents.backend.list(prefix)}
 
 
+def _newest_first(
+    infos: Mapping[str, FileInfo], created: Mapping[str, str], problems: list[str]
+) -> dict[str, tuple[float, float, str]]:
+    dates = {name: seconds_of(date) for name, date in created.items()}
+    problems += dated_ahead(infos, dates)
+    return {name: age(infos[name], date) for name, date in dates.items()}
+
+
 def _summarize(documents: Documents, name: str) -> LaunchSummary:
-    launch_key, payload = _read(documents, name)
-    head = parse_document(
-        _Head, payload, supported_format=NEWEST_FORMAT, what="launch record", where=name, oldest_format=FORMAT
-    )
-    _check_key(name, expected=launch_key, actual=head.launch_key)
+    head = _read(documents, name, _parse_head)
     environments = head.environment, *(other.environment for other in head.others)
     return LaunchSummary(
         name=name, world_size=head.world_size, environments=environments, created=head.created
     )
 
 
-def _read(documents: Documents, name: str) -> tuple[str, bytes]:
-    """The launch key that a record's name announces, and the record's bytes."""
-    key_and_sha256 = split_launch_name(name)
-    if key_and_sha256 is None:
-        raise Corrupt(what="launch record", where=name, expected="a name of the layout", actual="another")
-    launch_key, sha256 = key_and_sha256
-    payload, _ = documents.read("launch", launch_key, name)
-    actual = digest_bytes(payload).sha256
-    if actual != sha256:
-        raise Corrupt(what="launch record", where=name, expected=f"sha256 {sha256}", actual=actual)
-    return launch_key, payload
+def _parse_head(data: bytes, where: str) -> _Head:
+    return parse_document(
+        _Head, data, supported_format=NEWEST_FORMAT, what="launch record", where=where, oldest_format=FORMAT
+    )
 
 
-def _check_key(name: str, *, expected: str, actual: str) -> None:
-    if actual != expected:
-        raise Corrupt(what="launch record", where=name, expected=expected, actual=actual)
+def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> R:
+    """Read the record that a name announces."""
+    expected, actual, parts = "a name of the layout", "another", split_launch_name(name)
+    if parts is not None:
+        payload, _ = documents.read("launch", parts[0], name)
+        check_sha256("launch record", name, payload, parts[1])
+        record = parse(payload, name)
+        expected, actual = parts[0], record.launch_key
+        if actual == expected:
+            return record
+    raise Corrupt(what="launch record", where=name, expected=expected, actual=actual)

@@ -24,12 +24,10 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -40,12 +38,10 @@ from pydantic import (
 from warmrank.cache_store.cache_dir.local import VARIANT_NAME, is_companion_name, is_variant_name
 from warmrank.cache_store.cache_dir.node_files import NODE, NodeFile, kept_path, split_node_path
 from warmrank.cache_store.digests import Digest, is_sha256
-from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.keys import canonical_json, key_of
-from warmrank.cache_store.parsing import parse_document
-from warmrank.cache_store.paths import collision, part_fault, path_fault
+from warmrank.cache_store.parsing import Strict, parse_document
+from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing, shown
 
-MAX_DOCUMENT_BYTES = 16 << 20  # a manifest has about 200 KB, a launch record 0.3 KB a rank
 MAX_ENTRIES = 10_000  # artifacts, requests and captures of one rank, each; a large model has some hundreds
 MAX_RANKS = 1 << 16
 MAX_FILE_BYTES = 16 << 30  # kernels that come with an artifact have at most some GiB
@@ -56,39 +52,24 @@ MAX_TEXT_CHARS = 1 << 20  # the value of a component, or the signature of a capt
 _KEY = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
 
 
-def shown(text: str) -> str:
-    """Text of a document as an error names it."""
-    return repr(text if len(text) <= 100 else f"{text[:97]}...")
-
-
-def _partition_name(name: str) -> str:
-    if fault := part_fault(name):
-        raise ValueError(f"partition {shown(name)} {fault}")
-    return name
-
-
-def _hex_key(text: str) -> str:
-    if _KEY.fullmatch(text) is None:
-        raise ValueError(f"{shown(text)} is no lowercase hex key")
-    return text
-
-
-def _sha256(text: str) -> str:
-    if not is_sha256(text):
-        raise ValueError(f"{shown(text)} is no lowercase hex sha256")
-    return text
-
-
 def _utc(text: str) -> str:
     if len(text) > 40 or datetime.fromisoformat(text).utcoffset() != timedelta(0):
         raise ValueError(f"{shown(text)} is no time in UTC")
     return text
 
 
-HexKey = Annotated[str, AfterValidator(_hex_key)]
-Sha256 = Annotated[str, AfterValidator(_sha256)]
+def _hex_fault(text: str) -> str | None:
+    return None if _KEY.fullmatch(text) else "is no lowercase hex key"
+
+
+def _sha256_fault(text: str) -> str | None:
+    return None if is_sha256(text) else "is no lowercase hex sha256"
+
+
+HexKey = Annotated[str, AfterValidator(refusing(_hex_fault, "text"))]
+Sha256 = Annotated[str, AfterValidator(refusing(_sha256_fault, "text"))]
 Utc = Annotated[str, AfterValidator(_utc)]
-PartitionName = Annotated[str, AfterValidator(_partition_name)]
+PartitionName = Annotated[str, AfterValidator(refusing(part_fault, "partition"))]
 Count = Annotated[int, Field(ge=0)]
 FileSize = Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
 WorldSize = Annotated[int, Field(ge=1, le=MAX_RANKS)]
@@ -97,15 +78,32 @@ Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 Components = Annotated[dict[Name, Text], Field(max_length=MAX_COMPONENTS)]
 
 
-class Document(BaseModel):
-    """Base of every document in the store: frozen, and an unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Document(Strict):
+    """Base of every document in the store."""
 
     def to_bytes(self) -> bytes:
         """Canonical JSON of this document; equal documents have equal bytes."""
         # Not in pydantic's JSON mode: fields hold text, numbers and collections of them, whose keys are text.
         return canonical_json(self.model_dump(), keys_are_text=True)
+
+
+def _without(field: str, usual: object) -> Any:
+    """Leave a field out of a model's JSON where it has its usual value, as documents older than it do."""
+
+    def serialize(self: Document, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        found: dict[str, object] = dump(self)
+        if getattr(self, field) == usual:
+            found.pop(field, None)
+        return found
+
+    return model_serializer(mode="wrap")(serialize)
+
+
+def _set_format(document: PartitionManifest | LaunchRecord, *, is_newest: bool) -> None:
+    """Find the format of a document that is being made, which is not frozen yet."""
+    if "format" not in document.model_fields_set and is_newest:
+        document.__dict__["format"] = NEWEST_FORMAT
+        document.model_fields_set.add("format")
 
 
 class BlobEntry(Document):
@@ -145,29 +143,18 @@ def _artifact_path(path: str, entry: ValidationInfo) -> str:
 class ArtifactEntry(BlobEntry):
     """One artifact of one cached function, or of a node.
 
-    Attributes:
-        scope: whose it is; left out of the JSON for ``rank``, as in documents that are older than the field.
-        function: name of the cached function, such as ``Llama.decode``; of the node cache, for a node's.
-        path: posix path relative to the cache root; what a node's is called, see `node_files`.
-        request_key: hex key of what was asked.
-        provenance: hex digest of everything that determined the bytes; for a node's, which nobody can tell,
-            of the bytes themselves.
-        sha256: digest of the bytes.
-        size_bytes: their number.
+    Scope ``rank`` is left out of the JSON, as in documents that are older than the field.
     """
 
     scope: Literal["rank", "node"] = "rank"
-    function: Name
-    path: Annotated[str, AfterValidator(_artifact_path)]
+    function: Name  # such as ``Llama.decode``; for a node's, its node cache
+    path: Annotated[
+        str, AfterValidator(_artifact_path)
+    ]  # posix, below the cache root; a node's: `node_files`
     request_key: HexKey
-    provenance: HexKey
+    provenance: HexKey  # digest of all that determined the bytes; for a node's, of the bytes themselves
 
-    @model_serializer(mode="wrap")
-    def _without_usual_scope(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        found: dict[str, object] = dump(self)
-        if self.scope == "rank":
-            del found["scope"]
-        return found
+    _without_usual_scope = _without("scope", "rank")
 
     def node_file(self) -> NodeFile | None:
         """The node artifact that this is; None for a rank's."""
@@ -182,12 +169,8 @@ class ArtifactEntry(BlobEntry):
 class RequestEntry(Document):
     """What was asked for, kept so that a miss can be explained.
 
-    Attributes:
-        function: name of the cached function.
-        key: hex key of the components.
-        components: the named components.
-        runtime_state: what the function's module had declared, name -> text; no part of the key. Left out of
-            the JSON where it is empty, as in documents that are older than the field.
+    ``key`` is that of the components; ``runtime_state``, what the function's module had declared, is no part
+    of it, and left out of the JSON where it is empty, as in documents that are older than the field.
     """
 
     function: Name
@@ -195,31 +178,20 @@ class RequestEntry(Document):
     components: Components
     runtime_state: Components = Field(default_factory=dict)
 
-    @model_serializer(mode="wrap")
-    def _without_empty_state(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        found: dict[str, object] = dump(self)
-        if not self.runtime_state:
-            found.pop("runtime_state", None)
-        return found
+    _without_empty_state = _without("runtime_state", {})
 
 
 class CaptureEntry(Document):
-    """One graph of the capture plan: what a launch captured, and a later one captures before its first call.
+    """One graph that a launch captured, and a later one captures before its first call."""
 
-    Attributes:
-        function: the call of the workload that it belongs to, such as ``Llama.decode[1]``.
-        signature: its shapes; the worker writes and reads it, layout in `worker.capture.plan`.
-    """
-
-    function: Name
-    signature: Text
+    function: Name  # the call of the workload, such as ``Llama.decode[1]``
+    signature: Text  # its shapes; layout in `worker.capture.plan`
 
 
 class PartitionManifest(Document):
     """All artifacts of one rank, and those of its node where it is the node's first.
 
-    Attributes:
-        format: 2 for what format 1 cannot say; found by itself where it is not given.
+    Format 2 is for what format 1 cannot say; found by itself where it is not given.
     """
 
     format: Literal[1, 2] = FORMAT
@@ -234,9 +206,8 @@ class PartitionManifest(Document):
 
     @model_validator(mode="after")
     def _check(self) -> PartitionManifest:
-        if "format" not in self.model_fields_set and self._is_of_format_2():
-            self.__dict__["format"] = NEWEST_FORMAT  # it is still being made, so not frozen yet
-            self.model_fields_set.add("format")
+        has_state = any(request.runtime_state for request in self.requests)
+        _set_format(self, is_newest=has_state or any(entry.scope == NODE for entry in self.artifacts))
         if self.format == FORMAT and self.node_files():
             raise ValueError("node artifacts in a manifest of format 1")
         if self.rank >= self.world_size:
@@ -253,10 +224,6 @@ class PartitionManifest(Document):
         """The node artifacts, in their order."""
         found = (entry.node_file() for entry in self.artifacts)
         return tuple(file for file in found if file is not None)
-
-    def _is_of_format_2(self) -> bool:
-        has_state = any(request.runtime_state for request in self.requests)
-        return has_state or any(entry.scope == "node" for entry in self.artifacts)
 
 
 class PartitionRef(Document):
@@ -276,14 +243,9 @@ class RankEnvironment(Document):
 
 
 class Environments(Document):
-    """The environments of a launch's ranks.
+    """The environments of a launch's ranks; ``others`` is left out of the JSON where there are none."""
 
-    Attributes:
-        environment: of rank 0, and of every rank that ``others`` does not name.
-        others: the other ones; left out of the JSON where there are none.
-    """
-
-    environment: Components
+    environment: Components  # of rank 0, and of every rank that ``others`` does not name
     others: Annotated[tuple[RankEnvironment, ...], Field(max_length=MAX_RANKS)] = ()
 
     @model_validator(mode="after")
@@ -293,12 +255,7 @@ class Environments(Document):
             raise ValueError(f"ranks {_summary(ranks)} of other environments: each once, and never rank 0")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_no_others(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
-        found: dict[str, object] = dump(self)
-        if not self.others:
-            found.pop("others", None)
-        return found
+    _without_no_others = _without("others", ())
 
     @property
     def environments(self) -> tuple[Mapping[str, str], ...]:
@@ -324,8 +281,7 @@ def environments_of(ranks: Mapping[int, Mapping[str, str]]) -> Environments:
 class LaunchRecord(Environments):
     """All partitions of one launch; committed last, so a launch is whole in the store or absent.
 
-    Attributes:
-        format: 2 for what format 1 cannot say; found by itself where it is not given.
+    Format 2 is for what format 1 cannot say; found by itself where it is not given.
     """
 
     format: Literal[1, 2] = FORMAT
@@ -337,9 +293,7 @@ class LaunchRecord(Environments):
 
     @model_validator(mode="after")
     def _check(self) -> LaunchRecord:
-        if "format" not in self.model_fields_set and self.others:
-            self.__dict__["format"] = NEWEST_FORMAT  # it is still being made, so not frozen yet
-            self.model_fields_set.add("format")
+        _set_format(self, is_newest=bool(self.others))
         if self.format == FORMAT and self.others:
             raise ValueError("several environments in a launch record of format 1")
         if any(rank >= self.world_size for other in self.others for rank in other.ranks):
@@ -368,11 +322,6 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def created_at(document: PartitionManifest | LaunchRecord) -> datetime:
-    """When a document was made, by its maker's clock."""
-    return datetime.fromisoformat(document.created)
-
-
 def partition_key(launch_key: str, manifest: PartitionManifest) -> str:
     """Key of a manifest: what determined its artifacts' bytes, never the bytes themselves.
 
@@ -394,26 +343,25 @@ def partition_key(launch_key: str, manifest: PartitionManifest) -> str:
     )
 
 
-_D = TypeVar("_D", PartitionManifest, LaunchRecord)
-
-
 def parse_manifest(data: bytes, where: str) -> PartitionManifest:
-    """Read a manifest's canonical JSON.
-
-    Raises:
-        Corrupt: it is too large, no JSON, or breaks an invariant; names the field.
-        NewerFormat: a later release wrote it.
-    """
-    return _parse(PartitionManifest, data, what="manifest", where=where, newest=NEWEST_FORMAT)
+    """Read a manifest's canonical JSON; raises as `parse_document`."""
+    return parse_document(
+        PartitionManifest,
+        data,
+        supported_format=NEWEST_FORMAT,
+        what="manifest",
+        where=where,
+        oldest_format=FORMAT,
+    )
 
 
 def parse_launch_record(data: bytes, where: str) -> LaunchRecord:
-    """Read a launch record's canonical JSON; raises as `parse_manifest` does."""
-    return _parse(LaunchRecord, data, what="launch record", where=where, newest=NEWEST_FORMAT)
-
-
-def _parse(model: type[_D], data: bytes, *, what: str, where: str, newest: int) -> _D:
-    if len(data) > MAX_DOCUMENT_BYTES:
-        expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
-        raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(data)} bytes")
-    return parse_document(model, data, supported_format=newest, what=what, where=where, oldest_format=FORMAT)
+    """Read a launch record's canonical JSON; raises as `parse_document`."""
+    return parse_document(
+        LaunchRecord,
+        data,
+        supported_format=NEWEST_FORMAT,
+        what="launch record",
+        where=where,
+        oldest_format=FORMAT,
+    )

@@ -1,72 +1,96 @@
-"""A user's keys in one directory: those that sign, those that are trusted, and those that are revoked.
+"""Ed25519 keys in PEM files, and a user's keyring: the keys that sign, those trusted, those revoked.
 
 Layout::
 
     <keyring>/
-      NAME.pem                private keys (0600)
-      trusted/NAME.pub.pem    public keys that are believed
+      NAME.pem                private keys (0600), PKCS#8, as ``openssl genpkey -algorithm ed25519`` writes
+      trusted/NAME.pub.pem    public keys that are believed, as ``openssl pkey -pubout`` writes
       revoked/KEY_ID.json     {"format":1,"name":"ci","reason":"...","when":"2026-01-31T12:00:00+00:00"}
 
-Whatever somebody but this user and root could have written is refused. Files are created whole and never
-overwritten, one for each key, so no revocation is lost, also where locks do nothing; a damaged one is an
-error, never passed over.
+Whatever somebody but this user and root could have written is refused, and a private key that others could
+read. Files are created whole and never overwritten, one for each key, so no revocation is lost, also where
+locks do nothing; a damaged one is an error, never passed over.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Literal
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict
 
 from warmrank.cache_store.cache_dir.private_files import (
+    FILE_MODE,
     check_parents,
+    check_status,
     make_private_directories,
+    open_private,
     os_errors_are_unusable,
+    temporary_name,
+    write_whole,
 )
 from warmrank.cache_store.errors import Conflict, Corrupt, UnusableCache
 from warmrank.cache_store.keys import canonical_json
-from warmrank.cache_store.parsing import parse_document
-from warmrank.cache_store.signing.signing_keys import (
-    Signer,
-    generate_key_pair,
-    key_id,
-    load_public_key,
-    read_vouched,
-    save_private_key,
-    save_public_key,
-    write_new,
+from warmrank.cache_store.parsing import Strict, parse_document
+from warmrank.cache_store.paths import part_fault
+
+logger = logging.getLogger(__name__)
+REVOKED_FORMAT: Final = 1
+TRUSTED, REVOKED = "trusted", "revoked"
+PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
+_MAX_PEM_BYTES = 16 << 10
+_MAX_REVOCATION_BYTES = 1 << 20
+_LOCK_TIMEOUT_S = 10.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_KEY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+# Each for another kind of file, another owner, and a mode that lets others write.
+_FILE_REMEDIES = (
+    "remove {path}",
+    "copy it to a file of your own once you know whose key it is",
+    "check whose key it is, then chmod 644 {path}",
+)
+_DIRECTORY_REMEDIES = (
+    "name another keyring",
+    "name a keyring of your own",
+    "check what is in it, then chmod 700 {path}",
 )
 
-REVOKED_FORMAT: Final = 1
-_MAX_BYTES = 1 << 20
-_FILE = re.compile(r"([0-9a-f]{32})\.json", re.ASCII)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """A private key and the name that people know it by; never written into a store."""
+
+    name: str
+    private_key: Ed25519PrivateKey
+
+    def __post_init__(self) -> None:
+        if fault := part_fault(self.name):
+            raise ValueError(f"signer's name {self.name!r} {fault}")
+
+    @property
+    def public_key(self) -> Ed25519PublicKey:
+        """The public half."""
+        return self.private_key.public_key()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
-    """That a key is not to be believed any more.
-
-    Attributes:
-        key_id: which key.
-        name: what it was called here; may be empty.
-        when: when it was revoked, in UTC; empty where that is not known.
-        reason: why; may be empty.
-    """
+    """That a key is not to be believed any more; all but its id may be empty."""
 
     key_id: str
-    name: str = ""
-    when: str = ""
+    name: str = ""  # what it was called here
+    when: str = ""  # UTC
     reason: str = ""
 
     def __str__(self) -> str:
@@ -74,88 +98,28 @@ class Revocation:
         return f"revoked{f' on {self.when}' if self.when else ''}{f' ({self.reason})' if self.reason else ''}"
 
 
-class _RevokedFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _RevokedFile(Strict):
     format: Literal[1] = REVOKED_FORMAT
     name: str
     reason: str
     when: str
 
 
-def revocation_of(wanted: str, *, name: str, reason: str, now: datetime) -> Revocation:
-    """A revocation made at ``now``, an aware time."""
-    return Revocation(key_id=wanted, name=name, reason=reason, when=now.isoformat(timespec="seconds"))
-
-
-def read_revoked(directory: Path) -> dict[str, Revocation]:
-    """Read the revocations of a directory by key id.
-
-    Raises:
-        Corrupt: one is damaged.
-        UnusableCache: one cannot be read, or somebody but this user and root could have written it.
-    """
-    with os_errors_are_unusable("directory", directory):
-        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
-    found = (_read_file(path) for path in paths)
-    return {revocation.key_id: revocation for revocation in found if revocation}
-
-
-def read_revocation(directory: Path, key_id: str) -> Revocation | None:
-    """The revocation of one key, None where there is none; raises as `read_revoked`."""
-    return _read_file(directory / f"{key_id}.json")
-
-
-def write_revocation(directory: Path, revocation: Revocation) -> bool:
-    """Create the file of a revocation; durable on return.
-
-    Returns:
-        False when its key is revoked already; then nothing is changed.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    item = _RevokedFile(name=revocation.name, reason=revocation.reason, when=revocation.when)
-    try:
-        write_new(directory / f"{revocation.key_id}.json", canonical_json(item.model_dump(mode="json")))
-    except FileExistsError:
-        return False
-    return True
-
-
-def _read_file(path: Path) -> Revocation | None:
-    data = read_vouched(path, limit_bytes=_MAX_BYTES)
-    if data is None:
-        return None
-    what, remedy = "revocation", "restore it, or revoke the key anew after moving it away"
-    match = _FILE.fullmatch(path.name)
-    if match is None:
-        expected = "a name such as <key id>.json"
-        raise Corrupt(what=what, where=str(path), expected=expected, actual="another", remedy=remedy)
-    try:
-        item = parse_document(_RevokedFile, data, supported_format=REVOKED_FORMAT, what=what, where=str(path))
-    except Corrupt as error:
-        raise replace(error, remedy=remedy) from error
-    return Revocation(key_id=match[1], name=item.name, when=item.when, reason=item.reason)
-
-
-logger = logging.getLogger(__name__)
-TRUSTED, REVOKED = "trusted", "revoked"
-PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
-_LOCK_TIMEOUT_S = 10.0
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_KEY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyring:
-    """What a keyring says of whom to believe."""
+    """Trusted public keys by name, and revocations by key id."""
 
     trusted: Mapping[str, Ed25519PublicKey] = field(default_factory=dict)
     revoked: Mapping[str, Revocation] = field(default_factory=dict)
 
 
+def key_id(public_key: Ed25519PublicKey) -> str:
+    """Short name of a public key: the first 32 hex characters of its SHA-256."""
+    return hashlib.sha256(public_key.public_bytes_raw()).hexdigest()[:32]
+
+
 def is_key_id(text: str) -> bool:
-    """Whether this is the id of a key, as `signing_keys.key_id` spells it."""
+    """Whether this is the id of a key, as `key_id` spells it."""
     return _KEY_ID.fullmatch(text) is not None
 
 
@@ -169,13 +133,73 @@ def name_fault(name: str) -> str | None:
 
 
 def private_path(keyring: Path, name: str) -> Path:
-    """Where the private key of that name stands; raises ``ValueError`` for what is no name."""
-    return keyring / f"{_checked(name)}{PRIVATE_SUFFIX}"
+    """File of the private key of that name; raises ``ValueError`` for what is no name."""
+    if fault := name_fault(name):
+        raise ValueError(f"key name {name!r} {fault}")
+    return keyring / f"{name}{PRIVATE_SUFFIX}"
 
 
 def public_path(keyring: Path, name: str) -> Path:
-    """Where the trusted public key of that name stands; raises ``ValueError`` for what is no name."""
-    return keyring / TRUSTED / f"{_checked(name)}{PUBLIC_SUFFIX}"
+    """File of the trusted public key of that name; raises ``ValueError`` for what is no name."""
+    return private_path(keyring / TRUSTED, name).with_name(f"{name}{PUBLIC_SUFFIX}")
+
+
+def revocation_of(wanted: str, *, name: str, reason: str, now: datetime) -> Revocation:
+    """A revocation made at ``now``, an aware time."""
+    return Revocation(key_id=wanted, name=name, reason=reason, when=now.isoformat(timespec="seconds"))
+
+
+def generate_key_pair(name: str) -> Signer:
+    """Make a new key pair."""
+    return Signer(name=name, private_key=Ed25519PrivateKey.generate())
+
+
+def save_private_key(signer: Signer, path: Path) -> None:
+    """Write a private key (0600); raises `UnusableCache`, also when the file exists."""
+    pem = signer.private_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with os_errors_are_unusable("file", path):
+        _write_new(path, pem)
+
+
+def save_public_key(public_key: Ed25519PublicKey, path: Path) -> None:
+    """Write a public key (0644); raises `UnusableCache`, also when the file exists."""
+    pem = public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    with os_errors_are_unusable("file", path):
+        _write_new(path, pem, mode=0o644)
+
+
+def load_signer(path: Path, *, name: str = "") -> Signer:
+    """Read a private key; its name is the file's stem unless given.
+
+    Raises:
+        Corrupt: no unencrypted Ed25519 private key in PEM.
+    """
+    with os_errors_are_unusable("file", path):
+        try:
+            file = open_private(path)
+        except FileNotFoundError as error:
+            raise _not_there(path) from error
+        with file:
+            data = file.read(_MAX_PEM_BYTES)
+    check_parents(path)
+    return Signer(name=name or path.stem, private_key=_private_key(path, data))
+
+
+def load_public_key(path: Path) -> Ed25519PublicKey:
+    """Read a public key; raises `Corrupt` where it is none, `UnusableCache` where others could write it."""
+    data = _read_vouched(path, limit_bytes=_MAX_PEM_BYTES)
+    if data is None:
+        raise _not_there(path)
+    return _public_key(path, data)
+
+
+def read_any_key(path: Path) -> Ed25519PublicKey:
+    """Read the public half of a public or private key, whoever wrote the file: enough to revoke it."""
+    with os_errors_are_unusable("file", path), path.open("rb") as file:
+        data = file.read(_MAX_PEM_BYTES)
+    return _private_key(path, data).public_key() if b"PRIVATE KEY" in data else _public_key(path, data)
 
 
 def read_keyring(path: Path) -> Keyring:
@@ -183,33 +207,23 @@ def read_keyring(path: Path) -> Keyring:
 
     Raises:
         Corrupt: a file of it is damaged.
-        UnusableCache: it cannot be read, or somebody but this user and root could have written it.
     """
+    trusted: dict[str, Ed25519PublicKey] = {}
     if not _is_usable_directory(path):
         return Keyring()
-    trusted = {}
-    if _is_usable_directory(path / TRUSTED):
-        with os_errors_are_unusable("directory", path / TRUSTED):
-            files = sorted(file for file in (path / TRUSTED).iterdir() if not file.name.startswith("."))
-        for file in files:
-            if file.name.endswith(PUBLIC_SUFFIX):
-                trusted[file.name.removesuffix(PUBLIC_SUFFIX)] = load_public_key(file)
-            else:
-                logger.warning("Not trusted: %s; expected a name such as NAME%s", file, PUBLIC_SUFFIX)
-    revoked = read_revoked(path / REVOKED) if _is_usable_directory(path / REVOKED) else {}
-    return Keyring(trusted=trusted, revoked=revoked)
+    for file in _files(path / TRUSTED):
+        if file.name.endswith(PUBLIC_SUFFIX):
+            trusted[file.name.removesuffix(PUBLIC_SUFFIX)] = load_public_key(file)
+        else:
+            logger.warning("Not trusted: %s; expected a name such as NAME%s", file, PUBLIC_SUFFIX)
+    found = (_read_revocation(file) for file in _files(path / REVOKED))
+    return Keyring(trusted=trusted, revoked={item.key_id: item for item in found if item})
 
 
 def private_keys(keyring: Path) -> tuple[Path, ...]:
     """The files of private keys of a keyring, sorted; raises `UnusableCache`."""
-    if not _is_usable_directory(keyring):
-        return ()
-    with os_errors_are_unusable("directory", keyring):
-        return tuple(
-            path
-            for path in sorted(keyring.iterdir())
-            if path.name.endswith(PRIVATE_SUFFIX) and not path.name.endswith(PUBLIC_SUFFIX)
-        )
+    names = (path for path in _files(keyring) if path.name.endswith(PRIVATE_SUFFIX))
+    return tuple(path for path in names if not path.name.endswith(PUBLIC_SUFFIX))
 
 
 def generate(keyring: Path, name: str) -> Signer:
@@ -217,7 +231,6 @@ def generate(keyring: Path, name: str) -> Signer:
 
     Raises:
         Conflict: there is a key of that name; nothing is changed.
-        UnusableCache: the keyring cannot be written, or others can write it.
         ValueError: the name is none.
     """
     signer = generate_key_pair(name)
@@ -236,13 +249,11 @@ def trust_key(keyring: Path, name: str, public_key: Ed25519PublicKey) -> bool:
 
     Raises:
         Conflict: another key has that name, or the key is revoked; nothing is changed.
-        UnusableCache: the keyring cannot be written, or others can write it.
         ValueError: the name is none.
     """
     path, wanted = public_path(keyring, name), key_id(public_key)
     with _changing(keyring):
-        ring = read_keyring(keyring)
-        if revocation := ring.revoked.get(wanted):
+        if revocation := read_keyring(keyring).revoked.get(wanted):
             raise Conflict(
                 what=f"key {wanted}",
                 where=str(keyring),
@@ -259,25 +270,43 @@ def trust_key(keyring: Path, name: str, public_key: Ed25519PublicKey) -> bool:
 
 
 def revoke(keyring: Path, revocation: Revocation) -> tuple[Revocation, bool]:
-    """Revoke a key, known here or not.
-
-    Returns:
-        The revocation that counts, which is the first one of a key, and whether it is new.
+    """Revoke a key, known here or not; return the first revocation, which counts, and whether it is new.
 
     Raises:
         Corrupt: the revocation of this key is damaged.
-        UnusableCache: the keyring cannot be written, or others can write it.
     """
+    item = _RevokedFile(name=revocation.name, reason=revocation.reason, when=revocation.when)
+    path = keyring / REVOKED / f"{revocation.key_id}.json"
+    is_new = True
     with _changing(keyring):
-        is_new = write_revocation(keyring / REVOKED, revocation)
-        standing = read_revocation(keyring / REVOKED, revocation.key_id)
-    return standing or revocation, is_new
+        try:
+            _write_new(path, canonical_json(item.model_dump(mode="json")))
+        except FileExistsError:
+            is_new = False
+        return _read_revocation(path) or revocation, is_new
 
 
-def _checked(name: str) -> str:
-    if fault := name_fault(name):
-        raise ValueError(f"key name {name!r} {fault}")
-    return name
+def _read_revocation(path: Path) -> Revocation | None:
+    data = _read_vouched(path, limit_bytes=_MAX_REVOCATION_BYTES)
+    if data is None:
+        return None
+    what, remedy = "revocation", "restore it, or revoke the key anew after moving it away"
+    if path.suffix != ".json" or not is_key_id(path.stem):
+        expected = "a name such as <key id>.json"
+        raise Corrupt(what=what, where=str(path), expected=expected, actual="another", remedy=remedy)
+    try:
+        item = parse_document(_RevokedFile, data, supported_format=REVOKED_FORMAT, what=what, where=str(path))
+    except Corrupt as error:
+        raise error.but(remedy=remedy) from error
+    return Revocation(key_id=path.stem, name=item.name, when=item.when, reason=item.reason)
+
+
+def _files(directory: Path) -> list[Path]:
+    """Files that are not hidden, sorted; none where there is no directory."""
+    if not _is_usable_directory(directory):
+        return []
+    with os_errors_are_unusable("directory", directory):
+        return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
 
 
 def _is_usable_directory(path: Path) -> bool:
@@ -287,30 +316,82 @@ def _is_usable_directory(path: Path) -> bool:
             status = path.stat()
         except FileNotFoundError:
             return False
-    if not stat.S_ISDIR(status.st_mode):
-        expected, actual, remedy = "a directory", stat.filemode(status.st_mode), "name another keyring"
-    elif status.st_uid not in (os.geteuid(), 0):
-        expected, actual = f"owner uid {os.geteuid()} or root", f"uid {status.st_uid}"
-        remedy = "name a keyring of your own"
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        expected, actual = "not writable by group or others", f"mode {stat.S_IMODE(status.st_mode):04o}"
-        remedy = f"check what is in it, then chmod 700 {path}"
-    else:
-        return True
-    raise UnusableCache(what="keyring", where=str(path), expected=expected, actual=actual, remedy=remedy)
+    check_status(path, status, what="keyring", remedies=_DIRECTORY_REMEDIES, directory=True, root_too=True)
+    return True
 
 
 @contextmanager
 def _changing(keyring: Path) -> Iterator[None]:
     """Hold the keyring for a change; makes its directories."""
+    directories = (keyring, keyring / TRUSTED, keyring / REVOKED)
     with os_errors_are_unusable("keyring", keyring):
-        make_private_directories(keyring / TRUSTED)
-        make_private_directories(keyring / REVOKED)
-    for directory in (keyring, keyring / TRUSTED, keyring / REVOKED):
+        for directory in directories:
+            make_private_directories(directory)
+    for directory in directories:
         _is_usable_directory(directory)
-    lock = FileLock(keyring / ".lock", timeout=_LOCK_TIMEOUT_S, mode=0o600, fallback_to_soft=False)
+    lock = FileLock(keyring / ".lock", timeout=_LOCK_TIMEOUT_S, mode=FILE_MODE, fallback_to_soft=False)
     with os_errors_are_unusable("keyring", keyring), lock:
         yield
+
+
+def _read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:
+    """Read a file that decides whose code runs; None when it is not there."""
+    check_parents(path)  # first: who can take it away makes it one that is not there
+    with os_errors_are_unusable("file", path):
+        try:
+            # Without O_NONBLOCK the open itself would wait at a named pipe.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(descriptor, "rb") as file:
+            check_status(path, os.fstat(descriptor), what="file", remedies=_FILE_REMEDIES, root_too=True)
+            data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        expected, remedy = f"at most {limit_bytes} bytes", "name another file"
+        raise Corrupt(what="file", where=str(path), expected=expected, actual="more", remedy=remedy)
+    return data
+
+
+def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
+    """Create a file whole, because a launch may read the directory at any moment."""
+    temporary = path.parent / f".{temporary_name()}.tmp"
+    write_whole(path, data, temporary=temporary, replace=False, mode=mode)
+
+
+def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _no_key("private key", path, str(error)) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _no_key("private key", path, type(key).__name__)
+    return key
+
+
+def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _no_key("public key", path, str(error)) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise _no_key("public key", path, type(key).__name__)
+    return key
+
+
+def _no_key(what: str, path: Path, actual: str) -> Corrupt:
+    expected = f"an unencrypted Ed25519 {what} in PEM"
+    remedy = "make one with warmrank keys generate or 'openssl genpkey -algorithm ed25519'"
+    return Corrupt(what=what, where=str(path), expected=expected, actual=actual, remedy=remedy)
+
+
+def _not_there(path: Path) -> UnusableCache:
+    actual, remedy = (
+        "No such file or directory",
+        "correct the path, or make a key with warmrank keys generate",
+    )
+    return UnusableCache(
+        what="key file", where=str(path), expected="a key in PEM", actual=actual, remedy=remedy
+    )
 
 
 def _taken(path: Path, remedy: str) -> Conflict:

@@ -11,8 +11,7 @@ or, in place of the signature's object, ``"signature":"unsigned"``.
 The payload's digest is checked whenever an envelope is taken apart; a header has one spelling only; a
 signature covers kind, key, payload and producer (`signed_message`), so a good document put in another's place
 is refused. What a launch loads must be signed by a key of *this* process's configuration or keyring, never of
-the store; revocation wins over trust. The envelope stays as it is when payloads change. Ed25519 and not HMAC,
-because with HMAC every reader could forge.
+the store; revocation wins over trust. Ed25519 and not HMAC, because with HMAC every reader could forge.
 """
 
 from __future__ import annotations
@@ -26,36 +25,38 @@ from typing import Annotated, Final, Literal
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, Untrusted, UntrustedReason
 from warmrank.cache_store.keys import canonical_json
-from warmrank.cache_store.parsing import parse_document
-from warmrank.cache_store.paths import part_fault
-from warmrank.cache_store.signing.keyring import Keyring, Revocation, read_keyring
-from warmrank.cache_store.signing.signing_keys import Signer, key_id, load_public_key, load_signer
+from warmrank.cache_store.parsing import Strict, parse_document
+from warmrank.cache_store.paths import part_fault, refusing
+from warmrank.cache_store.signing.keyring import (
+    Keyring,
+    Revocation,
+    Signer,
+    key_id,
+    load_public_key,
+    load_signer,
+    read_keyring,
+)
 
+logger = logging.getLogger(__name__)
+TrustPolicy = Literal["require", "warn", "off"]
+DocumentKind = Literal["manifest", "launch", "directory"]
 ENVELOPE_FORMAT: Final = 2
 MAX_HEADER_BYTES = 4096
 """Key, names of at most 255 bytes each and a signature take less than 1 KB, six times that if escaped."""
 _DOMAIN = "warmrank-envelope-2"
+_ALWAYS_REFUSED: frozenset[UntrustedReason] = frozenset({"bad_signature", "revoked"})
+"""What ``warn`` refuses too: somebody tampered, or somebody said that this key is not to be believed."""
 
 
-def _name(text: str) -> str:
-    if fault := part_fault(text):
-        raise ValueError(f"name {text[:80]!r} {fault}")
-    return text
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Producer(_Part):
+class Producer(Strict):
     """Who made a document: the name that the signer goes by, and the id of the public key."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[str, AfterValidator(refusing(part_fault, "name"))]
     key_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -66,12 +67,12 @@ class Signature(Producer):
     value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
-class _Payload(_Part):
+class _Payload(Strict):
     sha256: str
     size_bytes: int
 
 
-class _Header(_Part):
+class _Header(Strict):
     format: Literal[2] = ENVELOPE_FORMAT
     kind: Annotated[str, Field(max_length=32)]
     key: Annotated[str, Field(max_length=128)]
@@ -81,20 +82,12 @@ class _Header(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """A document with what it was made for.
-
-    Attributes:
-        kind: kind of document.
-        key: key it was made for.
-        payload: the document's bytes.
-        digest: of the payload.
-        signature: None when it is explicitly unsigned.
-    """
+    """A document's bytes with the kind and key it was made for; ``signature`` None is explicitly unsigned."""
 
     kind: str
     key: str
     payload: bytes
-    digest: Digest
+    digest: Digest  # of the payload
     signature: Signature | None
 
     def to_bytes(self) -> bytes:
@@ -124,7 +117,6 @@ def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
     Raises:
         Corrupt: the header is none, is spelled otherwise than `Envelope.to_bytes` does or is of an earlier
             format, or the payload is not the one that it announces.
-        NewerFormat: a later release wrote it.
     """
     line, _, payload = data.partition(b"\n")
     if len(line) > MAX_HEADER_BYTES:
@@ -149,35 +141,23 @@ def signer_id(data: bytes) -> str:
     return str(signature["key_id"]) if isinstance(signature, dict) else ""
 
 
-logger = logging.getLogger(__name__)
-TrustPolicy = Literal["require", "warn", "off"]
-DocumentKind = Literal["manifest", "launch", "directory"]
-_ALWAYS_REFUSED: frozenset[UntrustedReason] = frozenset({"bad_signature", "revoked"})
-"""What ``warn`` refuses too: somebody tampered, or somebody said that this key is not to be believed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
     """What this process signs with and believes.
 
-    Attributes:
-        policy: ``require`` refuses what no trusted key signed; ``warn`` takes it and logs; ``off`` looks at
-            no signature.
-        signer: signs what this process publishes; its own key is trusted too.
-        trusted: public keys by the names that people gave them.
-        revoked: keys that nobody is to believe any more, by key id.
+    Policy ``require`` refuses what no trusted key signed; ``warn`` takes it and logs; ``off`` looks at no
+    signature. The ``signer`` signs what this process publishes, and its own key is trusted too.
     """
 
     policy: TrustPolicy
     signer: Signer | None = None
-    trusted: Mapping[str, Ed25519PublicKey] = field(default_factory=dict)
-    revoked: Mapping[str, Revocation] = field(default_factory=dict)
+    trusted: Mapping[str, Ed25519PublicKey] = field(default_factory=dict)  # by the names people gave them
+    revoked: Mapping[str, Revocation] = field(default_factory=dict)  # by key id
 
     @property
     def believed(self) -> frozenset[str]:
         """Ids of all keys that this process takes something on the word of."""
-        own = [self.signer.public_key] if self.signer else []
-        return frozenset(map(key_id, [*self.trusted.values(), *own])) - self.revoked.keys()
+        return frozenset(self._keys()) - self.revoked.keys()
 
     def seal(self, kind: DocumentKind, key: str, payload: bytes) -> bytes:
         """Wrap a document for the store; equal documents of one signer have equal bytes.
@@ -185,17 +165,25 @@ class Trust:
         Raises:
             Untrusted: the policy asks for signatures and there is no signing key, or it is revoked.
         """
-        what = f"{kind} {key[:12]}"
-        digest = digest_bytes(payload)
-        if self.signer is None:
-            if self.policy == "require":
-                raise _no_signing_key(what)
-            return Envelope(kind=kind, key=key, payload=payload, digest=digest, signature=None).to_bytes()
-        producer = Producer(name=self.signer.name, key_id=key_id(self.signer.public_key))
-        if revocation := self.revoked.get(producer.key_id):
-            raise _own_key_revoked(what, revocation)
-        value = self.signer.private_key.sign(signed_message(kind, key, digest, producer)).hex()
-        signature = Signature(name=producer.name, key_id=producer.key_id, value=value)
+        what, digest = f"{kind} {key[:12]}", digest_bytes(payload)
+        signature = None
+        if self.signer is not None:
+            producer = Producer(name=self.signer.name, key_id=key_id(self.signer.public_key))
+            if revocation := self.revoked.get(producer.key_id):
+                detail = f"its own signing key {revocation.key_id} may sign nothing: {revocation}"
+                remedy = "make another with warmrank keys generate, and name it in store.trust.signing_key"
+                raise Untrusted(
+                    reason="revoked", what=what, where="this process", detail=detail, remedy=remedy
+                )
+            value = self.signer.private_key.sign(signed_message(kind, key, digest, producer)).hex()
+            signature = Signature(name=producer.name, key_id=producer.key_id, value=value)
+        elif self.policy == "require":
+            detail = "the trust policy is 'require', and no signing key is configured"
+            remedy = (
+                "set store.trust.signing_key (warmrank keys generate makes one), or let a publisher publish"
+            )
+            here = "this process"
+            raise Untrusted(reason="no_signing_key", what=what, where=here, detail=detail, remedy=remedy)
         return Envelope(kind=kind, key=key, payload=payload, digest=digest, signature=signature).to_bytes()
 
     def open_envelope(self, kind: DocumentKind, key: str, data: bytes, *, where: str = "memory") -> bytes:
@@ -203,7 +191,6 @@ class Trust:
 
         Raises:
             Corrupt: no envelope, or not the payload that it was made for.
-            NewerFormat: a later release wrote the envelope, and the policy does not ask for signatures.
             Untrusted: made for another kind or key, or refused by the policy.
         """
         envelope, doubt = self._judge(kind, key, data, where=where)
@@ -234,28 +221,26 @@ class Trust:
         try:
             envelope = parse_envelope(data, what=what, where=where)
         except NewerFormat as error:
-            if self.policy == "require":
-                # Anybody can write a higher number: without a signature that counts here, it must make way.
-                raise _newer_envelope(error) from error
-            raise
-        if (envelope.kind, envelope.key) != (kind, key):
+            if self.policy != "require":
+                raise
+            # Anybody can write a higher number: without a signature that counts here, it must make way.
+            detail = f"it carries no signature that this release can check: {error}"
+            remedy = "a publish with this release replaces it"
             raise Untrusted(
-                reason="replayed",
-                what=what,
-                where=where,
-                detail=f"it was made for {envelope.kind!r} {envelope.key!r}",
-                remedy="somebody copied it there; publish again",
-            )
-        return envelope, None if self.policy == "off" else self._doubt(envelope, what=what, where=where)
+                reason="unsigned", what=what, where=where, detail=detail, remedy=remedy
+            ) from error
+        if (envelope.kind, envelope.key) != (kind, key):
+            detail = f"it was made for {envelope.kind!r} {envelope.key!r}"
+            remedy = "somebody copied it there; publish again"
+            raise Untrusted(reason="replayed", what=what, where=where, detail=detail, remedy=remedy)
+        fault = None if self.policy == "off" else self._fault(envelope)
+        if fault is None:
+            return envelope, None
+        reason, detail, remedy = fault
+        return envelope, Untrusted(reason=reason, what=what, where=where, detail=detail, remedy=remedy)
 
-    def _doubt(self, envelope: Envelope, *, what: str, where: str) -> Untrusted | None:
-        reason, detail, remedy = self._fault(envelope)
-        if reason is None:
-            return None
-        return Untrusted(reason=reason, what=what, where=where, detail=detail, remedy=remedy)
-
-    def _fault(self, envelope: Envelope) -> tuple[UntrustedReason | None, str, str]:
-        """Why a signature is not enough, and what to do; the reason is None when it is."""
+    def _fault(self, envelope: Envelope) -> tuple[UntrustedReason, str, str] | None:
+        """Why a signature is not enough, in detail, and what to do; None when it is."""
         signature = envelope.signature
         if signature is None:
             remedy = (
@@ -266,7 +251,7 @@ class Trust:
         by = f"{signature.name!r}, key {signature.key_id}"
         if revocation := self.revoked.get(signature.key_id):
             return "revoked", f"signed by {by}: {revocation}", "publish again with a key that is not revoked"
-        public_key = self._public_key(signature.key_id)
+        public_key = self._keys().get(signature.key_id)
         if public_key is None:
             detail = f"signed by {by}; trusted: {', '.join(sorted(self.trusted)) or 'none'}"
             remedy = "get that public key from its owner, then warmrank keys trust FILE"
@@ -277,11 +262,11 @@ class Trust:
         except InvalidSignature:
             detail = f"the signature of {by} does not fit the contents"
             return "bad_signature", detail, "it was changed after it was signed; publish again"
-        return None, "", ""
+        return None
 
-    def _public_key(self, wanted_id: str) -> Ed25519PublicKey | None:
+    def _keys(self) -> dict[str, Ed25519PublicKey]:
         own = [self.signer.public_key] if self.signer else []
-        return next((key for key in (*self.trusted.values(), *own) if key_id(key) == wanted_id), None)
+        return {key_id(key): key for key in (*self.trusted.values(), *own)}
 
 
 def load_trust(
@@ -292,19 +277,12 @@ def load_trust(
     keyring: Path | None = None,
     revoked: Iterable[str] = (),
 ) -> Trust:
-    """Read the key files that a configuration names, and its keyring; they add up.
+    """Read the PEM files that a configuration names, and its keyring; they add up.
 
-    Args:
-        policy: what to do about a signature that is not trusted.
-        signing_key: PEM file of the private key.
-        trusted_keys: PEM files of public keys by name.
-        keyring: a directory as `cache_store.signing.keyring` lays it out; where there is none,
-            nothing of it counts.
-        revoked: ids of keys that are revoked besides those of the keyring.
+    ``revoked`` are ids of keys revoked besides those of the keyring.
 
     Raises:
         Corrupt: a file holds no such key.
-        UnusableCache: a file cannot be read, or somebody else could have written it.
     """
     ring = read_keyring(keyring) if keyring else Keyring()
     named = {name: load_public_key(path) for name, path in (trusted_keys or {}).items()}
@@ -315,34 +293,4 @@ def load_trust(
         trusted={f"{name} (keyring)" if name in named else name: ring.trusted[name] for name in ring.trusted}
         | named,
         revoked=by_config | dict(ring.revoked),
-    )
-
-
-def _newer_envelope(error: NewerFormat) -> Untrusted:
-    return Untrusted(
-        reason="unsigned",
-        what=error.what,
-        where=error.where,
-        detail=f"it carries no signature that this release can check: {error}",
-        remedy="a publish with this release replaces it",
-    )
-
-
-def _no_signing_key(what: str) -> Untrusted:
-    return Untrusted(
-        reason="no_signing_key",
-        what=what,
-        where="this process",
-        detail="the trust policy is 'require', and no signing key is configured",
-        remedy="set store.trust.signing_key (warmrank keys generate makes one), or let a publisher publish",
-    )
-
-
-def _own_key_revoked(what: str, revocation: Revocation) -> Untrusted:
-    return Untrusted(
-        reason="revoked",
-        what=what,
-        where="this process",
-        detail=f"its own signing key {revocation.key_id} may sign nothing: {revocation}",
-        remedy="make another with warmrank keys generate, and name it in store.trust.signing_key",
     )

@@ -1,8 +1,8 @@
-"""Which trust policy a store gets that no config gave one: the decision, and the look at the place.
+"""Which trust policy a store gets that no config gave one.
 
-Invariants: ``off`` only for a directory of this user on this machine's own disk into which nobody else can
-have put anything; whatever is not known to be so (an object store, a network file system, a type of file
-system not known here, a failing look) asks for signatures.
+``off`` only for a directory of this user on this machine's own disk into which nobody else can have put
+anything; whatever is not known to be so (an object store, a network file system, a failing look) asks for
+signatures.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
-from warmrank.cache_store.cache_dir.private_files import way_to
+from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
+from warmrank.cache_store.cache_dir.private_files import OTHERS_WRITE, way_to
 from warmrank.cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
 
-_MOUNTS = Path("/proc/self/mounts")
 _NEVER_USED = frozenset({QUARANTINE.rstrip("/"), TMP.rstrip("/")})  # nothing in there gets a name again
 _BLOBS = BLOBS.partition("/")[0]  # their names say what is in them, whoever owns them; there may be millions
 
@@ -27,28 +26,19 @@ _BLOBS = BLOBS.partition("/")[0]  # their names say what is in them, whoever own
 class Entry:
     """A file or directory that decides who can write into a store.
 
-    Attributes:
-        path: where.
-        uid: its owner.
-        mode: its type and permissions, as ``st_mode``.
-        is_above: it lies on the way to the store (`way_to`), so that root may own it, and others may write
-            into it where they cannot rename what is not theirs (the sticky bit of ``/tmp``).
+    One ``is_above`` lies on the way to the store (`way_to`), so root may own it, and others may write into it
+    where they cannot rename what is not theirs (the sticky bit of ``/tmp``).
     """
 
     path: str
     uid: int
-    mode: int
+    mode: int  # type and permissions, as ``st_mode``
     is_above: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlace:
-    """What is known of the directory of a store.
-
-    Attributes:
-        file_system: type of its file system; empty where it is not known.
-        entries: the directory, all below it that a store uses but its blobs, and all on the way to it.
-    """
+    """Type of a directory's file system ("" if unknown), and what a store uses of it but its blobs."""
 
     file_system: str
     entries: tuple[Entry, ...]
@@ -68,12 +58,11 @@ def resolve_policy(place: StorePlace, *, uid: int) -> PolicyChoice:
         kind = place.file_system or "not known"
         return PolicyChoice(policy="require", reason=f"its file system ({kind}) may be shared")
     for entry in place.entries:
-        owners = (uid, 0) if entry.is_above else (uid,)
-        if entry.uid not in owners:
+        if entry.uid != uid and not (entry.is_above and entry.uid == 0):
             reason = f"{entry.path} belongs to uid {entry.uid}, not {uid}"
             return PolicyChoice(policy="require", reason=reason)
         is_held = entry.is_above and (entry.mode & stat.S_ISVTX or stat.S_ISLNK(entry.mode))
-        if entry.mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_held:
+        if entry.mode & OTHERS_WRITE and not is_held:
             mode = f"mode {stat.S_IMODE(entry.mode):04o}"
             return PolicyChoice(policy="require", reason=f"others can write {entry.path} ({mode})")
     return PolicyChoice(policy="off", reason="a directory of this user on a local disk")
@@ -91,14 +80,10 @@ def choose_policy(location: str) -> PolicyChoice:
 
 
 def _look_at(path: Path) -> StorePlace:
-    mounts = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    absolute = path.absolute()
+    mounts, absolute = read_mounts(), path.absolute()
     if (kind := file_system_type(absolute, mounts)) not in LOCAL_TYPES:
         return StorePlace(file_system=kind, entries=())  # not touched: a dead mount would hang here
-    above = [
-        Entry(path=str(place), uid=status.st_uid, mode=status.st_mode, is_above=True)
-        for place, status in way_to(absolute)
-    ]
+    above = [_entry(place, status, is_above=True) for place, status in way_to(absolute)]
     path = absolute.resolve()
     links = [Path(entry.path) for entry in above if stat.S_ISLNK(entry.mode)]
     kinds = [file_system_type(place, mounts) for place in (*links, path)]
@@ -109,10 +94,10 @@ def _look_at(path: Path) -> StorePlace:
 def _entries(path: Path) -> Iterator[Entry]:
     if not path.exists():
         return
-    yield _entry(path)
+    yield _entry(path, path.lstat())
     for name in sorted(TOP_LEVEL):
         if os.path.lexists(path / name):
-            yield _entry(path / name)
+            yield _entry(path / name, (path / name).lstat())
     others_get_in = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     for name in sorted(TOP_LEVEL - _NEVER_USED):
         for entry in _below(path / name, with_files=name != _BLOBS):
@@ -128,17 +113,14 @@ def _below(root: Path, *, with_files: bool) -> Iterator[Entry]:
         try:
             with os.scandir(waiting.pop()) as found:
                 paths = [
-                    Path(entry.path)
-                    for entry in found
-                    if with_files or not entry.is_file(follow_symlinks=False)
+                    Path(item.path) for item in found if with_files or not item.is_file(follow_symlinks=False)
                 ]
-            below = [_entry(path) for path in paths]
+            below = [_entry(path, path.lstat()) for path in paths]
         except FileNotFoundError:
             continue  # an evict removed an empty directory of the trash
         waiting += [Path(entry.path) for entry in below if stat.S_ISDIR(entry.mode)]
         yield from below
 
 
-def _entry(path: Path) -> Entry:
-    status = path.lstat()
-    return Entry(path=str(path), uid=status.st_uid, mode=status.st_mode, is_above=False)
+def _entry(path: Path, status: os.stat_result, *, is_above: bool = False) -> Entry:
+    return Entry(path=str(path), uid=status.st_uid, mode=status.st_mode, is_above=is_above)

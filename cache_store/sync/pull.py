@@ -1,35 +1,45 @@
 """Pulling a directory of another tool: verified copies, laid out as the tool left them.
 
-Invariants: nothing gets its name before every file is verified, changed where it must name another path,
-and flushed, because other tools verify nothing; an absent or empty directory appears by one rename; of one
-that holds files every one that was pushed is read, unless the index beside it tells its bytes, and only those
-that it lacks come, or those that are cut short: where others differ nothing does, unless they are to be
-replaced. What an earlier pull under the same keys put there and the listing no longer names is told, and goes
-where files are replaced, if nobody changed it since; nothing else is ever removed. Files
-are private to this user (0600, or 0700 where the owner could execute them). A file lock keeps
-the processes of a node from copying at once, which saves work only; it is held around the whole of a pull,
-also where that is tried again because a part of the store fell silent.
+Nothing gets its name before every file is verified, changed where it must name another path, and flushed,
+because other tools verify nothing; an absent or empty directory appears by one rename. Where files are there
+with other bytes nothing is laid out, unless they are to be replaced or are cut short. What an earlier pull
+put there and the listing no longer names goes only where files are replaced and nobody changed it. Files are
+private to this user (0600, or 0700), and the directory bears the marks of those who vouch for them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.durability import choose_flush, flush_all
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.cache_dir.marks import admit, check_marks
-from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, open_owned, os_errors_are_unusable
+from warmrank.cache_store.cache_dir.marks import admit, check_marks, permit_copies
+from warmrank.cache_store.cache_dir.private_files import (
+    DIRECTORY_MODE,
+    date_back,
+    discard_tree,
+    ensure_cache_dir,
+    make_directories_below,
+    open_owned,
+    os_errors_are_unusable,
+    sweep_debris,
+    temporary_name,
+)
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
-from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import NotInStore, UnusableCache
-from warmrank.cache_store.fetch.blobs import blob_faults
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest
+from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
+from warmrank.cache_store.fetch.blobs import Blobs, blob_faults
 from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.parallel import NUM_THREADS, each
+from warmrank.cache_store.progress import nothing
 from warmrank.cache_store.records.directory_listing import (
     ListedFile,
     StoredListing,
@@ -37,64 +47,40 @@ from warmrank.cache_store.records.directory_listing import (
     nearest_listing,
     newest_listing,
 )
-from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.sync.materialize import Copies, lay_out, refuse_obstacles, refuse_others
-from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocation, tool_named
+from warmrank.cache_store.records.documents import READERS, Documents
+from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocation, shortened, tool_named
 
 logger = logging.getLogger(__name__)
-
 _INDEX = "files"
-_SHOWN = 3
+_STAGING = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullReport:
-    """Outcome of pulling one directory.
-
-    Attributes:
-        directory: which.
-        key: key of its listings.
-        pushed: when the listing that was taken was made.
-        num_files: files in that listing.
-        num_new: files that the directory lacked, or had cut short.
-        num_replaced: files that it had with other bytes.
-        num_removed: files of an earlier pull that were removed.
-        num_kept: files that it had already, with the same bytes, which were not touched.
-        bytes_copied: bytes of the new and the replaced ones.
-        num_rewritten: those of them in which the directory's path was replaced.
-        problems: listings that could not be used, and files of an earlier pull that stay, one line each.
-    """
+    """Outcome of pulling one directory."""
 
     directory: str
-    key: str
-    pushed: str
-    num_files: int
-    num_new: int
-    num_replaced: int
-    num_removed: int
-    num_kept: int
-    bytes_copied: int
-    num_rewritten: int
-    problems: tuple[str, ...]
+    key: str  # of its listings
+    pushed: str  # when the listing that was taken was made
+    num_files: int  # in that listing
+    num_new: int  # that the directory lacked, or had cut short
+    num_replaced: int  # that it had with other bytes
+    num_removed: int  # of an earlier pull
+    num_kept: int  # that it had already, with the same bytes, which were not touched
+    bytes_copied: int  # of the new and the replaced ones
+    num_rewritten: int  # of them, those in which the directory's path was replaced
+    problems: tuple[str, ...]  # listings that could not be used, and files of an earlier pull that stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullPlan:
-    """What is to be restored where.
-
-    Attributes:
-        tool: whose directory.
-        root: where to.
-        stored: the newest listing that can be used.
-        moved: what of it must name the new path.
-        problems: listings that could not be used, one line each.
-    """
+    """What is to be restored where."""
 
     tool: str
     root: Path
-    stored: StoredListing
-    moved: Relocation
-    problems: tuple[str, ...]
+    stored: StoredListing  # the newest that can be used
+    moved: Relocation  # what of it must name the new path
+    problems: tuple[str, ...]  # listings that could not be used
 
     @property
     def key(self) -> str:
@@ -109,24 +95,27 @@ def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[s
         RefusedCache: ``root`` is refused for what is in it, whether or not anything was pushed.
         NotInStore: none was pushed (says what differs from the nearest).
         Conflict: it names its old path in a way that nobody here knows how to change.
-        StoreUnavailable: the store cannot be read.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool sees this path, not the resolved one
     # After a miss the tool uses what is there.
     check_marks(root, documents.trust.policy, documents.trust.revoked)
     problems: list[str] = []
-    stored = _newest(documents, listing_key(tool, dict(components)), tool, dict(components), problems)
+    key = listing_key(tool, dict(components))
+    try:
+        stored = newest_listing(documents, key, problems)
+    except NotInStore as error:
+        raise NotInStore(
+            what=f"directory of {tool!r} with these components",
+            where=f"key {key[:12]}",
+            remedy="; ".join([nearest_listing(documents, tool, dict(components)), *problems[:3]]),
+        ) from error
     moved = relocation(tool_named(tool), stored.listing.files, old=stored.listing.root, new=str(root))
     return PullPlan(tool=tool, root=root, stored=stored, moved=moved, problems=tuple(problems))
 
 
 @contextlib.contextmanager
 def pull_lock(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the lock of a directory to be pulled, which is made if absent; see `single_flight`.
-
-    Raises:
-        UnusableCache: ``root`` cannot be written, or another user could.
-    """
+    """Hold the lock of a directory to be pulled, which is made if absent; see `single_flight`."""
     root = root.absolute()
     ensure_cache_dir(root)
     with single_flight(beside(root), timeout_s=timeout_s):
@@ -136,43 +125,34 @@ def pull_lock(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None
 def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> PullReport:
     """Restore what was planned; the caller holds `pull_lock`.
 
-    Args:
-        documents: the store's.
-        plan: what was planned.
-        replace: files that are there with other bytes are replaced, those of an earlier pull removed.
+    With ``replace``, files that are there with other bytes are replaced, those of an earlier pull removed.
 
     Raises:
         NotInStore: blobs of it are missing.
-        Conflict: as `lay_out` and `refuse_obstacles`.
+        Conflict: files are there with other bytes, or stand where a directory should; nothing was changed.
         Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
-        UnusableCache: the directory cannot be written, or another user could; or as `admit`.
-        StoreUnavailable: the store cannot be read.
     """
-    root = plan.root
-    admit(root, documents.trust.policy, documents.trust.revoked)
-    ensure_cache_dir(beside(root))
+    root, trust, place = plan.root, documents.trust, beside(plan.root)
+    admit(root, trust.policy, trust.revoked)
+    ensure_cache_dir(place)
     # Our own names are none of the tool's: they would decide what may be done with the directory.
     files = [file for file in plan.stored.listing.files if not is_ours(file.path)]
-    index = DigestIndex.open(root, _INDEX, at=beside(root), opened=open_owned)
-    laid_before = DigestIndex.open(root, f"pulled-{plan.key}", at=beside(root), opened=open_owned)
+    index = DigestIndex.open(root, _INDEX, at=place, opened=open_owned)
+    laid_before = DigestIndex.open(root, f"pulled-{plan.key}", at=place, opened=open_owned)
     stale = _stale(laid_before, {file.path for file in files}, root, index)
     removed = [path for path, is_unchanged in stale.items() if replace and is_unchanged]
-    refuse_obstacles(files, removed, root)
+    _refuse_obstacles(files, removed, root)
     wanted, there = _look(files, plan.moved, root, index, replace=replace)
     _check_complete(documents.backend, wanted)
-    laid = lay_out(
-        Copies(
-            documents=documents,
-            signer_id=plan.stored.signer_id,
-            files=wanted,
-            there=there,
-            moved=plan.moved,
-            replace=replace,
-            stale=removed,
-        ),
-        root,
-    )
-    come = {*laid.new, *laid.replaced}
+    new: list[str] = []
+    replaced: list[str] = []
+    if wanted:
+        copying = _Copying(documents=documents, plan=plan, files=wanted, there=there, stale=removed)
+        with _staging(place) as staging:
+            new, replaced = copying.lay_out(staging, replace=replace)
+    else:
+        _remove(removed, root)
+    come = {*new, *replaced}
     for file in wanted:
         if file.path in come and file.path not in plan.moved.paths:
             index.remember_own(root / file.path, file.digest)
@@ -189,14 +169,186 @@ def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> Pull
         key=plan.key,
         pushed=plan.stored.listing.created,
         num_files=len(files),
-        num_new=len(laid.new),
-        num_replaced=len(laid.replaced),
+        num_new=len(new),
+        num_replaced=len(replaced),
         num_removed=len(removed),
         num_kept=len(files) - len(come),
         bytes_copied=sum(file.size_bytes for file in wanted if file.path in come),
         num_rewritten=len(plan.moved.paths & come),
         problems=(*plan.problems, *_staying(stale, removed)),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copying:
+    """Files that the directory lacks, or has otherwise (``there``), on their way; ``stale`` ones go first."""
+
+    documents: Documents
+    plan: PullPlan
+    files: Sequence[ListedFile]
+    there: Collection[str]
+    stale: Collection[str]
+
+    def lay_out(self, staging: Path, *, replace: bool) -> tuple[list[str], list[str]]:
+        """Copy the files; return paths of new and of replaced ones, not of those equal after all."""
+        root = self.plan.root
+        blobs = self._mark(staging)
+        directories = _directories(self.files)
+        for directory in directories:
+            with os_errors_are_unusable("directory", staging / directory):
+                (staging / directory).mkdir(mode=DIRECTORY_MODE)
+        size_bytes = sum(file.size_bytes for file in self.files)
+        each(
+            lambda file: self._stage(blobs, file, staging),
+            self.files,
+            num_threads=READERS,
+            size_bytes=size_bytes,
+        )
+        with os_errors_are_unusable("directory", root):
+            kinds = {file.path: self._kind(file.path, staging) for file in self.files}
+            new = [path for path, kind in kinds.items() if kind == "new"]
+            others = [path for path, kind in kinds.items() if kind == "other"]
+            if not replace:
+                _refuse_others(others, root)
+            if new or others:
+                inside = (f"{staging}/{path}" for path in (*directories, *kinds))
+                flush_all([str(staging), *inside], root=staging, flush=choose_flush(staging))
+            _remove(self.stale, root)
+            if new or others:
+                new = self._place(staging, new, others)
+        return new, others
+
+    def _mark(self, directory: Path) -> Blobs:
+        """The blobs, which may be copied below a directory from now on."""
+        signers = [self.plan.stored.signer_id] if self.plan.stored.signer_id else []
+        permit = permit_copies(directory, self.documents.trust.policy, signers)
+        return Blobs(backend=self.documents.backend, permit=permit, is_flushed=True)
+
+    def _stage(self, blobs: Blobs, file: ListedFile, staging: Path) -> None:
+        path, moved = staging / file.path, self.plan.moved
+        blobs.copy(file.digest, path, nothing)
+        with os_errors_are_unusable("file", path):
+            if file.path in moved.paths:
+                path.write_bytes(moved.apply(path.read_bytes()))
+            if file.executable:
+                path.chmod(0o700)
+            date_back(path)
+
+    def _kind(self, path: str, staging: Path) -> str:
+        """Compare what is there with what should be: ``new`` for nothing or less, ``equal``, ``other``."""
+        if path not in self.there:
+            return "new"
+        try:
+            with open_owned(self.plan.root / path) as one, (staging / path).open("rb") as two:
+                while chunk := one.read(CHUNK_BYTES):
+                    if two.read(len(chunk)) != chunk:
+                        return "other"
+                return "new" if two.read(1) else "equal"
+        except (UnusableCache, OSError):  # no regular file, such as a link, or one that cannot be read
+            return "other"
+
+    def _place(self, staging: Path, new: list[str], replaced: list[str]) -> list[str]:
+        """Give the staged files their names; return the new ones for which nobody was faster."""
+        root = self.plan.root
+        if not self.there:
+            try:
+                staging.rename(root)  # replaces an empty directory
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+            else:
+                flush_all([root.parent], root=root.parent, flush="fsync")
+                return new
+        self._mark(root)
+        for path in (*new, *replaced):
+            make_directories_below(root, (root / path).parent)
+        placed: list[str] = []
+        for path in new:
+            with contextlib.suppress(FileExistsError):
+                if path in self.there:  # cut short
+                    (staging / path).replace(root / path)
+                else:  # a link does not replace; the staged name goes with its directory
+                    os.link(staging / path, root / path)
+                placed.append(path)
+        for path in replaced:
+            (staging / path).replace(root / path)
+        changed = {(root / path).parent for path in (*placed, *replaced)}
+        flush_all({root, *changed}, root=root, flush=choose_flush(root))
+        return placed
+
+
+@contextlib.contextmanager
+def _staging(directory: Path) -> Iterator[Path]:
+    sweep_debris(directory, _STAGING)
+    path = directory / f"{_STAGING}{temporary_name()}"
+    with os_errors_are_unusable("directory", path):
+        path.mkdir(mode=DIRECTORY_MODE)
+    try:
+        yield path
+    finally:
+        discard_tree(path)
+
+
+def _refuse_others(paths: Sequence[str], root: Path) -> None:
+    """Refuse to lay out beside files that are there with other bytes."""
+    if paths:
+        raise Conflict(
+            what="directory",
+            where=str(root),
+            expected="each file absent, or as it was pushed: files of two versions do not go together",
+            actual=f"other bytes in {shortened(sorted(paths))}; nothing was changed",
+            remedy="pull with --replace to have them replaced, or pull into an empty directory",
+        )
+
+
+def _refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root: Path) -> None:
+    """Refuse to lay out a directory where a file is that does not go as stale, or the other way round."""
+    gone = {root / path for path in stale}
+    kinds = {**dict.fromkeys(_directories(files), "directory"), **{file.path: "file" for file in files}}
+    for path, kind in kinds.items():
+        with os_errors_are_unusable("file", root / path):
+            try:
+                mode = (root / path).lstat().st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            is_directory = stat.S_ISDIR(mode)
+            # What is no directory where a file should be is compared with that.
+            if is_directory == (kind == "directory") or not (is_directory or kind == "directory"):
+                continue
+            if _is_emptied(root / path, mode, gone):
+                continue
+        found = "directory" if is_directory else "link" if stat.S_ISLNK(mode) else "file"
+        raise Conflict(
+            what="directory",
+            where=str(root),
+            expected=f"{path} to be a {kind}, or absent",
+            actual=f"a {found}; nothing was changed",
+            remedy="remove it; --replace removes only what an earlier pull put there",
+        )
+
+
+def _is_emptied(path: Path, mode: int, gone: Collection[Path]) -> bool:
+    """Whether this is a directory that `_remove` takes away, with all in it."""
+    if not stat.S_ISDIR(mode):
+        return path in gone
+    below = list(path.iterdir())
+    return bool(below) and all(_is_emptied(entry, entry.lstat().st_mode, gone) for entry in below)
+
+
+def _remove(paths: Collection[str], root: Path) -> None:
+    """Remove files, and the directories that they leave empty."""
+    with os_errors_are_unusable("directory", root):
+        for path in sorted(paths):
+            (root / path).unlink(missing_ok=True)
+            for directory in Path(path).parents[:-1]:
+                with contextlib.suppress(OSError):
+                    (root / directory).rmdir()
+
+
+def _directories(files: Sequence[ListedFile]) -> list[str]:
+    """Every directory that the files lie in, each after the one above it."""
+    found = {str(directory) for file in files for directory in Path(file.path).parents}
+    return sorted(found - {"."})
 
 
 def _stale(
@@ -220,8 +372,7 @@ def _staying(stale: Mapping[str, bool], removed: Collection[str]) -> Iterator[st
     ):
         staying = sorted(path for path in stale if stale[path] == is_unchanged and path not in removed)
         if staying:
-            more = f" and {len(staying) - _SHOWN} more" if len(staying) > _SHOWN else ""
-            yield f"{', '.join(staying[:_SHOWN])}{more}: of an earlier pull, {why}"
+            yield f"{shortened(staying)}: of an earlier pull, {why}"
 
 
 def _look(
@@ -239,7 +390,7 @@ def _look(
         if not is_equal and size_bytes >= file.size_bytes and file.path not in moved.paths
     ]
     if not replace:
-        refuse_others(others, root)
+        _refuse_others(others, root)
     wanted = [file for file, (_, is_equal) in found.items() if not is_equal or file.path in moved.paths]
     return wanted, frozenset(file.path for file in wanted if found[file][0] >= 0)
 
@@ -258,27 +409,11 @@ def _is_there(name: str, digest: Digest, root: Path, index: DigestIndex) -> tupl
         return digest.size_bytes, False
 
 
-def _newest(
-    documents: Documents, key: str, tool: str, components: dict[str, str], problems: list[str]
-) -> StoredListing:
-    try:
-        return newest_listing(documents, key, problems)
-    except NotInStore as error:
-        raise NotInStore(
-            what=f"directory of {tool!r} with these components",
-            where=f"key {key[:12]}",
-            remedy="; ".join([nearest_listing(documents, tool, components), *problems[:_SHOWN]]),
-        ) from error
-
-
 def _check_complete(backend: BlobBackend, files: list[ListedFile]) -> None:
     faults = blob_faults(backend, (file.digest for file in files))
-    wanting = [file.path for file in files if file.digest in faults]
-    if not wanting:
-        return
-    more = f" and {len(wanting) - _SHOWN} more" if len(wanting) > _SHOWN else ""
-    first = next(iter(faults.values()))
-    if not isinstance(first, NotInStore):
-        raise first
-    what = f"blobs of {', '.join(wanting[:_SHOWN])}{more}"
-    raise NotInStore(what=what, where="the store", remedy="push the directory again")
+    for error in faults.values():
+        if not isinstance(error, NotInStore):
+            raise error
+    if faults:
+        what = f"blobs of {shortened([file.path for file in files if file.digest in faults])}"
+        raise NotInStore(what=what, where="the store", remedy="push the directory again")

@@ -21,7 +21,7 @@ from warmrank.cache_store.cache_dir.private_files import check_owned, open_owned
 from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from warmrank.cache_store.layout import blob_name, directory_name
-from warmrank.cache_store.parallel import NUM_THREADS, each, each_short, is_short
+from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.paths import collisions, path_fault
 from warmrank.cache_store.publish.local_blobs import absent_blobs
 from warmrank.cache_store.records.directory_listing import (
@@ -35,101 +35,28 @@ from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
 from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFile:
-    """A file of a directory, by its path relative to it."""
-
-    path: str
-    executable: bool
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a directory holds.
-
-    Attributes:
-        files: its files, sorted by path.
-        left_out: what is not taken, with the reason, sorted; locks and temporary files are not mentioned.
-    """
-
-    files: tuple[FoundFile, ...]
-    left_out: tuple[str, ...]
-
-
-def walk(root: Path) -> Found:
-    """List a directory.
-
-    Raises:
-        UnusableCache: it is no directory, cannot be read, or another user could have written to it.
-    """
-    left_out: list[str] = []
-    with os_errors_are_unusable("directory", root):
-        check_owned(root, root.stat(), directory=True)
-        files = sorted(_walk(root, "", left_out), key=lambda file: file.path)
-    return Found(files=tuple(files), left_out=tuple(sorted(left_out)))
-
-
-def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[FoundFile]:
-    with os.scandir(root / prefix) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            path = f"{prefix}{entry.name}"
-            is_directory = entry.is_dir(follow_symlinks=False)
-            if is_left_out(entry.name, directory=is_directory):
-                continue
-            if is_ours(path):
-                if not is_own_work(entry.name, directory=is_directory):
-                    left_out.append(f"{path}: warmrank keeps this name for itself")
-            elif fault := path_fault(path):
-                left_out.append(f"{path!r}: its name {fault}")
-            elif is_directory:
-                check_owned(root / path, entry.stat(follow_symlinks=False), directory=True)
-                yield from _walk(root, f"{path}/", left_out)
-            elif not entry.is_file(follow_symlinks=False):
-                left_out.append(f"{path}: no regular file (a link, socket or device)")
-            else:
-                status = entry.stat(follow_symlinks=False)
-                executable = bool(status.st_mode & stat.S_IXUSR)
-                yield FoundFile(path=path, executable=executable, size_bytes=status.st_size)
-
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushReport:
-    """Outcome of pushing one directory.
-
-    Attributes:
-        directory: which.
-        key: key of its listings.
-        num_files: files listed.
-        size_bytes: their size.
-        num_blobs_new: blobs that the store did not have.
-        bytes_new: their size.
-        created: a listing was written; otherwise the newest one says the same already.
-        left_out: files that are not listed, each with the reason.
-    """
+    """Outcome of pushing one directory."""
 
     directory: str
-    key: str
-    num_files: int
+    key: str  # of its listings
+    num_files: int  # listed
     size_bytes: int
     num_blobs_new: int
     bytes_new: int
-    created: bool
-    left_out: tuple[str, ...]
+    created: bool  # a listing was written; otherwise the newest one says the same already
+    left_out: tuple[str, ...]  # files that are not listed, each with the reason
 
 
 def push(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
     """Store the directory ``root`` of ``tool`` under named components.
 
     Raises:
-        UnusableCache: it cannot be read, another user could have written to it, it is more than a listing
-            can hold, or it has copies that the trust policy refuses; nothing was written.
         Untrusted: there is no key to sign with; nothing was written.
-        StoreUnavailable: the store cannot be written; to try again is safe.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
     trust = documents.trust
@@ -161,31 +88,62 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     )
 
 
+def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """The files below a directory by path; what is not taken goes to ``left_out``, save locks and such."""
+    with os.scandir(root / prefix) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            path = f"{prefix}{entry.name}"
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if is_left_out(entry.name, directory=is_directory):
+                continue
+            if is_ours(path):
+                if not is_own_work(entry.name, directory=is_directory):
+                    left_out.append(f"{path}: warmrank keeps this name for itself")
+            elif fault := path_fault(path):
+                left_out.append(f"{path!r}: its name {fault}")
+            elif is_directory:
+                check_owned(root / path, entry.stat(follow_symlinks=False), directory=True)
+                yield from _walk(root, f"{path}/", left_out)
+            elif not entry.is_file(follow_symlinks=False):
+                left_out.append(f"{path}: no regular file (a link, socket or device)")
+            else:
+                yield path, entry.stat(follow_symlinks=False)
+
+
 def _read_all(root: Path, left_out: list[str]) -> dict[str, ListedFile]:
     """What a listing can say of the directory's files, by path; what it cannot goes to ``left_out``."""
-    found = walk(root)
-    left_out += found.left_out
-    unlike = dict(collisions(one.path for one in found.files))
+    with os_errors_are_unusable("directory", root):
+        check_owned(root, root.stat(), directory=True)
+        found = dict(sorted(_walk(root, "", left_out)))
+    left_out.sort()
+    unlike = dict(collisions(found))
     left_out += (f"{path}: {fault}" for path, fault in unlike.items())
-    taken = [one for one in found.files if one.path not in unlike]
+    taken = [path for path in found if path not in unlike]
     mentions = tuple({os.fsencode(root), os.fsencode(root.resolve())})
-    run = each_short if is_short(len(taken), sum(one.size_bytes for one in taken)) else each
-    results = run(lambda one: _read(root, one, mentions), taken, num_threads=NUM_THREADS)
+    results = each(
+        lambda path: _read(root, path, mentions),
+        taken,
+        num_threads=NUM_THREADS,
+        size_bytes=sum(found[path].st_size for path in taken),
+    )
     files: dict[str, ListedFile] = {}
-    for one, result in zip(taken, results, strict=True):
+    for path, result in zip(taken, results, strict=True):
         if isinstance(result, ListedFile):
-            files[one.path] = result
+            files[path] = result
         else:
-            left_out.append(f"{one.path}: {result}")
+            left_out.append(f"{path}: {result}")
     return files
 
 
-def _read(root: Path, found: FoundFile, mentions: tuple[bytes, ...]) -> ListedFile | UnusableCache:
-    path = root / found.path
+def _read(root: Path, name: str, mentions: tuple[bytes, ...]) -> ListedFile | UnusableCache:
+    path = root / name
     try:
         with os_errors_are_unusable("file", path), open_owned(path) as file:
-            _check_size(path, os.fstat(file.fileno()).st_size)
-            if os.fstat(file.fileno()).st_size < CHUNK_BYTES:
+            status = os.fstat(file.fileno())
+            if status.st_size > MAX_FILE_BYTES:
+                expected, actual = f"at most {MAX_FILE_BYTES} bytes", f"{status.st_size} bytes"
+                raise _unlisted(path, expected, actual, "copy it by other means")
+            if status.st_size < CHUNK_BYTES:
                 data = file.read()
                 digest, names_root = digest_bytes(data), _has_any(data, mentions)
             else:
@@ -195,31 +153,22 @@ def _read(root: Path, found: FoundFile, mentions: tuple[bytes, ...]) -> ListedFi
     except UnusableCache as error:
         return error
     except ValueError:  # emptied between reading and mapping
-        return UnusableCache(
-            what="file", where=str(path), expected="no change", actual="a change", remedy="push again later"
-        )
+        return _unlisted(path, "no change", "a change", "push again later")
     return ListedFile(
-        path=found.path,
+        path=name,
         sha256=digest.sha256,
         size_bytes=digest.size_bytes,
-        executable=found.executable,
+        executable=bool(status.st_mode & stat.S_IXUSR),
         names_root=names_root,
     )
 
 
+def _unlisted(path: Path, expected: str, actual: str, remedy: str) -> UnusableCache:
+    return UnusableCache(what="file", where=str(path), expected=expected, actual=actual, remedy=remedy)
+
+
 def _has_any(data: bytes | mmap.mmap, mentions: tuple[bytes, ...]) -> bool:
     return any(data.find(mention) >= 0 for mention in mentions)
-
-
-def _check_size(path: Path, size_bytes: int) -> None:
-    if size_bytes > MAX_FILE_BYTES:
-        raise UnusableCache(
-            what="file",
-            where=str(path),
-            expected=f"at most {MAX_FILE_BYTES} bytes",
-            actual=f"{size_bytes} bytes",
-            remedy="copy it by other means",
-        )
 
 
 def _put_blobs(
@@ -235,7 +184,12 @@ def _put_blobs(
             return new
         try:
             names = documents.backend.put_new(
-                [_new_file(name, root, by_blob[name]) for name in sorted(absent)]
+                [
+                    NewFile(
+                        name=name, source=root / by_blob[name].path, expected=wanted[name], is_private=False
+                    )
+                    for name in sorted(absent)
+                ]
             )
         except (Corrupt, UnusableCache) as error:
             _drop_changed(root, files, {by_blob[name].sha256 for name in absent}, left_out, error)
@@ -245,10 +199,6 @@ def _put_blobs(
             return new
 
 
-def _new_file(name: str, root: Path, file: ListedFile) -> NewFile:
-    return NewFile(name=name, source=root / file.path, expected=file.digest, is_private=False)
-
-
 def _drop_changed(
     root: Path, files: dict[str, ListedFile], shas: set[str], left_out: list[str], error: StoreError
 ) -> None:
@@ -256,9 +206,7 @@ def _drop_changed(
     changed = []
     for path, file in files.items():
         if file.sha256 in shas:
-            again = _read(
-                root, FoundFile(path=path, executable=file.executable, size_bytes=file.size_bytes), ()
-            )
+            again = _read(root, path, ())
             if not isinstance(again, ListedFile) or again.digest != file.digest:
                 changed.append(path)
     if not changed:

@@ -34,21 +34,19 @@ _MARKS = frozenset({SIGNERS, UNVERIFIED})
 _OURS = frozenset({".index", ".queue", LOCKS})  # of a cache directory, beside `.tmp*`
 _BESIDE = ".warmrank"
 _TRITON_GROUPS = "__grp__*.json"
+MAX_REWRITTEN_BYTES = 64 << 20
+_SHOWN = 3
+# Spelled alike in JSON, in Python literals and on disk; anything else would need each format's own quoting.
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=@%,:~")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """How the directory of one tool may be moved.
-
-    Attributes:
-        name: the tool.
-        rewritten: patterns of file names in which the directory's path is replaced by the new one.
-        ignores_other_mentions: files that name the old path elsewhere work all the same.
-    """
+    """How the directory of one tool may be moved."""
 
     name: str
-    rewritten: tuple[str, ...] = ()
-    ignores_other_mentions: bool = False
+    rewritten: tuple[str, ...] = ()  # names of files in which the directory's path is replaced by the new one
+    ignores_other_mentions: bool = False  # files that name the old path elsewhere work all the same
 
 
 _TOOLS = {
@@ -83,7 +81,9 @@ def is_ours(path: str) -> bool:
     return (
         first in _OURS
         or first.startswith(".tmp")
-        or any(part in _MARKS or _is_beside(part) for part in (first, *others))
+        or any(
+            part in _MARKS or (part.startswith(".") and part.endswith(_BESIDE)) for part in (first, *others)
+        )
     )
 
 
@@ -92,25 +92,15 @@ def is_own_work(name: str, *, directory: bool) -> bool:
     return directory == (name != UNVERIFIED)
 
 
+def shortened(paths: Sequence[str]) -> str:
+    """The first few of many paths, for a message."""
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return f"{', '.join(paths[:_SHOWN])}{more}"
+
+
 def beside(root: Path) -> Path:
     """Where lock, staging and index of a pulled directory lie: on the same file system, but not in it."""
     return root.parent / f".{root.name}{_BESIDE}"
-
-
-def _is_beside(name: str) -> bool:
-    return name.startswith(".") and name.endswith(_BESIDE)
-
-
-def is_rewritten(tool: Tool, path: str) -> bool:
-    """Whether the file at ``path`` is one in which the tool keeps absolute paths."""
-    name = path.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in tool.rewritten)
-
-
-MAX_REWRITTEN_BYTES = 64 << 20
-_SHOWN = 3
-# Spelled alike in JSON, in Python literals and on disk; anything else would need each format's own quoting.
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=@%,:~")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +116,8 @@ class Relocation:
         parts = data.split(self.old)
         joined = [parts[0]]
         for before, after in itertools.pairwise(parts):
-            inside = _continues(before[-1:]) or _is_name(after[:1])
+            # Before it stands a quote or the like; a name or a slash makes it the middle of a longer path.
+            inside = _is_name(before[-1:]) or before[-1:] == b"/" or _is_name(after[:1])
             joined += [self.old if inside else self.new, after]
         return b"".join(joined)
 
@@ -134,42 +125,34 @@ class Relocation:
 def relocation(tool: Tool, files: Sequence[ListedFile], *, old: str, new: str) -> Relocation:
     """Decide how a directory read at ``old`` is restored at ``new``.
 
-    Raises:
-        Conflict: it must not be moved; says which files name the old path.
+    Raises `Conflict` where it must not be moved; says which files name the old path.
     """
-    nothing = Relocation(old=old.encode(), new=new.encode(), paths=frozenset())
-    if old == new:
-        return nothing
-    named = [file for file in files if file.names_root]
-    rewritten = [file for file in named if is_rewritten(tool, file.path)]
-    others = [file.path for file in named if not is_rewritten(tool, file.path)]
+    named = [file for file in files if file.names_root and old != new]
+    rewritten = [
+        file
+        for file in named
+        if any(fnmatch.fnmatchcase(file.path.rpartition("/")[2], pattern) for pattern in tool.rewritten)
+    ]
+    paths = frozenset(file.path for file in rewritten)
+    others = [file.path for file in named if file.path not in paths]
+    large = [file.path for file in rewritten if file.size_bytes > MAX_REWRITTEN_BYTES]
     if others and not tool.ignores_other_mentions:
-        shown = ", ".join(others[:_SHOWN]) + (f" and {len(others) - _SHOWN} more" * (len(others) > _SHOWN))
-        raise _refused(old, new, f"{shown} contain the old path, and {tool.name!r} is no tool known here")
-    if not rewritten:
-        return nothing
-    if not (set(old) | set(new)) <= _PLAIN:
-        raise _refused(old, new, "one of the paths has characters that files may spell in several ways")
-    if large := [file.path for file in rewritten if file.size_bytes > MAX_REWRITTEN_BYTES]:
-        raise _refused(old, new, f"{large[0]} has to be changed and is over {MAX_REWRITTEN_BYTES} bytes")
-    return Relocation(old=old.encode(), new=new.encode(), paths=frozenset(file.path for file in rewritten))
-
-
-def _is_name(byte: bytes) -> bool:
-    # After the path a slash or anything that ends it may follow; a letter makes it another directory's.
-    return byte.isalnum() or byte in (b"_", b"-", b".")
-
-
-def _continues(byte: bytes) -> bool:
-    # Before it stands a quote or the like; a name or a slash makes it the middle of a longer path.
-    return byte.isalnum() or byte in (b"_", b"-", b".", b"/")
-
-
-def _refused(old: str, new: str, why: str) -> Conflict:
-    return Conflict(
+        why = f"{shortened(others)} contain the old path, and {tool.name!r} is no tool known here"
+    elif rewritten and not (set(old) | set(new)) <= _PLAIN:
+        why = "one of the paths has characters that files may spell in several ways"
+    elif large:
+        why = f"{large[0]} has to be changed and is over {MAX_REWRITTEN_BYTES} bytes"
+    else:
+        return Relocation(old=old.encode(), new=new.encode(), paths=paths)
+    raise Conflict(
         what="directory",
         where=new,
         expected=f"the path that it was read from, {old}",
         actual=why,
         remedy=f"restore it at {old}, for example with a bind mount or the tool's own setting",
     )
+
+
+def _is_name(byte: bytes) -> bool:
+    # After the path a slash or anything that ends it may follow; a letter makes it another directory's.
+    return byte.isalnum() or byte in (b"_", b"-", b".")

@@ -44,8 +44,7 @@ def generate(
     """Make a key pair and trust its public half."""
     with session(debug=debug, bad_input=(Conflict,)):
         from warmrank.cache_store.signing.keyring import generate as run
-        from warmrank.cache_store.signing.keyring import private_path, public_path, read_keyring
-        from warmrank.cache_store.signing.signing_keys import key_id
+        from warmrank.cache_store.signing.keyring import key_id, private_path, public_path, read_keyring
 
         place = _place(keyring)
         called = _name(name)
@@ -96,8 +95,7 @@ def trust(
 ) -> None:
     """Trust a public key: what it signed may run here."""
     with session(debug=debug):
-        from warmrank.cache_store.signing.keyring import trust_key
-        from warmrank.cache_store.signing.signing_keys import key_id, load_public_key
+        from warmrank.cache_store.signing.keyring import key_id, load_public_key, trust_key
 
         place = _place(keyring)
         called = _name(name or file.name.removesuffix(".pem").removesuffix(".pub"))

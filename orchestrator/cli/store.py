@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -382,7 +381,7 @@ def _signing_key_named_so(location: str | None) -> Iterator[None]:
         if location is None or error.reason != "no_signing_key":
             raise
         remedy = "name a key with --signing-key (warmrank keys generate makes one)"
-        raise replace(error, remedy=remedy) from None
+        raise error.but(remedy=remedy) from None
 
 
 def _targets(

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from warmrank.cache_store.backends.objects.connection import KNOWN_OPTIONS, SCHEMES, is_usable
+from warmrank.cache_store.backends.objects.client import KNOWN_OPTIONS, SCHEMES, is_usable
 from warmrank.cache_store.backends.places import ANSWER_S
 from warmrank.cache_store.signing.trust import TrustPolicy
 from warmrank.cache_store.signing.trust_policy import PolicyChoice, choose_policy

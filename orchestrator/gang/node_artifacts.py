@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.cache_dir.node_files import KEPT_S, NodeFile, drop_unneeded
-from warmrank.cache_store.cache_dir.placing import Destinations, refusal
+from warmrank.cache_store.cache_dir.node_files import KEPT_S, Destinations, NodeFile, drop_unneeded, refusal
 from warmrank.cache_store.publish_pending import QUEUE
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import declared_caches, node_caches_of, place_faults

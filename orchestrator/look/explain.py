@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warmrank.cache_store.cache_dir.local import find_companion, find_variant, is_companion_name
+from warmrank.cache_store.cache_dir.local import find_file, is_companion_name
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.keys import nearest
 from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
@@ -204,8 +204,8 @@ def _is_here(config: Config, entry: ArtifactEntry) -> bool:
     try:
         path = config.cache_dir / entry.path
         if is_companion_name(path.name):
-            return find_companion(path.parent, path.name, entry.digest) is not None
-        return find_variant(path.parent, entry.digest) is not None
+            return find_file(path.parent, entry.digest, beside=path.name) is not None
+        return find_file(path.parent, entry.digest) is not None
     except StoreError as error:
         # A launch refuses such a file too; `warmrank store verify` lists them.
         logger.warning("%s", error)

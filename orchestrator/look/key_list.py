@@ -11,10 +11,12 @@ from warmrank.cache_store.signing.keyring import (
     TRUSTED,
     Revocation,
     is_key_id,
+    key_id,
+    load_signer,
     private_keys,
+    read_any_key,
     read_keyring,
 )
-from warmrank.cache_store.signing.signing_keys import key_id, load_signer, read_any_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.fault_child import laid_out
 from tests.support.sealed_launches import fetch_laid, files_of, lay_launch, publish_laid
 from tests.support.stored import OFF, open_store, overwrite, stored
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.keyring import generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 

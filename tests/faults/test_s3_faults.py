@@ -17,8 +17,7 @@ import pytest
 
 from tests.support.s3_server import Fault, FaultyProxy, S3Server, new_prefix, running_proxy
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.objects.client import ObjectClient
-from warmrank.cache_store.backends.objects.connection import connect
+from warmrank.cache_store.backends.objects.client import ObjectClient, connect
 from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreError, StoreUnavailable

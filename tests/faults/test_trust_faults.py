@@ -26,10 +26,10 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import manifest_name
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.paths import collision, path_fault
 from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,
-    MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
     MAX_FILE_BYTES,
     MAX_PARTITION_BYTES,
@@ -38,8 +38,7 @@ from warmrank.cache_store.records.manifest import (
     PartitionRef,
     parse_manifest,
 )
-from warmrank.cache_store.signing.keyring import Revocation
-from warmrank.cache_store.signing.signing_keys import Signer, generate_key_pair, key_id
+from warmrank.cache_store.signing.keyring import Revocation, Signer, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import (
     ENVELOPE_FORMAT,
     MAX_HEADER_BYTES,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tests.npu_emulator.cann import write_tree
 from tests.support.stored import CREATED, ENVIRONMENT, FUNCTIONS, LAUNCH_KEY, make_partition, make_record
-from warmrank.cache_store.cache_dir.node_files import NodeFile, keep
-from warmrank.cache_store.cache_dir.placing import Destination
+from warmrank.cache_store.cache_dir.node_files import Destination, NodeFile, keep
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store
 from warmrank.worker.rank.manifests import with_node_files

@@ -24,7 +24,7 @@ from warmrank.cache_store.records.manifest import (
     RequestEntry,
     environments_of,
 )
-from warmrank.cache_store.signing.signing_keys import Signer, save_private_key, save_public_key
+from warmrank.cache_store.signing.keyring import Signer, save_private_key, save_public_key
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.worker.runtime.artifact import Artifact, Frame, GraphFacts, PortableGuards, TracedSource

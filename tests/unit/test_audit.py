@@ -21,11 +21,10 @@ from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.gc import verify as audit
-from warmrank.cache_store.gc.verify import verify_store
+from warmrank.cache_store.gc.verify import Audit
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.launches import read_launch
-from warmrank.cache_store.signing.keyring import Revocation
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
@@ -188,7 +187,7 @@ def test_what_a_dead_publisher_left_is_found_after_a_day(store, root):
     left.write_bytes(b"bytes")
     assert store.verify().faults == ()
     documents = Documents(backend=backend_of(store), trust=OFF)
-    (fault,) = verify_store(documents, clock=lambda: time.time() + 2 * 86400.0).faults
+    (fault,) = Audit(documents=documents).run(clock=lambda: time.time() + 2 * 86400.0).faults
     assert "tmp/host-1-x/0: 5 bytes on their way in for 48 h" in fault
 
 

@@ -7,8 +7,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.stored import save_key_pair
-from warmrank.cache_store.signing.keyring import private_path, public_path, read_keyring
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key
+from warmrank.cache_store.signing.keyring import (
+    generate_key_pair,
+    key_id,
+    load_public_key,
+    private_path,
+    public_path,
+    read_keyring,
+)
 from warmrank.orchestrator.cli.main import app
 
 

@@ -29,7 +29,7 @@ from tests.support.launching import loaded_config, make_report, store_launch
 from tests.support.processes import await_true
 from tests.support.stored import FUNCTIONS, save_key_pair
 from warmrank.cache_store.errors import Corrupt, UnwritableDisk
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import (
     ExitCode,

@@ -14,10 +14,9 @@ from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_companion,
-    add_companion_from,
     add_variant,
     companions,
-    find_companion,
+    find_file,
 )
 from warmrank.cache_store.cache_dir.private_files import set_aside
 from warmrank.cache_store.digests import digest_bytes
@@ -57,7 +56,7 @@ def test_damaged_companion_that_cannot_be_moved_is_no_error(
 def test_damaged_companion_is_moved_aside_and_put_anew(function_dir: Path) -> None:
     path = add_companion(function_dir, NAME, DATA)
     path.write_bytes(b"torn")
-    assert find_companion(function_dir, NAME, digest_bytes(DATA)) is None
+    assert find_file(function_dir, digest_bytes(DATA), beside=NAME) is None
     assert add_companion(function_dir, NAME, DATA).read_bytes() == DATA
     assert path.with_name(f"{NAME}.corrupt").read_bytes() == b"torn"
 
@@ -70,18 +69,18 @@ def test_name_that_does_not_tell_the_bytes_is_refused(function_dir: Path) -> Non
 
 def test_copy_shares_no_inode_and_is_verified(function_dir: Path, tmp_path: Path) -> None:
     source = add_companion(function_dir, NAME, DATA)
-    copy = add_companion_from(tmp_path / "other", source, digest_bytes(DATA))
+    copy = add_companion(tmp_path / "other", NAME, source, digest_bytes(DATA))
     assert copy.stat().st_ino != source.stat().st_ino
     source.write_bytes(b"tampere")
     with pytest.raises(Corrupt):
-        add_companion_from(tmp_path / "third", source, digest_bytes(DATA))
+        add_companion(tmp_path / "third", NAME, source, digest_bytes(DATA))
 
 
 def test_source_that_others_could_have_written_is_refused(function_dir: Path, tmp_path: Path) -> None:
     source = add_companion(function_dir, NAME, DATA)
     source.chmod(0o644)
     with pytest.raises(UnusableCache):
-        add_companion_from(tmp_path / "other", source, digest_bytes(DATA))
+        add_companion(tmp_path / "other", NAME, source, digest_bytes(DATA))
 
 
 def test_trim_takes_what_no_variant_names_any_more(function_dir: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from tests.support.backends import MemoryBackend
 from warmrank.cache_store.cache_dir.marks import Permit
-from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache
-from warmrank.cache_store.fetch.blobs import Blobs, BlobSource, clone, copy_blob
+from warmrank.cache_store.fetch.blobs import Blobs, clone
 from warmrank.cache_store.layout import blob_name
 
 DATA = os.urandom(3 * CHUNK_BYTES + 17)
@@ -38,9 +39,12 @@ def store(backend: MemoryBackend, named: bytes, data: bytes) -> None:
     backend._times[blob_name(digest_bytes(named).sha256)] = backend.now_s
 
 
-def blob(backend: MemoryBackend, size_bytes: int | None = len(DATA)) -> BlobSource:
+Count = Callable[[int], None]
+
+
+def copy(backend: MemoryBackend, path: Path, count: Count, size_bytes: int | None = len(DATA)) -> Digest:
     blobs = Blobs(backend=backend, permit=Permit(Path("/")))
-    return BlobSource(blobs=blobs, sha256=digest_bytes(DATA).sha256, size_bytes=size_bytes)
+    return blobs.copy_stored(digest_bytes(DATA).sha256, size_bytes, path, count)
 
 
 def kernel_cannot(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -87,14 +91,14 @@ def test_clone_that_fails_leaves_nothing(source, tmp_path, monkeypatch, number):
 
 def test_copy_of_a_blob_is_verified_and_private(backend, tmp_path):
     counted: list[int] = []
-    assert copy_blob(blob(backend), tmp_path / "copy", counted.append) == digest_bytes(DATA)
+    assert copy(backend, tmp_path / "copy", counted.append) == digest_bytes(DATA)
     assert (tmp_path / "copy").read_bytes() == DATA
     assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600
     assert sum(counted) == len(DATA)
 
 
 def test_blob_of_unknown_size_is_verified_by_its_name(backend, tmp_path):
-    assert copy_blob(blob(backend, None), tmp_path / "copy", lambda _: None) == digest_bytes(DATA)
+    assert copy(backend, tmp_path / "copy", lambda _: None, None) == digest_bytes(DATA)
 
 
 @pytest.mark.parametrize("size_bytes", [len(DATA), None])
@@ -103,7 +107,7 @@ def test_damaged_blob_leaves_nothing_and_goes_into_quarantine(backend, tmp_path,
     store(backend, DATA, bad)
     counted: list[int] = []
     with pytest.raises(Corrupt):
-        copy_blob(blob(backend, size_bytes), tmp_path / "copy", counted.append)
+        copy(backend, tmp_path / "copy", counted.append, size_bytes)
     assert not (tmp_path / "copy").exists()
     assert sum(counted) == 0
     assert len(list(backend.list("quarantine/"))) == 2
@@ -113,6 +117,6 @@ def test_blob_that_is_too_long_is_not_read_to_its_end(backend, tmp_path, monkeyp
     monkeypatch.setattr("warmrank.cache_store.fetch.blobs.MAX_BLOB_BYTES", CHUNK_BYTES)
     counted: list[int] = []
     with pytest.raises(Corrupt, match=f"at most {CHUNK_BYTES} bytes"):
-        copy_blob(blob(backend, None), tmp_path / "copy", counted.append)
+        copy(backend, tmp_path / "copy", counted.append, None)
     assert max(counted) == CHUNK_BYTES
     assert len([num_bytes for num_bytes in counted if num_bytes > 0]) == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.stored import stored
-from warmrank.cache_store.backends import directory_moves
+from warmrank.cache_store.backends import directory
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.digests import digest_bytes
@@ -35,11 +35,11 @@ def unsupported(path: Path, target: Path) -> None:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How files are moved: network file systems have links only, and some others refuse the rename."""
     types = frozenset({"link"}) if request.param == "link" else None
-    monkeypatch.setattr(directory_moves, "file_system_type", lambda path, mounts: "ext4")
+    monkeypatch.setattr(directory, "type_of", lambda path: "ext4")
     if types is not None:
-        monkeypatch.setattr(directory_moves, "_RENAME_TYPES", types)
+        monkeypatch.setattr(directory, "_RENAME_TYPES", types)
     if request.param == "unsupported":
-        monkeypatch.setattr(directory_moves, "rename_new", unsupported)
+        monkeypatch.setattr(directory, "rename_new", unsupported)
     return str(request.param)
 
 
@@ -52,7 +52,7 @@ def test_rename_does_not_replace(tmp_path):
     (tmp_path / "one").write_bytes(b"one")
     (tmp_path / "two").write_bytes(b"two")
     with pytest.raises(FileExistsError):
-        directory_moves.rename_new(tmp_path / "one", tmp_path / "two")
+        directory.rename_new(tmp_path / "one", tmp_path / "two")
     assert ((tmp_path / "one").read_bytes(), (tmp_path / "two").read_bytes()) == (b"one", b"two")
 
 
@@ -96,7 +96,7 @@ def test_move_that_stands_still_takes_no_newer_file_away(backend, root, monkeypa
             meanwhile.append(other.move(NAME, second))
             meanwhile.append(other.put_new([new_file(data=b"new")]))
 
-    monkeypatch.setattr(directory_moves, "reached", at)
+    monkeypatch.setattr(directory, "reached", at)
     assert not backend.move(NAME, first)
     assert meanwhile == ["begun", True, (NAME,)]
     assert (root / NAME).read_bytes() == b"new"
@@ -106,14 +106,14 @@ def test_move_that_stands_still_takes_no_newer_file_away(backend, root, monkeypa
 @pytest.mark.parametrize("way", ["link", "unsupported"], indirect=True)
 def test_move_that_stands_still_is_no_move_when_another_was_faster(backend, root, monkeypatch):
     backend.put_new([new_file(data=b"old")])
-    monkeypatch.setattr(directory_moves, "reached", lambda step: (root / NAME).unlink(missing_ok=True))
+    monkeypatch.setattr(directory, "reached", lambda step: (root / NAME).unlink(missing_ok=True))
     assert not backend.move(NAME, TRASHED)
     assert (root / TRASHED).read_bytes() == b"old"
 
 
 def test_move_makes_a_directory_again_that_another_process_removes(backend, root, way, monkeypatch):
     backend.put_new([new_file()])
-    real = directory_moves.rename_new if way == "rename" else os.link
+    real = directory.rename_new if way == "rename" else os.link
     removed: list[Path] = []
 
     def call(source: Path, target: Path) -> None:
@@ -123,7 +123,7 @@ def test_move_makes_a_directory_again_that_another_process_removes(backend, root
             target.parent.parent.rmdir()
         real(source, target)
 
-    monkeypatch.setattr(*((directory_moves, "rename_new") if way == "rename" else (os, "link")), call)
+    monkeypatch.setattr(*((directory, "rename_new") if way == "rename" else (os, "link")), call)
     assert backend.move(NAME, TRASHED)
     assert (removed, stored(root, "trash")) == ([root / TRASHED], [root / TRASHED])
 
@@ -133,7 +133,7 @@ def test_move_that_never_finds_its_directory_says_so_and_loses_nothing(backend, 
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     backend.put_new([new_file()])
-    monkeypatch.setattr(*((directory_moves, "rename_new") if way == "rename" else (os, "link")), gone)
+    monkeypatch.setattr(*((directory, "rename_new") if way == "rename" else (os, "link")), gone)
     with pytest.raises(StoreUnavailable, match="removed 10 times"):
         backend.move(NAME, TRASHED)
     assert (root / NAME).read_bytes() == b"data"
@@ -142,14 +142,14 @@ def test_move_that_never_finds_its_directory_says_so_and_loses_nothing(backend, 
 def test_move_into_the_trash_counts_although_it_is_taken_out_at_once(backend, root, monkeypatch):
     backend.put_new([new_file()])
     other = DirectoryBackend(root)
-    real = backend._mover.move
+    real = backend._move
 
     def move(path: Path, target: Path) -> bool:
         moved: bool = real(path, target)
         other.move(TRASHED, "ac/ab/two")
         return moved
 
-    monkeypatch.setattr(backend._mover, "move", move)
+    monkeypatch.setattr(backend, "_move", move)
     assert backend.move(NAME, TRASHED)
     assert list((root / "trash").iterdir()) == []
 

@@ -14,7 +14,7 @@ from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailab
 from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
-from warmrank.cache_store.publish import launches
+from warmrank.cache_store.publish import publish
 from warmrank.cache_store.steps import Step
 
 OTHER_KEY = "7" * 64
@@ -309,7 +309,7 @@ def test_manifest_that_goes_before_its_record_is_written_comes_back(memory, monk
     memory.launch()
     record = memory.publish({"Llama.own": b"late"}, 50)
     memory.pass_time(30 * DAY_S)
-    at_step(monkeypatch, Step.COMMIT_CHECKED, memory.evict, of=launches)
+    at_step(monkeypatch, Step.COMMIT_CHECKED, memory.evict, of=publish)
     memory.commit(record)
     assert memory.has(b"late")
     assert memory.store.verify().faults == ()
@@ -324,7 +324,7 @@ def test_commit_whose_manifest_is_deleted_before_its_record_is_written_is_refuse
             memory.pass_time(GRACE_S + 1)
             memory.evict()
 
-    at_step(monkeypatch, Step.COMMIT_CHECKED, others, of=launches)
+    at_step(monkeypatch, Step.COMMIT_CHECKED, others, of=publish)
     with pytest.raises(NotInStore, match="publish these partitions"):
         memory.commit(record)
     assert (len(memory.names("launch/")), memory.store.verify().faults) == (1, ())

@@ -14,7 +14,7 @@ from warmrank.cache_store.errors import EvictRefused
 from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import blob_name, launch_name
 from warmrank.cache_store.records.manifest import PartitionRef
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 
 OTHER_KEY = "7" * 64

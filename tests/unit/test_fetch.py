@@ -44,7 +44,7 @@ from warmrank.cache_store.fetch.staging import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
 from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.records.manifest import PartitionRef
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 

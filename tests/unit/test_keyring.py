@@ -16,6 +16,10 @@ from warmrank.cache_store.signing.keyring import (
     Keyring,
     Revocation,
     generate,
+    generate_key_pair,
+    key_id,
+    load_public_key,
+    load_signer,
     name_fault,
     private_path,
     public_path,
@@ -24,7 +28,6 @@ from warmrank.cache_store.signing.keyring import (
     revoke,
     trust_key,
 )
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, load_signer
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")

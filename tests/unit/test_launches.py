@@ -23,7 +23,7 @@ from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import launch_name, manifest_name
 from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef, parse_launch_record
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 

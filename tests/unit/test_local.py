@@ -14,9 +14,7 @@ from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_variant,
-    add_variant_from,
-    add_variant_stream,
-    find_variant,
+    find_file,
     place_directory,
     temporary_file,
     variants,
@@ -62,7 +60,7 @@ def test_variant_is_private(function_dir):
 
 
 def test_variant_shares_no_inode(function_dir, source):
-    path = add_variant_from(function_dir, source)
+    path = add_variant(function_dir, source)
     assert path.stat().st_nlink == source.stat().st_nlink == 1
     assert not path.samefile(source)
 
@@ -96,14 +94,14 @@ def test_variant_that_was_just_found_stays_beyond_the_limit(function_dir):
     for number in range(MAX_VARIANTS):
         make_stale(add_variant(function_dir, bytes(number)))
     modified = (function_dir / "compiled_module").stat().st_mtime_ns
-    assert find_variant(function_dir, digest_bytes(b""))
+    assert find_file(function_dir, digest_bytes(b""))
     add_variant(function_dir, bytes(MAX_VARIANTS))
     assert (function_dir / "compiled_module").stat().st_mtime_ns == modified
 
 
 def test_find_variant_compares_bytes_not_sizes(function_dir):
     add_variant(function_dir, b"a")
-    assert find_variant(function_dir, digest_bytes(b"b")) is None
+    assert find_file(function_dir, digest_bytes(b"b")) is None
 
 
 def test_existing_variant_that_is_not_private_is_passed_over(function_dir, caplog):
@@ -122,21 +120,21 @@ def test_existing_symlink_is_passed_over(function_dir, source):
 @pytest.mark.parametrize("wrong", [b"dbta", b"dat", b"data2"], ids=["flipped bit", "longer", "truncated"])
 def test_add_variant_from_refuses_other_bytes(function_dir, source, wrong):
     with pytest.raises(Corrupt, match=str(source)):
-        add_variant_from(function_dir, source, digest_bytes(wrong))
+        add_variant(function_dir, source, digest_bytes(wrong))
     assert list(function_dir.iterdir()) == []
 
 
 def test_add_variant_from_refuses_a_source_that_others_could_have_written(function_dir, source):
     source.chmod(0o622)
     with pytest.raises(UnusableCache, match="mode 0622"):
-        add_variant_from(function_dir, source)
+        add_variant(function_dir, source)
 
 
 def test_add_variant_from_refuses_a_symlink(function_dir, source):
     link = source.with_name("link")
     link.symlink_to(source)
     with pytest.raises(UnusableCache, match="symbolic links"):
-        add_variant_from(function_dir, link)
+        add_variant(function_dir, link)
 
 
 def test_add_variant_where_a_file_stands_is_refused(function_dir):
@@ -146,13 +144,13 @@ def test_add_variant_where_a_file_stands_is_refused(function_dir):
         add_variant(function_dir, b"data")
 
 
-def test_failing_stream_leaves_no_file(function_dir):
-    class Failing:
-        def read(self, size: int, /) -> bytes:
-            raise KeyboardInterrupt
+def test_copy_that_fails_leaves_no_file(function_dir, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
+    monkeypatch.setattr("warmrank.cache_store.cache_dir.local.copy_and_digest", fail)
     with pytest.raises(KeyboardInterrupt):
-        add_variant_stream(function_dir, Failing(), expected=None, source="test")
+        add_variant(function_dir, b"data")
     assert list(function_dir.iterdir()) == []
 
 
@@ -208,7 +206,7 @@ def test_variant_that_is_found_keeps_its_times_where_there_are_few(function_dir)
     path = add_variant(function_dir, b"data")
     make_stale(path)
     before = path.stat().st_ctime_ns
-    assert find_variant(function_dir, digest_bytes(b"data")) == path
+    assert find_file(function_dir, digest_bytes(b"data")) == path
     assert path.stat().st_ctime_ns == before
 
 

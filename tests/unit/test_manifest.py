@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,
-    MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
     MAX_FILE_BYTES,
     MAX_NAME_CHARS,

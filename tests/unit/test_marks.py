@@ -14,8 +14,7 @@ from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotI
 from warmrank.cache_store.gc.inventory import Inventory, is_record, references, take_inventory
 from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import blob_name, launch_name, pin_name
-from warmrank.cache_store.records.documents import read_stored_form
-from warmrank.cache_store.records.manifest import created_at
+from warmrank.cache_store.records.documents import read_stored_form, seconds_of
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -77,7 +76,7 @@ def test_launch_refers_to_manifests_and_they_to_blobs(memory):
     record = memory.launch()
     found = references(record, read_stored_form(memory.backend, record))
     assert found.references == tuple(memory.names("ac/"))
-    assert found.created_s == created_at(memory.store.launches()[0]).timestamp()
+    assert found.created_s == seconds_of(memory.store.launches()[0].created)
     (manifest,) = found.references
     needed = references(manifest, read_stored_form(memory.backend, manifest)).references
     assert set(needed) == memory.names("cas/") == {blob(b"own 1"), blob(SHARED)}

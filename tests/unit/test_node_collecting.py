@@ -18,14 +18,17 @@ from pydantic import ValidationError
 from tests.support.node_artifacts import PACKAGE, kept, package_bytes, write
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
 from warmrank.cache_store.cache_dir.node_files import (
+    Destination,
     NodeFile,
+    Vouched,
     find_kept,
     is_reserved,
     keep,
     kept_files,
     kept_path,
+    place_files,
+    refusal,
 )
-from warmrank.cache_store.cache_dir.placing import Destination, Vouched, place_files, refusal
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.records.manifest import (

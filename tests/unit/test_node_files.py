@@ -12,16 +12,19 @@ from tests.support.node_artifacts import destinations, kept, write
 from warmrank.cache_store.cache_dir import node_files
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import (
+    Destination,
     NodeFile,
+    Vouched,
+    admitted,
     drop_unneeded,
     find_kept,
     identity_of,
     keep,
     kept_files,
     kept_path,
+    place_files,
     split_node_path,
 )
-from warmrank.cache_store.cache_dir.placing import Destination, Vouched, admitted, place_files
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 

@@ -14,8 +14,7 @@ pytest.importorskip("obstore", reason="object stores are an extra: pip install '
 import obstore.store
 from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
-from warmrank.cache_store.backends.objects.client import store_error
-from warmrank.cache_store.backends.objects.connection import connect
+from warmrank.cache_store.backends.objects.client import connect, store_error
 from warmrank.cache_store.backends.objects.store import ObjectBackend
 from warmrank.cache_store.errors import StoreUnavailable
 

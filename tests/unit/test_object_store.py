@@ -95,7 +95,7 @@ def test_reader_writes_nothing(backend, open_store, objects):
 
 def test_place_of_something_else_is_not_made_a_store(open_store, objects):
     objects.put("photos/1.jpg", b"x")
-    with pytest.raises(StoreUnavailable, match="holds 'photos' but no FORMAT object"):
+    with pytest.raises(StoreUnavailable, match="holds 'photos' but no FORMAT"):
         open_store()
     assert names(objects) == ["photos/1.jpg"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store import parallel
-from warmrank.cache_store.parallel import each, each_short
+from warmrank.cache_store.parallel import each
 
 
 def test_each_runs_items_at_once_and_not_more_than_asked():
@@ -64,7 +64,7 @@ def test_each_short_raises_the_first_error_and_begins_nothing_after_it(monkeypat
             raise ValueError("item 70")
 
     with pytest.raises(ValueError, match="item 70"):
-        each_short(work, range(1000), num_threads=4)
+        each(work, range(1000), num_threads=4, size_bytes=0)
     assert begun == list(range(71))
 
 

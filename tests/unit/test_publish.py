@@ -30,7 +30,7 @@ from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, U
 from warmrank.cache_store.layout import trash_name
 from warmrank.cache_store.publish.publish import PublishReport
 from warmrank.cache_store.records.manifest import partition_key
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
 from warmrank.cache_store.store import Store

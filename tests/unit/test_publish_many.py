@@ -23,7 +23,7 @@ from warmrank.cache_store.fetch.staging import replicate
 from warmrank.cache_store.layout import manifest_name
 from warmrank.cache_store.publish.publish import PublishReport
 from warmrank.cache_store.records.manifest import PartitionManifest
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import replica

@@ -19,7 +19,7 @@ from warmrank.cache_store.publish_pending import (
     publish_pending,
 )
 from warmrank.cache_store.records.manifest import PartitionManifest
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 

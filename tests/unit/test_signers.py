@@ -8,8 +8,7 @@ from tests.support.stored import LAUNCH_KEY, make_partition
 from warmrank.cache_store.cache_dir.marks import mark_signers, refuse_revoked
 from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.signing.keyring import Revocation
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 
 ONE, OTHER = "0" * 32, "1" * 32

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from tests.support.stored import save_key_pair
 from warmrank.cache_store.errors import Corrupt, UnusableCache
-from warmrank.cache_store.signing.signing_keys import (
+from warmrank.cache_store.signing.keyring import (
     Signer,
     generate_key_pair,
     key_id,

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.support.stored import ENVIRONMENT, OFF, open_store, publish_launch
-from warmrank.cache_store.signing.signing_keys import Signer
+from warmrank.cache_store.signing.keyring import Signer
 from warmrank.cache_store.signing.trust import Trust
 
 OTHER = {**ENVIRONMENT, "cpu": "avx2"}

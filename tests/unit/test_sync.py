@@ -19,8 +19,7 @@ from warmrank.cache_store.layout import DIRECTORIES
 from warmrank.cache_store.records import directory_listing
 from warmrank.cache_store.records.directory_listing import DirectoryListing
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.signing.keyring import Revocation
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.sync.pull import PullReport, plan_pull
 from warmrank.cache_store.sync.pull import pull as pull_planned

@@ -13,6 +13,7 @@ from tests.support.stored import OFF, REPOSITORY, open_store, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.layout import BLOBS
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.records import directory_listing
 from warmrank.cache_store.records.directory_listing import (
     ListedFile,
@@ -21,7 +22,7 @@ from warmrank.cache_store.records.directory_listing import (
     parse_listing,
 )
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.records.manifest import MAX_DOCUMENT_BYTES, MAX_FILE_BYTES
+from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.sync.pull import pull_lock

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.support.stored import make_partition, save_key_pair
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from warmrank.cache_store.records.manifest import parse_manifest
-from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
+from warmrank.cache_store.signing.keyring import Revocation, generate, generate_key_pair, key_id, revoke
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
 
 KEY, OTHER_KEY = "1" * 64, "2" * 64

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.stored import publish_launch
+from warmrank.cache_store.backends import durability
 from warmrank.cache_store.errors import Corrupt, Untrusted
-from warmrank.cache_store.signing import trust_policy
-from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
-from warmrank.cache_store.signing.signing_keys import key_id
+from warmrank.cache_store.signing.keyring import Revocation, generate, key_id, revoke
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.config.store import TrustConfig, choice_of, locate_trust, warn_of_off
@@ -32,7 +31,7 @@ def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     mounts = tmp_path / "mounts"
     mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
-    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    monkeypatch.setattr(durability, "_MOUNTS", mounts)
     return tmp_path
 
 

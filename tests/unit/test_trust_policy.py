@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.signing import trust_policy
+from warmrank.cache_store.backends import durability
 from warmrank.cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
 
 OWN = Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o755, is_above=False)
@@ -58,7 +58,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that counts as one on a local disk, wherever the tests run."""
     mounts = tmp_path / "mounts"
     mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
-    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    monkeypatch.setattr(durability, "_MOUNTS", mounts)
     return tmp_path
 
 
@@ -107,7 +107,7 @@ def test_store_with_a_format_of_another_user_asks_for_signatures(local):
 
 
 def test_place_that_cannot_be_looked_at_asks_for_signatures(local, monkeypatch):
-    monkeypatch.setattr(trust_policy, "_MOUNTS", local / "gone")
+    monkeypatch.setattr(durability, "_MOUNTS", local / "gone")
     assert "cannot be looked at" in choose_policy(str(local)).reason
 
 

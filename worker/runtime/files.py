@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING
 
 from warmrank.cache_store.cache_dir.local import (
     add_companion,
-    add_companion_from,
     add_variant,
-    add_variant_from,
     companions,
     variants,
 )
@@ -87,14 +85,15 @@ def adopted(function_dir: Path, stored: StoredArtifact, *, withheld: bool = Fals
     if withheld:
         withhold(function_dir, stored.sha256)
     beside = {
-        file.name: add_companion_from(
+        file.name: add_companion(
             function_dir,
+            file.name,
             stored.path.parent / file.name,
             Digest(sha256=file.sha256, size_bytes=file.size_bytes),
         )
         for file in stored.artifact.files
     }
-    path = add_variant_from(function_dir, stored.path)
+    path = add_variant(function_dir, stored.path)
     return replace(stored, path=path, beside=beside)
 
 

@@ -1,9 +1,9 @@
 """Requests to an object store, each of one object, and what its client's errors mean.
 
 An object appears whole or not at all; `create` knows whether the object that stands there is its own, also
-when the answer was lost; a download that breaks off goes on where it broke off. No secret gets into a
-message. obstore tells statuses and causes in the text of its errors only; where a later release words them
-otherwise, errors are less exact.
+when the answer was lost; a download that breaks off goes on where it broke off. Credentials come from the
+environment alone and get into no message. A silent server costs less than ``answer_s``; only silence cuts a
+transfer. obstore tells statuses and causes in the text of its errors only.
 """
 
 from __future__ import annotations
@@ -11,18 +11,59 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableSequence
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
 from warmrank.cache_store.backends.backend import FileInfo
-from warmrank.cache_store.backends.objects.connection import Connections, check_process, variables_of
 from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta
+    from obstore.store import ObjectStore
+
+_R = TypeVar("_R")
+_AZURE: Final = ("az", "adl", "azure", "abfs", "abfss")
+# Not https: the client takes any host for an object store then, and keeps none there.
+_ENVIRONMENT: Final = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"} | dict.fromkeys(_AZURE, "AZURE")
+SCHEMES: Final = frozenset(_ENVIRONMENT)
+_OPTIONS: Final = frozenset(
+    {
+        "endpoint",
+        "region",
+        "virtual_hosted_style_request",
+        "request_payer",
+        "server_side_encryption",
+        "sse_kms_key_id",
+        "sse_bucket_key_enabled",
+        "account_name",
+    }
+)
+# The client takes these from the environment only where it is given no options of its own.
+_CLIENT_SWITCHES: Final = ("allow_http", "allow_invalid_certificates")
+_CLIENT_TEXTS: Final = ("proxy_url", "proxy_excludes", "proxy_ca_certificate")
+KNOWN_OPTIONS: Final = _OPTIONS | {*_CLIENT_SWITCHES, *_CLIENT_TEXTS}
+_SWITCH_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+
+# Shares of `answer_s`. A request that is repeated may start until the second share is over and then be met
+# with silence for the first one: together less than the whole.
+_SILENCE_SHARE = 0.6
+_RETRY_SHARE = 0.3
+# A part of a large upload is answered when all of it is there, which on a slow line takes a while; a server
+# that is dead meanwhile is found out by the pings of the circuit, which are small requests.
+_BULK_SILENCE_S = 60.0
+_NEVER = "365days"  # the client's limit for a whole transfer cannot be taken away
+# The process whose threads answer its clients; they are one pool, whatever the number of clients.
+_opened_in: dict[str, int] = {}
+
 
 REMEDY_AWAY = "check that the object store is up and can be reached from here"
 _REMEDY_BUCKET = "check the URL, or make the bucket; a store does not make one"
@@ -46,15 +87,136 @@ _CAUSES = {
 _MAX_REASON_CHARACTERS = 300
 
 
+PART_BYTES = 5 << 20  # what S3 takes as the smallest part
+_NUM_PARTS_AT_ONCE = 4
+_STREAM_BYTES = 1 << 20
+_QUICK_BYTES = 256 << 10  # a body that any line in use takes within the patience for small requests
+_FIRST_PAUSE_S = 0.05
+_MAX_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connections:
+    """Clients of one place that differ in patience; all are cheap until used."""
+
+    once: ObjectStore  # small requests, tried once: whoever creates must know of every try
+    again: ObjectStore  # small requests that may be repeated
+    bulk_once: ObjectStore  # bodies that may take a while, tried once
+    bulk: ObjectStore  # parts of large uploads, repeated
+    retry_s: float  # how long a request may be repeated
+
+
+def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> Connections:
+    """Make the clients for ``url``; nothing is asked of the server yet."""
+    try:
+        import obstore  # noqa: F401 - only whether it is there
+        import zstandard  # noqa: F401
+    except ModuleNotFoundError as error:
+        reason = f"object stores need the package {error.name}, which is not installed"
+        raise _unusable(url, reason, "pip install 'warmrank[s3]'") from error
+    check_process(url)
+    _check_url(url)
+    if unknown := sorted(set(options) - KNOWN_OPTIONS):
+        remedy = f"known are {', '.join(sorted(KNOWN_OPTIONS))}; credentials come from the environment only"
+        raise _unusable(url, f"the option {unknown[0]!r} is not known", remedy)
+    client_options = _client_options(url, options)
+    retry_s, silence_s = _RETRY_SHARE * answer_s, _SILENCE_SHARE * answer_s
+
+    def client(patience_s: float, *, num_retries: int) -> ObjectStore:
+        return _client(
+            url,
+            config={name: value for name, value in options.items() if name in _OPTIONS},
+            client_options={
+                **client_options,
+                "connect_timeout": timedelta(seconds=silence_s),
+                "read_timeout": timedelta(seconds=patience_s),
+                "timeout": _NEVER,
+            },
+            retry_config={
+                "max_retries": num_retries,
+                "retry_timeout": timedelta(seconds=retry_s if patience_s == silence_s else patience_s),
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=50),
+                    "max_backoff": timedelta(milliseconds=500),
+                    "base": 2,
+                },
+            },
+        )
+
+    return Connections(
+        once=client(silence_s, num_retries=0),
+        again=client(silence_s, num_retries=6),
+        bulk_once=client(_BULK_SILENCE_S, num_retries=0),
+        bulk=client(_BULK_SILENCE_S, num_retries=6),
+        retry_s=retry_s,
+    )
+
+
+def check_process(url: str) -> None:
+    """Refuse, with `StoreUnavailable`, a forked child of a process that had a client; else note the process.
+
+    The threads that answer all clients of a process do not come along, so a new client would wait for ever
+    as well as an old one.
+    """
+    if (pid := _opened_in.setdefault("pid", os.getpid())) != os.getpid():
+        reason = f"this process was forked from process {pid} after that had opened an object store"
+        remedy = "start processes by spawn (multiprocessing.set_start_method('spawn')), or fork before"
+        raise _unusable(url, reason, remedy)
+
+
+def is_usable(option: str, value: str) -> bool:
+    """Whether an option may have that value: a switch is on or off, and no third thing."""
+    return option not in _CLIENT_SWITCHES or not value or value.lower() in _SWITCH_WORDS
+
+
+def _client(url: str, **settings: Any) -> ObjectStore:
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    try:
+        return from_url(url, **settings)
+    except (BaseError, ValueError) as error:
+        reason = f"the client refuses its settings: {_first_line(str(error))}"
+        raise _unusable(url, reason, "check the URL and the store's options") from error
+
+
+def _client_options(url: str, options: Mapping[str, str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in (*_CLIENT_SWITCHES, *_CLIENT_TEXTS):
+        variable = f"{_variables_of(url)}_{name.upper()}"
+        value = options.get(name, os.environ.get(variable, ""))
+        if not is_usable(name, value):
+            called = f"the option {name}" if name in options else f"the environment's {variable}"
+            raise _unusable(url, f"{called} is {value!r}", "set it to true or to false")
+        if value:
+            found[name] = _SWITCH_WORDS[value.lower()] if name in _CLIENT_SWITCHES else value
+    return found
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        remedy = "name a directory by its path, or an object store as s3://, gs:// or az://"
+        raise _unusable(url, f"the scheme {parts.scheme!r} is none of an object store", remedy)
+    if parts.query or parts.fragment or "@" in parts.netloc.partition(":")[2]:
+        where = f"{parts.scheme}://{parts.hostname}{parts.path}"
+        remedy = "name only the place; credentials come from the environment"
+        raise _unusable(where, "the URL has a password, a query or a fragment", remedy)
+
+
+def _variables_of(url: str) -> str:
+    """What the environment's variables for the cloud of ``url`` begin with."""
+    return _ENVIRONMENT.get(urlsplit(url).scheme, "AWS")
+
+
+def _unusable(where: str, reason: str, remedy: str) -> StoreUnavailable:
+    return StoreUnavailable(what="store", where=where, reason=reason, remedy=remedy)
+
+
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that an error of the client tells of; None where the server said none."""
     match = _STATUS.search(str(error))
     return int(match[1]) if match else None
-
-
-def is_refused(error: BaseException) -> bool:
-    """Whether nobody listens there, so that to ask again at once is of no use."""
-    return "ConnectionRefused" in str(error)
 
 
 def is_transport(error: BaseException) -> bool:
@@ -67,11 +229,7 @@ def is_transport(error: BaseException) -> bool:
 
 
 def store_error(error: Exception, *, what: str, where: str) -> StoreError:
-    """The error of this package that says what ``error`` of the client says.
-
-    Returns:
-        `NotInStore` for an absent object, otherwise `StoreUnavailable`.
-    """
+    """The error of this package for one of the client: `NotInStore` for an absent object, or unavailable."""
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     text = str(error)
@@ -86,7 +244,7 @@ def store_error(error: Exception, *, what: str, where: str) -> StoreError:
         reason, remedy = f"no credentials were found ({reason})", _credentials_remedy(where)
     elif _is_plain_http(error):
         reason = "its endpoint begins with http://, which is not encrypted and has to be allowed"
-        remedy = f'set {variables_of(where)}_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options'
+        remedy = f'set {_variables_of(where)}_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options'
     return StoreUnavailable(
         what=what, where=where, reason=reason, remedy=remedy, transport=is_transport(error)
     )
@@ -94,12 +252,7 @@ def store_error(error: Exception, *, what: str, where: str) -> StoreError:
 
 @contextlib.contextmanager
 def client_errors_are_ours(what: str, where: str) -> Iterator[None]:
-    """Turn errors of the client into those of this package.
-
-    Raises:
-        NotInStore: the object is not there.
-        StoreUnavailable: anything else.
-    """
+    """Turn errors of the client into those of this package."""
     from obstore.exceptions import BaseError
 
     try:
@@ -113,7 +266,7 @@ def _is_plain_http(error: BaseException) -> bool:
 
 
 def _credentials_remedy(url: str) -> str:
-    variables = _CREDENTIALS[variables_of(url)]
+    variables = _CREDENTIALS[_variables_of(url)]
     return (
         f"set the credentials in the environment of this process, such as {variables}, with the rights to"
         " get, put, delete and list below the store's URL"
@@ -134,22 +287,8 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0][:_MAX_REASON_CHARACTERS]
 
 
-_R = TypeVar("_R")
-PART_BYTES = 5 << 20  # what S3 takes as the smallest part
-_NUM_PARTS_AT_ONCE = 4
-_STREAM_BYTES = 1 << 20
-_QUICK_BYTES = 256 << 10  # a body that any line in use takes within the patience for small requests
-_FIRST_PAUSE_S = 0.05
-_MAX_PAUSE_S = 0.5
-
-
 class ObjectClient:
-    """One place of an object store, as this process uses it.
-
-    Args:
-        url: the place.
-        connections: its clients.
-    """
+    """One place of an object store, as this process uses it."""
 
     def __init__(self, url: str, connections: Connections) -> None:
         self.url = url
@@ -168,9 +307,7 @@ class ObjectClient:
     def get(self, name: str) -> bytes | Iterator[bytes]:
         """The bytes of an object, which is asked for at once: all of a small one, otherwise its chunks.
 
-        Raises:
-            NotInStore: there is none.
-            StoreUnavailable: it cannot be read; also while the chunks are taken.
+        Raises `NotInStore`, and `StoreUnavailable`, also while the chunks are taken.
         """
 
         def ask() -> bytes | GetResult:
@@ -194,9 +331,6 @@ class ObjectClient:
 
         An answer may be lost after the object was made, so that the next try finds it taken: by
         itself, as its bytes then tell. A conflict (409) says that another create is under way, not who wins.
-
-        Raises:
-            StoreUnavailable: whether it was created is not known.
         """
         from obstore.exceptions import AlreadyExistsError
 
@@ -217,12 +351,9 @@ class ObjectClient:
             return self._retried(put, failed=lost)
 
     def upload(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Make an object of any size out of ``chunks``; it replaces one that stands there.
+        """Make an object of any size out of ``chunks``, replacing one that stands there.
 
         Where ``chunks`` raises, nothing appears and the error goes on.
-
-        Raises:
-            StoreUnavailable: it was not made.
         """
         check_process(self.url)
         with self._errors(name):
@@ -248,11 +379,7 @@ class ObjectClient:
             return
 
     def list(self, directory: str) -> Iterator[FileInfo]:
-        """All objects below ``directory``, page by page.
-
-        Raises:
-            StoreUnavailable: the listing is not complete.
-        """
+        """All objects below ``directory``, page by page."""
         check_process(self.url)
         with self._errors(f"listing of {directory or 'all'}"):
             for page in self._connections.again.list(directory or None, chunk_size=1000):
@@ -296,7 +423,9 @@ class ObjectClient:
             except (GenericError, AlreadyExistsError) as error:
                 pause_s = min(_FIRST_PAUSE_S * 2**number, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)  # noqa: S311
                 can_wait = time.monotonic() + pause_s < deadline
-                if is_refused(error) or not can_wait or not _is_worth_another_try(error):
+                # Where nobody listens, to ask again at once is of no use.
+                is_refused = "ConnectionRefused" in str(error)
+                if is_refused or not can_wait or not (is_transport(error) or status_of(error) == 409):
                     raise
                 if failed is not None and is_transport(error):
                     failed.append(error)
@@ -308,10 +437,6 @@ class ObjectClient:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client of an object store holds credentials and is not pickled; send its URL")
-
-
-def _is_worth_another_try(error: Exception) -> bool:
-    return is_transport(error) or status_of(error) == 409
 
 
 def _info(meta: ObjectMeta) -> FileInfo:
