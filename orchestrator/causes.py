@@ -67,9 +67,7 @@ _POLICIES: dict[str, Policy] = {
         None, "LOST", "start the cluster anew, then launch again: what was compiled is kept"
     ),
     NODE_LOST: Policy(
-        "node",
-        "LOST",
-        "look at the node and its network; watch.node_silent_s says how long silence is borne",
+        "node", "LOST", "look at the node and its network; watch.node_silent_s says how long silence is borne"
     ),
     DIED: Policy(
         "rank", "LOST", "its log holds the last words; a kill by the system leaves none (see dmesg)"

@@ -70,11 +70,7 @@ def distinct_names(nodes: Iterable[Node]) -> dict[Node, str]:
 def alive(nodes: Iterable[dict[str, Any]]) -> tuple[Node, ...]:
     """The alive ones of what ``ray.nodes()`` returns, by host."""
     found = (
-        Node(
-            node_id=node["NodeID"],
-            address=node["NodeManagerAddress"],
-            host=node["NodeManagerHostname"],
-        )
+        Node(node_id=node["NodeID"], address=node["NodeManagerAddress"], host=node["NodeManagerHostname"])
         for node in nodes
         if node["Alive"]
     )

@@ -23,7 +23,7 @@ from warmrank.orchestrator.build.plan import (
     model_rank,
     replica,
 )
-from warmrank.orchestrator.build.ranks import OfflineLauncher, OfflineRankInit
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, OfflineRankInit
 from warmrank.orchestrator.build.report import (
     ALWAYS_LATER,
     BUILD_SCHEMA_VERSION,
@@ -156,14 +156,14 @@ def _build_ranks(stages: Stages, options: BuildOptions) -> Built:
         msg = f"nothing can be built offline ({reasons or 'the workload calls no cached function'})"
         raise BadArgument(msg)
     ledger = settle_all(stages, probes, no_compile=False)
-    bound = frozenset(itertools.chain.from_iterable(stages.ask_all("load", "rank_bound").values()))
+    bound = frozenset(itertools.chain.from_iterable(stages.ask_all("load", OfflineHost.rank_bound).values()))
     if len(stages.ranks) < config.ranks and (found := differences(config, probes, ledger, bound)):
         witness = max(stages.ranks)
         raise BuildFailed(witness, model_rank(witness, config), found)
     return Built(
         probes=probes,
         ledger=ledger,
-        manifests=stages.ask_all("commit", "manifest"),
+        manifests=stages.ask_all("commit", OfflineHost.manifest),
         left_out=left_out,
         bound=bound,
     )
@@ -193,10 +193,11 @@ def probed(
             )
             for rank in stages.ranks
         }
-        stages.ask("start", "open", openings)
-    steps.build(stages)
-    left_out = stages.ask_all("build", "left_out").values()
-    return steps.probe(stages), tuple(dict.fromkeys(itertools.chain.from_iterable(left_out)))
+        stages.ask("start", OfflineHost.open, openings)
+    probes = steps.build_and_probe(stages)
+    everyone = dict.fromkeys(stages.ranks, ())
+    left_out = stages.ask("build", OfflineHost.left_out, everyone, is_work=False).values()
+    return probes, tuple(dict.fromkeys(itertools.chain.from_iterable(left_out)))
 
 
 def _keep(stages: Stages, store: Store | None, config: Config, options: BuildOptions, built: Built) -> Kept:

@@ -19,7 +19,7 @@ from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManife
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.launch.plan import Slot
+from warmrank.orchestrator.launch.plan_state import Slot
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.results import FunctionProbe, FunctionResult
 

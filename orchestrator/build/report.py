@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from warmrank.orchestrator.build.plan import model_rank
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.launch.events import AuditReport
-from warmrank.orchestrator.launch.plan import Slot
+from warmrank.orchestrator.launch.plan_state import Slot
 from warmrank.orchestrator.launch.report import StageReport
 from warmrank.worker.results import FunctionProbe, FunctionResult, Outcome
 

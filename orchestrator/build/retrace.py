@@ -17,6 +17,7 @@ from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
 from warmrank.orchestrator.build.plan import built_ranks, check_target
+from warmrank.orchestrator.build.ranks import OfflineHost
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch.identity import launch_key
@@ -167,7 +168,7 @@ def _retraced(
     probes, left_out = probed(stages, options, kernels=False)
     asked = {rank: (tuple(probe.function for probe in found),) for rank, found in probes.items() if found}
     with stages.stage("compile", tuple(asked)):
-        return stages.ask("compile", "retrace", asked), left_out
+        return stages.ask("compile", OfflineHost.retrace, asked), left_out
 
 
 def _manifests(
@@ -175,9 +176,7 @@ def _manifests(
 ) -> tuple[PartitionManifest, ...]:
     """All partitions of the record that a launch would take."""
     record = pick_launch(
-        store.launches(launch_key(config)),
-        environment=options.target.environment,
-        world_size=config.ranks,
+        store.launches(launch_key(config)), environment=options.target.environment, world_size=config.ranks
     )
     if record is None:
         stages.problem("the store holds no launch of this config for this environment")

@@ -22,14 +22,7 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.actor import RankActor
 from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
-from warmrank.orchestrator.gang.node_group import (
-    TICK_S,
-    answer_of,
-    answers_of,
-    await_all,
-    await_some,
-    left_s,
-)
+from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, answers_of, await_all, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge, batches_of
 from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker

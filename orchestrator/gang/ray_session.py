@@ -365,9 +365,7 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
     except Exception as error:  # Ray raises `Exception` itself, too
         leave(session)
         raise CannotStart(
-            refusal(way, config, error),
-            may_pass=way == "local",
-            blames_cluster=is_unreachable(error),
+            refusal(way, config, error), may_pass=way == "local", blames_cluster=is_unreachable(error)
         ) from error
     except BaseException:
         abandon(session)

@@ -66,9 +66,7 @@ def measure_upload(directory: Path, *, without: Collection[str] = (), num_larges
     files = _files(directory, directory, without)
     sizes = sorted(files, key=lambda item: (-item[1], item[0]))
     return Upload(
-        num_files=len(sizes),
-        size_bytes=sum(size for _, size in sizes),
-        largest=tuple(sizes[:num_largest]),
+        num_files=len(sizes), size_bytes=sum(size for _, size in sizes), largest=tuple(sizes[:num_largest])
     )
 
 
@@ -144,10 +142,7 @@ def _resolved(path: Path) -> Path:
 
 def _inside(path: Path, directory: Path) -> str:
     """The path relative to the directory; empty where it does not lie under it."""
-    for place, root in (
-        (Path(os.path.normpath(path)), directory),
-        (_resolved(path), directory.resolve()),
-    ):
+    for place, root in ((Path(os.path.normpath(path)), directory), (_resolved(path), directory.resolve())):
         if place != root and place.is_relative_to(root):
             return place.relative_to(root).as_posix()
     return ""
