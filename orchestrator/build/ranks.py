@@ -29,7 +29,7 @@ from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
@@ -39,7 +39,11 @@ from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, ans
 from warmrank.orchestrator.seats import Gang, Seat
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.results import Retraced
+from warmrank.worker.results import LeftOut, Retraced
+
+if TYPE_CHECKING:
+    from warmrank.cache_store.records.manifest import PartitionManifest
+    from warmrank.worker.rank.offline import OfflineRank
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +79,8 @@ class OfflineRankInit:
 class OfflineHost(RankHost):
     """`RankHost` of a rank that is not there."""
 
+    _worker: OfflineRank
+
     def open(self, init: OfflineRankInit) -> Opened:  # type: ignore[override] # the driver sends this kind
         """Check the cache directory and bring the rank up.
 
@@ -95,17 +101,18 @@ class OfflineHost(RankHost):
         self._worker = OfflineRank(
             spec, machines=machines, real_tensors=init.real_tensors, kernels=init.kernels
         )
+        self._is_open = True
         return Opened(place=self._worker.start(), problem="")
 
-    def left_out(self) -> Any:
+    def left_out(self) -> tuple[LeftOut, ...]:
         """See `worker.rank.offline.OfflineRank.left_out`."""
         return self._worker.left_out()
 
-    def rank_bound(self) -> Any:
+    def rank_bound(self) -> tuple[str, ...]:
         """See `worker.rank.offline.OfflineRank.rank_bound`."""
         return self._worker.rank_bound()
 
-    def manifest(self) -> Any:
+    def manifest(self) -> PartitionManifest:
         """See `worker.rank.RankWorker.manifest`."""
         return self._worker.manifest()
 
@@ -115,13 +122,12 @@ class OfflineHost(RankHost):
 
     def _retrace(self, name: str) -> Retraced:
         try:
-            result: Retraced = self._worker.retrace(name)
+            return self._worker.retrace(name)
         except Exception as error:  # the rank's edge, as in `RankHost._compile`
             logger.exception("%s cannot be traced", name)
             failure = failure_of(error, rank=self._init.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
             return Retraced(function=name, outcome="failed", reason=reason)
-        return result
 
 
 def imagined(init: OfflineRankInit) -> RankInit:

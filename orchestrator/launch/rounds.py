@@ -181,7 +181,6 @@ class _Round:
         self,
         functions: Mapping[int, Iterable[str]],
         failures: list[WorkerFailure],
-        *,
         silent: tuple[int, ...],
     ) -> None:
         """End the attempt for ranks that failed as a whole, and note what lost leaders compiled."""

@@ -106,7 +106,7 @@ class _Host(OfflineHost):
         launcher.opened[init.rank] = init
         self._init = imagined(init)
         spec = rank_spec(self._init)
-        self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)
+        self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)  # type: ignore[assignment]
         return Opened(place=self._worker.start(), problem="")
 
 
