@@ -162,12 +162,7 @@ class Cause:
 
 
 def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tuple[Cause, ...]:
-    """Equal failures grouped; those that others follow from come first, then by rank.
-
-    Args:
-        failures: of any ranks.
-        hosts: the node of each rank, as far as it has one.
-    """
+    """Equal failures grouped; those that others follow from come first, then by rank."""
     groups: dict[tuple[str, str, str, str], list[WorkerFailure]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
         cause = failure.kind, failure.function, failure.message, failure.advice()

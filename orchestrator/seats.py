@@ -13,15 +13,8 @@ SHORT_ID = 12
 class Seat:
     """Where one rank was placed.
 
-    Attributes:
-        rank: global rank.
-        local_rank: index within its node.
-        local_world_size: number of ranks on its node.
-        node_rank: index of its node.
-        node_id: id of the node; unlike host names never shared by two nodes, and another one once Ray there
-            was started anew.
-        host: host name of the node, for people.
-        pid: process id.
+    ``node_id``, unlike ``host``, is never shared by two nodes, and another one once Ray there was started
+    anew.
     """
 
     rank: int

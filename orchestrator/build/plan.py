@@ -49,11 +49,7 @@ def differences(
 ) -> tuple[str, ...]:
     """What the witness has other than the rank that stands for it, in words; empty if nothing.
 
-    Args:
-        config: the launch.
-        probes: by rank.
-        results: by rank and function.
-        bound: functions that hold on one rank alone, which nothing stands for.
+    Functions in ``bound`` hold on one rank alone, so nothing stands for them.
     """
     witness = max(probes)
     model = model_rank(witness, config)
@@ -70,13 +66,7 @@ def differences(
 
 
 def replica(manifest: PartitionManifest, rank: int, *, without: Collection[str] = ()) -> PartitionManifest:
-    """The manifest of a rank for which another one stands.
-
-    Args:
-        manifest: of the rank that stands for it.
-        rank: the rank.
-        without: functions that the rank does not share.
-    """
+    """The manifest of a rank for which another one stands, ``without`` functions that it does not share."""
     old, new = (f"world{manifest.world_size}global_rank{number}" for number in (manifest.rank, rank))
     # A partition's name goes on with the tensor-parallel and pipeline rank, which both share.
     here = re.compile(rf"(?<=/){old}(?=[/_])")

@@ -63,7 +63,6 @@ class OfflineRankInit:
 
     Attributes:
         config: the launch that is built for, without its store, which the driver alone uses.
-        rank: which rank this process is.
         environment: named components of the machines that are built for.
         real_tensors: build the model with memory and values.
         kernels: functions are compiled; otherwise they are only traced.
@@ -82,12 +81,7 @@ class OfflineHost(RankHost):
     _worker: OfflineRank
 
     def open(self, init: OfflineRankInit) -> Opened:  # type: ignore[override] # the driver sends this kind
-        """Check the cache directory and bring the rank up.
-
-        Raises:
-            cache_store.errors.StoreError: the cache directory cannot be used.
-            worker.errors.WorkerError: the rank cannot be brought up.
-        """
+        """Check the cache directory and bring the rank up; errors as of `RankHost.open`."""
         from warmrank.worker.keys.environment import Target
         from warmrank.worker.rank.offline import OfflineRank
 
@@ -170,8 +164,8 @@ def main(hello: Mapping[str, Any]) -> None:
 def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
     """Serve the driver as one rank, and end.
 
-    What was to be done at the end is done, because a compiler may have private files to remove; the
-    interpreter is not taken apart, which takes longer than all the rank had to do.
+    Exit functions run, because a compiler may have private files to remove; the interpreter is not taken
+    apart, which takes longer than all the rank had to do.
     """
     with (
         contextlib.suppress(KeyboardInterrupt, EOFError, OSError),  # the driver stopped, and says so itself
@@ -225,13 +219,7 @@ class OfflineLauncher:
     """Holds one process for each rank; see `orchestrator.gang.launcher.Launcher`."""
 
     def __init__(self, ranks: Sequence[int], *, num_jobs: int, module: str) -> None:
-        """Makes a launcher.
-
-        Args:
-            ranks: global ranks that get a process.
-            num_jobs: ranks that work at a time.
-            module: of the workload's entrypoint.
-        """
+        """Take the global ranks that get a process, how many work at a time, and the entrypoint's module."""
         self._ranks = tuple(ranks)
         self._module = module
         self._num_jobs = max(1, num_jobs)
@@ -239,11 +227,7 @@ class OfflineLauncher:
         self._connections: dict[int, Connection] = {}
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        """Start the processes.
-
-        Raises:
-            CannotStart: they do not come up, or not in time.
-        """
+        """Start the processes; raises `CannotStart` if they do not come up, or not in time."""
         del num_ranks
         secret = secrets.token_bytes(32)
         with Listener(family="AF_UNIX", backlog=len(self._ranks), authkey=secret) as listener:

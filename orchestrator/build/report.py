@@ -6,18 +6,14 @@ reader.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from pydantic import TypeAdapter
 
-from warmrank.orchestrator.build.plan import model_rank
-from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.launch.events import AuditReport
-from warmrank.orchestrator.launch.plan_state import Slot
 from warmrank.orchestrator.launch.report import StageReport
-from warmrank.worker.results import FunctionProbe, FunctionResult, Outcome
+from warmrank.worker.results import Outcome
 
 BUILD_SCHEMA_VERSION = 1
 
@@ -140,55 +136,6 @@ class BuildReport:
     totals: BuildTotals
     problems: tuple[str, ...]
     audits: tuple[AuditReport, ...] = ()
-
-
-def classes_of(
-    config: Config,
-    probes: Mapping[int, tuple[FunctionProbe, ...]],
-    results: Mapping[Slot, FunctionResult],
-    bound: frozenset[str],
-) -> tuple[ClassReport, ...]:
-    """Artifacts, each with the ranks that have it.
-
-    Args:
-        config: the launch.
-        probes: by rank, of the ranks that were built.
-        results: what became of every function of these.
-        bound: functions that hold on one rank alone.
-    """
-    keys = {(rank, probe.function): probe.request_key for rank, found in probes.items() for probe in found}
-    members: dict[tuple[str, str], list[int]] = {}
-    for rank, function in keys:
-        members.setdefault((function, results[rank, function].digest), []).append(rank)
-    found = []
-    for (function, digest), ranks in members.items():
-        compiled = [rank for rank in ranks if results[rank, function].outcome == "compiled"]
-        leader = (compiled or ranks)[0]
-        result = results[leader, function]
-        found.append(
-            ClassReport(
-                function=function,
-                request_key=keys[leader, function],
-                digest=digest,
-                size_bytes=result.size_bytes,
-                outcome=result.outcome,
-                leader=leader,
-                num_ranks=_num_ranks(config, ranks, set(probes), is_bound=function in bound),
-                trace_s=result.seconds.trace_s if compiled else 0.0,
-                compile_s=result.seconds.compile_s if compiled else 0.0,
-            )
-        )
-    return tuple(found)
-
-
-def _num_ranks(config: Config, ranks: list[int], built: set[int], *, is_bound: bool) -> int:
-    """Ranks that were built and those for which they stand."""
-    if is_bound:
-        return len(ranks)
-    members = set(ranks)
-    return sum(
-        (rank if rank in built else model_rank(rank, config)) in members for rank in range(config.ranks)
-    )
 
 
 @cache

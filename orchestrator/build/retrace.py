@@ -114,12 +114,8 @@ def audit_cache(
 ) -> CacheAudit:
     """Trace again what is stored for a launch, and compare.
 
-    Args:
-        config: the launch; its cache directory is looked at where there is no store.
-        options: for which machines, and which ranks.
-        store: the config's store, opened; None where it names none, or there is none yet.
-        listener: is told what happens; None for nobody.
-        launcher: runs the ranks; None for processes of this machine.
+    Without a store (the config names none, or there is none yet), the config's cache directory is looked at.
+    Without a launcher, the ranks are processes of this machine.
 
     Raises:
         BadArgument: the workload cannot be traced here.

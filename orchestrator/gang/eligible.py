@@ -32,15 +32,7 @@ _AT_ONCE = 256
 
 
 def knock(places: Iterable[Place], *, timeout_s: float) -> dict[Place, Heard]:
-    """Connect to each place.
-
-    Args:
-        places: address and port of each.
-        timeout_s: how long those that are silent are waited for.
-
-    Returns:
-        For each place: it greets, only takes a connection, refuses it, or there is no answer at all.
-    """
+    """Connect to places; tell those that greet, only take a connection, refuse it, or do not answer."""
     wanted = list(dict.fromkeys(places))
     found: dict[Place, Heard] = {}
     for begin in range(0, len(wanted), _AT_ONCE):
@@ -97,10 +89,7 @@ _AGAIN_S = 0.2
 class HeadWatch:
     """Tries to reach the cluster's head from a thread of its own; never stops the process from ending.
 
-    Args:
-        address: of the head.
-        settings: how often it is tried, and how long it may be silent.
-        connect_s: how long one try may take.
+    One try may take ``connect_s``.
     """
 
     def __init__(self, address: str, settings: WatchConfig, *, connect_s: float = _CONNECT_S) -> None:
@@ -174,14 +163,7 @@ _SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node as Ray knows it.
-
-    Attributes:
-        node: its names.
-        port: of Ray there.
-        resources: all that it has, by Ray's names.
-        labels: by Ray's names of them.
-    """
+    """A node as Ray knows it: its names, the port of Ray there, resources and labels by Ray's names."""
 
     node: Node
     port: int = 0
@@ -196,8 +178,7 @@ class Eligible:
     Attributes:
         nodes: those that may have ranks, by host.
         silent: those that Ray lists as alive, and that do not answer.
-        unlabelled: those that do not meet ``wanted``.
-        wanted: the config's label selectors.
+        unlabelled: those that do not meet ``wanted``, the config's label selectors.
         labels: what a node must be labelled with to be one of the first, in Ray's syntax.
     """
 
@@ -242,12 +223,7 @@ def silent_among(nodes: Sequence[RayNode], *, timeout_s: float = KNOCK_S) -> tup
 
 
 class NodesUp:
-    """Looks whether nodes stay up while ranks start on them; their watches are starting as well.
-
-    Args:
-        nodes: that get ranks.
-        settings: how often they are looked at, and how long they may be silent.
-    """
+    """Looks whether nodes stay up while ranks start on them; their watches are starting as well."""
 
     def __init__(self, nodes: Sequence[RayNode], settings: WatchConfig) -> None:
         self._nodes = tuple(nodes)
@@ -273,13 +249,9 @@ class NodesUp:
 def eligible(
     config: RayConfig, known: Sequence[RayNode], silent: Iterable[Node], *, strict: bool
 ) -> Eligible:
-    """Choose among nodes.
+    """Choose among the nodes that Ray lists as alive, of which some are silent.
 
-    Args:
-        config: names nodes and labels.
-        known: the nodes that Ray lists as alive.
-        silent: those of them that do not answer.
-        strict: whether a name must be that of a node.
+    Unless ``strict``, the config may name nodes that are gone.
 
     Raises:
         UnknownNode: a name fits no node, or several.

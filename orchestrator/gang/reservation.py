@@ -26,16 +26,7 @@ def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) 
 
 
 def bundle_sizes(node_slots: Iterable[int], num_ranks: int, group_size: int) -> tuple[int, ...]:
-    """The number of ranks in each bundle.
-
-    Args:
-        node_slots: how many ranks fit on each node.
-        num_ranks: how many there are.
-        group_size: how many are to stay together.
-
-    Returns:
-        A bundle for each group, as long as nodes have room for whole ones; then a bundle for each rank.
-    """
+    """The number of ranks in each bundle: of whole groups, as long as nodes have room for these, then of one."""
     num_whole = min(num_ranks // group_size, sum(number // group_size for number in node_slots))
     return (group_size,) * num_whole + (1,) * (num_ranks - num_whole * group_size)
 
@@ -67,8 +58,6 @@ class Supply:
     """What a cluster has.
 
     Attributes:
-        total: its resources.
-        available: those that are free.
         nodes: host name and resources of each node; several may be on one host.
         silent: nodes that Ray lists as alive and that do not answer, for people; they are not counted.
         wanted_labels: label selectors that nodes must meet.
@@ -86,14 +75,10 @@ class Supply:
 def describe_shortage(
     bundle: Mapping[str, float], num_ranks: int, supply: Supply, *, state: str, own: bool
 ) -> str:
-    """Why ranks cannot be placed, and what to do.
+    """Why ranks that ask for a bundle each cannot be placed, and what to do.
 
-    Args:
-        bundle: resources that each rank asks for.
-        num_ranks: number of ranks.
-        supply: what the cluster has.
-        state: Ray's scheduling state of the placement group.
-        own: the cluster is a local Ray of this launch.
+    ``state`` is Ray's scheduling state of the placement group; ``own``: the cluster is a local Ray of this
+    launch.
     """
     where = "this machine" if own else "the Ray cluster"
     lines = [f"{num_ranks} ranks do not fit on {where}:"]
@@ -192,11 +177,7 @@ def lacks_devices(bundle: Mapping[str, float], num_ranks: int, total: Mapping[st
 
 
 def refuse_missing_devices(bundle: Mapping[str, float], num_ranks: int, config: RayConfig) -> None:
-    """Before an own Ray starts, which takes seconds: it would find no more devices than there are here.
-
-    Raises:
-        LacksDevice: there are too few.
-    """
+    """Before an own Ray starts, which takes seconds, raise `LacksDevice` if it would find too few here."""
     if RAY_OVERRIDE in os.environ:
         return
     here = {"CPU": float(config.num_cpus or os.cpu_count() or 1)}
@@ -233,7 +214,7 @@ class Reservation:
         num_ranks: how many there are.
         group_size: how many of them, next to each other, are to be on one node.
         placement: Ray's strategy of placing bundles on nodes.
-        is_own: whether the Ray is this process's own, which never grows.
+        is_own: the Ray is this process's own, which never grows.
         eligible: the nodes that may have ranks.
     """
 
@@ -260,10 +241,8 @@ class Reservation:
     def hold(self, deadline: float, *, check: Callable[[], None], on_wait: Callable[[str], None]) -> None:
         """Wait until all resources are there; without them nothing stays reserved.
 
-        Args:
-            deadline: as `time.monotonic` counts.
-            check: raises once there is nothing to wait for any more.
-            on_wait: see `orchestrator.gang.launcher.Waiting`.
+        ``check`` raises once there is nothing to wait for any more; for ``on_wait`` see
+        `gang.launcher.Waiting`.
 
         Raises:
             CannotStart: resources are missing; names them and the remedy.
@@ -350,10 +329,7 @@ class Reservation:
 class GivenGroup:
     """A placement group that somebody else made, and keeps, with room for all ranks.
 
-    Args:
-        name: its id or name; the group may be in any namespace.
-        need: what each rank needs, by Ray's name of the resource.
-        num_ranks: how many there are.
+    ``name`` is its id or name, in any namespace; each rank needs ``need``, by Ray's names of resources.
 
     Raises:
         CannotStart: there is none of that name, several, or it has no room.

@@ -50,10 +50,7 @@ _HEADER_BYTES = 128
 class Upload:
     """What of a directory goes to the cluster, at most (`.gitignore` may leave out more).
 
-    Attributes:
-        num_files: number of files.
-        size_bytes: their size before compression.
-        largest: path relative to the directory and size in bytes of the largest files, largest first.
+    Sizes are before compression; ``largest`` are paths relative to the directory, the largest files first.
     """
 
     num_files: int
@@ -87,9 +84,8 @@ def _never_goes(name: str) -> bool:
 
 
 def private_keys(directory: Path) -> tuple[str, ...]:
-    """Files that begin as a private key in PEM does, relative to the directory.
+    """Files that begin as a private key in PEM does, relative to the directory, whatever their names.
 
-    Whatever their names: a launch that joins a cluster by address has no config here that names its key.
     Links to directories are followed, as Ray follows them.
     """
     found = []
@@ -184,14 +180,10 @@ def _keys_note(keys: Sequence[str]) -> str:
 
 
 def refuse_in_job(places: Mapping[str, str], place: str) -> None:
-    """Refuse a cache or store in the directory of a job, which starts as a copy, and which Ray deletes.
-
-    Args:
-        places: what the config gives, by its keys.
-        place: the config's file.
+    """Refuse a cache or store, by config key, in a job's directory, which is a copy, and which Ray deletes.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: there is one; names the config's file, ``place``.
     """
     expected = (
         "an absolute path on the nodes, such as --set {key}=/var/tmp/warmrank/{name} (a store: what all "

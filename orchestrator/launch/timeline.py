@@ -24,17 +24,9 @@ _UNEVEN = frozenset({"compile", "script"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """What some ranks did in one stage of one attempt.
+    """What some ranks did in one stage of one attempt, and when the first and the last had answered.
 
-    Attributes:
-        attempt: number of the attempt, from 1.
-        stage: name of the stage.
-        start_s: when it began, in seconds since the launch did.
-        first_s: when the first of these ranks had answered.
-        last_s: when the last one had.
-        last_rank: which one that was.
-        num_ranks: how many of them took part.
-        ok: false for the stage that the attempt ended in.
+    Times are in seconds since the launch began; not ``ok``: the attempt ended in this stage.
     """
 
     attempt: int
@@ -49,13 +41,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Ranks that a timeline shows in one row.
-
-    Attributes:
-        ranks: its members, in order.
-        hosts: their hosts, in order; empty where the ranks had no places.
-        bars: what they did, in order of time.
-    """
+    """Ranks that a timeline shows in one row, and their hosts, as far as they had places, in order."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -64,17 +50,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRank:
-    """The last rank of a stage.
+    """The last rank of a stage: what it took, and what half of the ranks took at most.
 
-    Attributes:
-        stage: the stage.
-        attempt: of which attempt.
-        rank: the rank that answered last.
-        host: its host; empty where it had no place.
-        seconds: what it took.
-        median_s: what half of the ranks took at most.
-        num_ranks: ranks that took part.
-        ok: false for the stage that the attempt ended in, in which ranks may not have answered at all.
+    ``host`` is empty where it had no place. Not ``ok``: the attempt ended in this stage, in which ranks may
+    not have answered at all.
     """
 
     stage: str
@@ -144,8 +123,8 @@ def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int)
     """The timeline of a launch in at most ``max_rows`` rows, or a few more.
 
     A row is a rank; where these are too many, a node; where these are too many as well, nodes that did the
-    same at nearly the same time, so that a straggler keeps a row of its own. What counts as near grows until
-    the rows are few enough.
+    same at nearly the same time, so that a straggler keeps a row of its own: what is near grows until rows
+    are few enough.
     """
     hosts = {rank.rank: rank.host for rank in ranks}
     ends = [dict(zip(span.ranks, span.rank_end_s, strict=True)) for span in course.timeline]

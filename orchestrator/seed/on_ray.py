@@ -45,9 +45,8 @@ _PIECES_KEPT = 8  # small blobs lie together in a piece, and a fetch opens them 
 class Share:
     """Blobs, one after the other, cut into pieces.
 
-    Attributes:
-        pieces: what `put` gave for each; all but the last have `PIECE_BYTES`.
-        places: by the blob's name, where in all of them it begins, and its size in bytes.
+    ``pieces`` are what `put` gave, all but the last of `PIECE_BYTES`; ``places`` are, by the blob's name,
+    where in all of them it begins, and its size in bytes.
     """
 
     pieces: tuple[Any, ...]
@@ -57,10 +56,7 @@ class Share:
 def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes: int) -> Share:
     """Put private copies of blobs where others can get them, large ones first, as a fetch asks for them.
 
-    Args:
-        copies: the blobs; those that cannot be read are left out.
-        put: keeps bytes for others.
-        room_bytes: blobs beyond that many bytes in all are left out.
+    Those that cannot be read, and those beyond ``room_bytes`` in all, are left out.
     """
     pieces: list[Any] = []
     places: dict[str, tuple[int, int]] = {}
@@ -90,9 +86,7 @@ def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes:
 class SharedBlobs:
     """Opens the blobs of a share; a `BlobReader`, for any number of threads.
 
-    Args:
-        shared: the share.
-        get: gives back what was put; raises `StoreUnavailable` where that is gone.
+    ``get`` gives back what was put, and raises `StoreUnavailable` where that is gone.
     """
 
     def __init__(self, shared: Share, get: Callable[[Any], bytes]) -> None:
@@ -169,11 +163,7 @@ def is_this_machine(config: Config) -> bool:
 
 @contextmanager
 def seeding_on_ray(config: Config, plan: SeedPlan) -> Iterator[Seeding]:
-    """The seeding of a config's cluster, which is joined for as long as the context lasts.
-
-    Raises:
-        CannotStart: it cannot be joined.
-    """
+    """Seed a config's cluster, which is joined meanwhile; raises `CannotStart` where it cannot be."""
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
@@ -184,13 +174,7 @@ def seeding_on_ray(config: Config, plan: SeedPlan) -> Iterator[Seeding]:
 
 
 class NodeSeeder:
-    """The actor that seeds the node it runs on.
-
-    Args:
-        config: the launch.
-        node: this node.
-        verify: read what is there already again.
-    """
+    """The actor that seeds the node it runs on; ``verify``: it reads what is there already again."""
 
     def __init__(self, config: Config, node: Node, *, verify: bool) -> None:
         self._config = config
@@ -199,14 +183,10 @@ class NodeSeeder:
         self._progress: Progress | None = None
 
     def seed(self, shared: Share | None, room_bytes: int) -> tuple[NodeSeed, Share | None]:
-        """Seed the node.
-
-        Args:
-            shared: what another node shares; None for nothing.
-            room_bytes: how much of its blobs the node shares at most; 0 for nothing.
+        """Seed the node from what another one shares, if anything.
 
         Returns:
-            The outcome, and what the node shares.
+            The outcome, and what of its blobs the node shares: ``room_bytes`` at most.
         """
         copies: list[NewFile] = []
         options = FetchOptions(

@@ -36,14 +36,14 @@ Start = Callable[[tuple[NodeSeed, ...]], AbstractContextManager[Any]]
 
 
 class Watch:
-    """Keeps a child running.
+    """Keeps a child running until so many seconds have passed, or so many nodes of the cluster are seeded.
 
     Args:
         start: a child for as long as its context lasts, given the nodes that are seeded: a connection, over
             which come the states of all nodes, or why it ends.
         lines: shows it all.
-        seconds: the watch ends after so many.
-        num_nodes: the watch ends once so many nodes of the cluster are seeded.
+        seconds: None for ever.
+        num_nodes: None for any number.
         clock: seconds, never going back.
         sleep: waits for so many seconds.
     """
