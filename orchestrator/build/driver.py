@@ -16,22 +16,20 @@ from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifes
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import (
+    ALWAYS_LATER,
+    BUILD_SCHEMA_VERSION,
+    BuildReport,
     BuildTarget,
+    BuildTotals,
+    ClassReport,
+    NotBuilt,
     built_ranks,
     check_target,
     differences,
     model_rank,
     replica,
-)  # fmt: skip
+)
 from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, OfflineRankInit
-from warmrank.orchestrator.build.report import (
-    ALWAYS_LATER,
-    BUILD_SCHEMA_VERSION,
-    BuildReport,
-    BuildTotals,
-    ClassReport,
-    NotBuilt,
-)  # fmt: skip
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher

@@ -36,7 +36,7 @@ from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of, rank_spec
-from warmrank.orchestrator.seats import Gang, Seat
+from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.results import LeftOut, Retraced

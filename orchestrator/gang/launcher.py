@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from warmrank.orchestrator.nodes import in_order
-from warmrank.orchestrator.seats import Gang, Seat
+from warmrank.orchestrator.nodes import Gang, Seat, in_order
 
 # Below Linux's default range of ephemeral ports (from 32768), above those that Ray gives to its workers (to
 # 19999): between the look and the use nobody is likely to come.

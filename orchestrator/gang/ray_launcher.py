@@ -29,8 +29,8 @@ from warmrank.orchestrator.gang.rank_host import MakeWorker
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
 from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost
 from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
+from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.orchestrator.reaper import MARK
-from warmrank.orchestrator.seats import Gang, Seat
 
 logger = logging.getLogger(__name__)
 

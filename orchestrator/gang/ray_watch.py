@@ -29,7 +29,7 @@ from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
 from warmrank.orchestrator.gang.rank_files import crash_in
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) 
 
 
 def bundle_sizes(node_slots: Iterable[int], num_ranks: int, group_size: int) -> tuple[int, ...]:
-    """The number of ranks in each bundle: of whole groups, as long as nodes have room for these, then of one."""
+    """The number of ranks in each bundle: whole groups as long as nodes have room for these, then one."""
     num_whole = min(num_ranks // group_size, sum(number // group_size for number in node_slots))
     return (group_size,) * num_whole + (1,) * (num_ranks - num_whole * group_size)
 

@@ -18,7 +18,7 @@ from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Committed, NodePublish, Nondeterministic
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.store.stores import Access, is_writable, may_publish
 from warmrank.worker.results import Published
 

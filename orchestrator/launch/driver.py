@@ -38,7 +38,7 @@ from warmrank.orchestrator.launch.report import (
     RankReport,
     Report,
     totals,
-)  # fmt: skip
+)
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence

@@ -21,7 +21,7 @@ from warmrank.orchestrator.errors import (
     ranks_text,
 )
 from warmrank.orchestrator.launch.plan_state import Avoided, Failed, PlanState, Slot
-from warmrank.orchestrator.seats import Gang, Seat, distinct_hosts
+from warmrank.orchestrator.nodes import Gang, Seat, distinct_hosts
 
 Seats = Mapping[int, Seat]
 

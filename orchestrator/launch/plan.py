@@ -39,7 +39,7 @@ from warmrank.orchestrator.launch.plan_state import (
     Offer,
     PlanState,
     Slot,
-)  # fmt: skip
+)
 from warmrank.worker.results import function_of_unit
 
 MAX_LEADERS = 2

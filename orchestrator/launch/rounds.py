@@ -34,7 +34,7 @@ from warmrank.orchestrator.launch.plan_state import (
     begin,
     given_up,
     without,
-)  # fmt: skip
+)
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.worker.results import FunctionProbe, FunctionResult, TraceResult
 

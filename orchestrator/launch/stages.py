@@ -20,7 +20,7 @@ from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport, Event
 from warmrank.orchestrator.launch.failures import raise_failed
 from warmrank.orchestrator.launch.report import StageReport
 from warmrank.orchestrator.launch.state import LaunchState, Listener
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.results import FunctionResult, TraceResult
 
 T = TypeVar("T")

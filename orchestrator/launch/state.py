@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, ClassAction, Event, RankClass
-from warmrank.orchestrator.seats import Seat, distinct_hosts
+from warmrank.orchestrator.nodes import Seat, distinct_hosts
 from warmrank.worker.results import FunctionResult
 
 ClassKey = tuple[str, str, ClassAction, int | None]

@@ -26,7 +26,7 @@ from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.seats import straddle_text, straddling_groups
+from warmrank.orchestrator.nodes import straddle_text, straddling_groups
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
@@ -34,7 +34,7 @@ from warmrank.worker.results import (
     RankPlace,
     Verification,
     function_of_unit,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry

@@ -18,7 +18,7 @@ from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.build.ranks import OfflineHost, OfflineRankInit, imagined
 from warmrank.orchestrator.gang.rank_host import Opened, answer, rank_spec
-from warmrank.orchestrator.seats import Gang, Seat
+from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import Call, RankContext, Workload

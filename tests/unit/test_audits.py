@@ -13,7 +13,7 @@ from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.config.models import AuditMode, positions
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.plan import auditing, plan_round, rank_classes
 from warmrank.orchestrator.launch.plan_state import begin

@@ -23,7 +23,7 @@ from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Batches, Charge
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 
 LATER_S = 0.2
 NEVER_S = 600.0

@@ -16,7 +16,7 @@ from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.events import Ending, RankFinished, StillWaiting
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import silence
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.store.stores import silent_places
 
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
