@@ -8,13 +8,12 @@ where nobody greets, a connection is all that can be had.
 
 from __future__ import annotations
 
-import errno
 import re
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -34,52 +33,25 @@ _AT_ONCE = 256
 def knock(places: Iterable[Place], *, timeout_s: float) -> dict[Place, Heard]:
     """Connect to places; tell those that greet, only take a connection, refuse it, or do not answer."""
     wanted = list(dict.fromkeys(places))
-    found: dict[Place, Heard] = {}
-    for begin in range(0, len(wanted), _AT_ONCE):
-        found |= _knock(wanted[begin : begin + _AT_ONCE], timeout_s)
-    return found
+    if not wanted:
+        return {}
+    with ThreadPoolExecutor(min(len(wanted), _AT_ONCE)) as pool:
+        return dict(zip(wanted, pool.map(lambda place: _knock(place, timeout_s), wanted), strict=True))
 
 
-def _knock(places: list[Place], timeout_s: float) -> dict[Place, Heard]:
-    found: dict[Place, Heard] = dict.fromkeys(places, "silent")
+def _knock(place: Place, timeout_s: float) -> Heard:
     deadline = time.monotonic() + timeout_s
-    with selectors.DefaultSelector() as selector:
-        for place in places:
-            if (connecting := _begin(place)) is not None:
-                selector.register(connecting, selectors.EVENT_WRITE, place)
-        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                connection: socket.socket = key.fileobj  # type: ignore[assignment]
-                heard = _hear(connection, is_connected=found[key.data] == "connects")
-                found[key.data] = heard
-                if heard == "connects" and key.events == selectors.EVENT_WRITE:
-                    selector.modify(connection, selectors.EVENT_READ, key.data)
-                else:
-                    selector.unregister(connection)
-                    connection.close()
-        for key in list(selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-    return found
-
-
-def _begin(place: Place) -> socket.socket | None:
-    with suppress(OSError):
-        family, kind, protocol, _, address = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
-        connecting = socket.socket(family, kind, protocol)
-        connecting.setblocking(False)
-        if connecting.connect_ex(address) in {0, errno.EINPROGRESS}:
-            return connecting
-        connecting.close()
-    return None
-
-
-def _hear(connection: socket.socket, *, is_connected: bool) -> Heard:
-    if not is_connected:
-        return "refuses" if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) else "connects"
     try:
-        return "greets" if connection.recv(1) else "connects"
+        connection = socket.create_connection(place, timeout=timeout_s)
+    except (TimeoutError, socket.gaierror):
+        return "silent"
     except OSError:
-        return "connects"
+        return "refuses"
+    with connection, suppress(OSError):
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        if connection.recv(1):
+            return "greets"
+    return "connects"
 
 
 _CONNECT_S = 2.0
@@ -144,8 +116,7 @@ class HeadWatch:
             return is_reached
 
     def _reaches(self) -> bool:
-        where = self._host.strip("[]"), self._port
-        heard = knock([where], timeout_s=self._connect_s)[where]
+        heard = _knock((self._host.strip("[]"), self._port), self._connect_s)
         if heard in {"refuses", "silent"}:
             return False
         # With TLS nobody is greeted: a head that did not greet at first needs not to later.
