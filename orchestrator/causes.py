@@ -67,9 +67,7 @@ _POLICIES: dict[str, Policy] = {
         None, "LOST", "start the cluster anew, then launch again: what was compiled is kept"
     ),
     NODE_LOST: Policy(
-        "node",
-        "LOST",
-        "look at the node and its network; watch.node_silent_s says how long silence is borne",
+        "node", "LOST", "look at the node and its network; watch.node_silent_s says how long silence is borne"
     ),
     DIED: Policy(
         "rank", "LOST", "its log holds the last words; a kill by the system leaves none (see dmesg)"
@@ -164,12 +162,7 @@ class Cause:
 
 
 def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tuple[Cause, ...]:
-    """Equal failures grouped; those that others follow from come first, then by rank.
-
-    Args:
-        failures: of any ranks.
-        hosts: the node of each rank, as far as it has one.
-    """
+    """Equal failures grouped; those that others follow from come first, then by rank."""
     groups: dict[tuple[str, str, str, str], list[WorkerFailure]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
         cause = failure.kind, failure.function, failure.message, failure.advice()

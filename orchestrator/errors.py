@@ -29,12 +29,9 @@ def _rebuild(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigProblem:
-    """One thing that is wrong in a config.
+    """One thing that is wrong in a config: in a file or an override ``place``, at a dotted ``key``.
 
-    Attributes:
-        place: the file, or the ``--set`` override, that it stands in.
-        key: dotted path of the key; empty for the file as a whole.
-        nearest: dotted path of the nearest known key; empty when none is near.
+    ``key`` is empty for the file as a whole, ``nearest`` when no known key is near.
     """
 
     place: str
@@ -158,12 +155,7 @@ class LacksDevice(CannotStart):
 
 
 class BuildFailed(OrchestratorError):
-    """Ranks that an offline build takes for alike are not.
-
-    Attributes:
-        witness: the rank that was built to see.
-        model: the rank that stands for it.
-    """
+    """Ranks that should be alike are not: ``witness`` was built to see, ``model`` stands for it."""
 
     def __init__(self, witness: int, model: int, differences: Iterable[str]) -> None:
         self.witness = witness

@@ -299,14 +299,7 @@ class RankReaper:
 
 
 class CommandReaper:
-    """Follows one command to its end.
-
-    Args:
-        pid: of the command, which leads a process group.
-        channel: socket to whoever wants it.
-        lease_s: how long that may be silent.
-        grace_s: how long the command may take to end after a signal.
-    """
+    """Follows one command, which leads a process group; ``channel`` is a socket to whoever wants it."""
 
     def __init__(self, pid: int, channel: int, *, lease_s: float, grace_s: float) -> None:
         self._pid = pid

@@ -77,12 +77,8 @@ class ReapedCommand:
     def poll(self, wait_s: float = 0.0, *, reads: bool = True) -> tuple[list[Chunk], int | None]:
         """Renew the lease, and return what the command printed since, and its exit status.
 
-        Args:
-            wait_s: how long to wait for either.
-            reads: take output; otherwise it stays where it is, and so there is no status before it is read.
-
-        Returns:
-            Its output, in order. Its exit status as a shell has it, once all of it has ended and was read.
+        The status is as a shell has it, once all of it has ended and was read. Output that is not read stays
+        where it is, so there is no status before it is.
         """
         self.signal(0)
         chunks: list[Chunk] = []
@@ -127,12 +123,7 @@ class ReapedCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Until when what is guarded may live without a word.
-
-    Attributes:
-        seconds: how long silence is borne.
-        renewed_by: process that ends too, as the last, when the lease runs out; None for none.
-    """
+    """Seconds for which silence is borne; ``renewed_by`` is a process that ends too, as the last, or None."""
 
     seconds: float
     renewed_by: int | None

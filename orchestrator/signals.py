@@ -5,7 +5,9 @@ Python handles signals in the main thread only; elsewhere these contexts change 
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,3 +121,23 @@ def kept(number: signal.Signals) -> Iterator[None]:
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
+
+
+_at_once: list[bool] = []
+
+
+def leave_at_once_later() -> None:
+    """End this process, in time, without what its libraries would do at its end.
+
+    It has a Ray without a head below it, or one that was interrupted as it began: Ray's native threads would
+    wait for the head for a minute, and then crash, or crash at once.
+    """
+    _at_once.append(True)
+
+
+def leave_at_once_if_needed(code: object) -> None:
+    """End this process with an exit code, as `sys.exit` takes it, if `leave_at_once_later` was called."""
+    if _at_once:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)

@@ -10,9 +10,7 @@ from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 def make_way(path: Path, *, option: str = "--json") -> None:
     """Remove an older file: should what it tells of be killed, that must not stand for it.
 
-    Args:
-        path: where the file will stand.
-        option: what named the path, for the error.
+    ``option`` named the path, for the error.
 
     Raises:
         ConfigError: no file can be written there.

@@ -31,7 +31,7 @@ from warmrank.orchestrator.gang.node_watch import Answers, Batches, Charge, fold
 from warmrank.orchestrator.gang.rank_host import Opened, RankInit
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.results import FunctionResult, RankPlace, StageSeconds, Verification
 
 Arguments = dict[int, tuple[Any, ...]]

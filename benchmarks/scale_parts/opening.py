@@ -9,7 +9,7 @@ from benchmarks.scale_parts.world import RANKS_A_NODE, World
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.rank_host import RankInit, rank_spec
-from warmrank.orchestrator.seats import Seat
+from warmrank.orchestrator.nodes import Seat
 
 
 def config_of(world: World, work: Path) -> Config:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.scale_parts.world import World, digest_of, probes, proposals
-from warmrank.orchestrator.launch.plan import (
+from warmrank.orchestrator.launch.plan import lanes_of, plan_round, rank_classes
+from warmrank.orchestrator.launch.plan_state import (
     Action,
     Adopt,
     Attempt,
@@ -15,9 +16,6 @@ from warmrank.orchestrator.launch.plan import (
     Slot,
     apply_round,
     begin,
-    lanes_of,
-    plan_round,
-    rank_classes,
 )
 from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.results import FunctionProbe

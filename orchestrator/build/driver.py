@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from warmrank.cache_store.fetch.staging import replicate
@@ -16,28 +16,24 @@ from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifes
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import (
+    ALWAYS_LATER,
+    BUILD_SCHEMA_VERSION,
+    BuildReport,
     BuildTarget,
+    BuildTotals,
+    ClassReport,
+    NotBuilt,
     built_ranks,
     check_target,
     differences,
     model_rank,
     replica,
 )
-from warmrank.orchestrator.build.ranks import OfflineLauncher, OfflineRankInit
-from warmrank.orchestrator.build.report import (
-    ALWAYS_LATER,
-    BUILD_SCHEMA_VERSION,
-    BuildReport,
-    BuildTotals,
-    ClassReport,
-    NotBuilt,
-    classes_of,
-)
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, OfflineRankInit
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch import steps
-from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
@@ -70,13 +66,9 @@ def build(
     listener: Listener | None = None,
     launcher: Launcher | None = None,
 ) -> BuildReport:
-    """Build the partitions of all ranks of a launch.
+    """Build the partitions of all ranks of a launch: into its store, or, without one, its cache directory.
 
-    Args:
-        config: the launch; its store gets them, or its cache directory where it has none.
-        options: how.
-        listener: is told what happens; None for nobody.
-        launcher: runs the ranks that are built; None for processes of this machine.
+    Without a launcher, the ranks are processes of this machine.
 
     Raises:
         BadArgument: what was asked for cannot be built here.
@@ -94,9 +86,10 @@ def build(
     try:
         if store is not None:
             fetch(stages, store, config, options)
-        built = replace(_build_ranks(stages, options), audits=tuple(stages.state.audits))
-        kept = _keep(stages, store, config, options, built)
-        report = assemble(stages, config, target=options.target, built=built, kept=kept, started=started)
+        made = _Build(stages, config, options)
+        made.build()
+        made.keep(store)
+        report = made.report(started)
         stages.close()
     finally:
         with undisturbed():
@@ -147,37 +140,12 @@ def fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) -
             stages.problem(f"store: {fault}")
 
 
-def _build_ranks(stages: Stages, options: BuildOptions) -> Built:
-    """The stages of a launch that need no device, on the ranks that are built."""
-    config = stages.config
-    probes, left_out = probed(stages, options)
-    if not any(probes.values()):
-        reasons = "; ".join(f"{item.function}: {item.reason}" for item in left_out)
-        msg = f"nothing can be built offline ({reasons or 'the workload calls no cached function'})"
-        raise BadArgument(msg)
-    ledger = settle_all(stages, probes, no_compile=False)
-    bound = frozenset(itertools.chain.from_iterable(stages.ask_all("load", "rank_bound").values()))
-    if len(stages.ranks) < config.ranks and (found := differences(config, probes, ledger, bound)):
-        witness = max(stages.ranks)
-        raise BuildFailed(witness, model_rank(witness, config), found)
-    return Built(
-        probes=probes,
-        ledger=ledger,
-        manifests=stages.ask_all("commit", "manifest"),
-        left_out=left_out,
-        bound=bound,
-    )
-
-
 def probed(
     stages: Stages, options: BuildOptions, *, kernels: bool = True
-) -> tuple[Probes, tuple[LeftOut, ...]]:
+) -> tuple[Mapping[int, tuple[FunctionProbe, ...]], tuple[LeftOut, ...]]:
     """Bring the ranks up, build their models and probe; what each found, and what is left out.
 
-    Args:
-        stages: of the build.
-        options: how.
-        kernels: functions are compiled later; otherwise they are only traced.
+    Without ``kernels``, functions are only traced later, not compiled.
     """
     with stages.stage("start"):
         stages.start()
@@ -193,158 +161,169 @@ def probed(
             )
             for rank in stages.ranks
         }
-        stages.ask("start", "open", openings)
-    steps.build(stages)
-    left_out = stages.ask_all("build", "left_out").values()
-    return steps.probe(stages), tuple(dict.fromkeys(itertools.chain.from_iterable(left_out)))
+        stages.ask("start", OfflineHost.open, openings)
+    probes = steps.build_and_probe(stages)
+    everyone = dict.fromkeys(stages.ranks, ())
+    left_out = stages.ask("build", OfflineHost.left_out, everyone, is_work=False).values()
+    return probes, tuple(dict.fromkeys(itertools.chain.from_iterable(left_out)))
 
 
-def _keep(stages: Stages, store: Store | None, config: Config, options: BuildOptions, built: Built) -> Kept:
-    """Put all partitions into the store, or lay them out in the cache directory where there is none."""
-    root = config.cache_dir
-    with stages.stage("commit"):
-        files = {
-            entry.sha256: entry.local_path(root)
-            for manifest in built.manifests.values()
-            for entry in manifest.artifacts
-        }
-        manifests = [_manifest_of(rank, config, built) for rank in range(config.ranks)]
-        if store is None:
-            return Kept(num_new=_num_laid_out(manifests, files, root) + _num_made(built))
-        return _publish(store, config, options, manifests, files)
+@dataclass(slots=True)
+class _Build:
+    """What the ranks that are built end with, and what becomes of it."""
 
-
-def _manifest_of(rank: int, config: Config, built: Built) -> PartitionManifest:
-    own = built.manifests.get(rank)
-    if own is not None:
-        return own
-    return replica(built.manifests[model_rank(rank, config)], rank, without=built.bound)
-
-
-def _num_made(built: Built) -> int:
-    """Partitions of the ranks that were built which they did not have before."""
-    return len({rank for (rank, _), result in built.ledger.items() if result.outcome != "loaded"})
-
-
-def _num_laid_out(manifests: list[PartitionManifest], files: Mapping[str, Path], root: Path) -> int:
-    return sum(replicate([manifest], files, root) > 0 for manifest in manifests)
-
-
-def _publish(
-    store: Store,
-    config: Config,
-    options: BuildOptions,
-    manifests: list[PartitionManifest],
-    files: Mapping[str, Path],
-) -> Kept:
-    key = launch_key(config)
-    reports = store.publish_partitions(key, manifests, files, config.cache_dir)
-    record = LaunchRecord(
-        launch_key=key,
-        identity=identity(config),
-        world_size=config.ranks,
-        environment=dict(options.target.environment),
-        partitions=tuple(report.ref for report in reports),
-        created=utc_now(),
-    )
-    return Kept(
-        num_new=sum(report.created for report in reports),
-        bytes_new=sum(report.bytes_new for report in reports),
-        record=store.commit_launch(record),
-        conflicts=tuple(dict.fromkeys(name for report in reports for name in report.conflicts)),
-    )
-
-
-Probes = Mapping[int, tuple[FunctionProbe, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """What the ranks that were built ended with."""
-
-    probes: Probes
-    ledger: Ledger
-    manifests: Mapping[int, PartitionManifest]
-    left_out: tuple[LeftOut, ...]
-    bound: frozenset[str]
-    audits: tuple[AuditReport, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What became of all partitions."""
-
-    num_new: int
+    stages: Stages
+    config: Config
+    options: BuildOptions
+    probes: Mapping[int, tuple[FunctionProbe, ...]] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    ledger: Ledger = field(default_factory=dict)
+    bound: frozenset[str] = frozenset()  # functions that hold on one rank alone
+    manifests: Mapping[int, PartitionManifest] = field(default_factory=dict)
+    num_new: int = 0
     bytes_new: int = 0
     record: str = ""
-    conflicts: tuple[str, ...] = ()
 
+    def build(self) -> None:
+        """Go through the stages of a launch that need no device, on the ranks that are built."""
+        stages, config = self.stages, self.config
+        self.probes, self.left_out = probed(stages, self.options)
+        if not any(self.probes.values()):
+            reasons = "; ".join(f"{item.function}: {item.reason}" for item in self.left_out)
+            msg = f"nothing can be built offline ({reasons or 'the workload calls no cached function'})"
+            raise BadArgument(msg)
+        self.ledger = settle_all(stages, self.probes, no_compile=False)
+        bound = stages.ask_all("load", OfflineHost.rank_bound).values()
+        self.bound = frozenset(itertools.chain.from_iterable(bound))
+        if len(stages.ranks) < config.ranks and (
+            found := differences(config, self.probes, self.ledger, self.bound)
+        ):
+            witness = max(stages.ranks)
+            raise BuildFailed(witness, model_rank(witness, config), found)
+        self.manifests = stages.ask_all("commit", OfflineHost.manifest)
 
-def assemble(
-    stages: Stages, config: Config, *, target: BuildTarget, built: Built, kept: Kept, started: str
-) -> BuildReport:
-    """The report of a build that has done its work."""
-    for name in kept.conflicts:
-        stages.problem(f"nondeterministic: {name} compiled to other bytes than the store holds, which stay")
-    classes = classes_of(config, built.probes, built.ledger, built.bound)
-    return BuildReport(
-        schema_version=BUILD_SCHEMA_VERSION,
-        name=config.name,
-        launch_key=launch_key(config),
-        identity=identity(config),
-        environment=dict(target.environment),
-        environment_source=target.source,
-        world_size=config.ranks,
-        parallel=config.parallel.sizes(),
-        device=config.device,
-        started=started,
-        cache_dir=str(config.cache_dir),
-        store=config.store.location if config.store else "",
-        record=kept.record,
-        classes=classes,
-        not_built=_not_built(config, stages, built),
-        assumed=_assumed(config, stages),
-        stages=stages.report(),
-        totals=_totals(stages, config, classes, kept),
-        problems=stages.problems,
-        audits=built.audits,
-    )
+    def keep(self, store: Store | None) -> None:
+        """Put all partitions into the store, or lay them out in the cache directory where there is none."""
+        config, root = self.config, self.config.cache_dir
+        with self.stages.stage("commit"):
+            entries = itertools.chain.from_iterable(made.artifacts for made in self.manifests.values())
+            files = {entry.sha256: entry.local_path(root) for entry in entries}
+            manifests = [
+                self.manifests.get(rank)
+                or replica(self.manifests[model_rank(rank, config)], rank, without=self.bound)
+                for rank in range(config.ranks)
+            ]
+            if store is not None:
+                self._publish(store, manifests, files)
+                return
+            made_here = {rank for (rank, _), result in self.ledger.items() if result.outcome != "loaded"}
+            num_laid_out = sum(replicate([manifest], files, root) > 0 for manifest in manifests)
+            self.num_new = num_laid_out + len(made_here)
 
-
-def _not_built(config: Config, stages: Stages, built: Built) -> tuple[NotBuilt, ...]:
-    found = [NotBuilt(what=item.function, reason=item.reason) for item in built.left_out]
-    if len(stages.ranks) < config.ranks:
-        found += [
-            NotBuilt(
-                what=f"{name} on ranks that got copies",
-                reason="its code asks for its rank, so each rank has its own; --every-rank builds them all",
+    def _publish(self, store: Store, manifests: list[PartitionManifest], files: Mapping[str, Path]) -> None:
+        config = self.config
+        reports = store.publish_partitions(launch_key(config), manifests, files, config.cache_dir)
+        self.num_new = sum(report.created for report in reports)
+        self.bytes_new = sum(report.bytes_new for report in reports)
+        self.record = store.commit_launch(
+            LaunchRecord(
+                launch_key=launch_key(config),
+                identity=identity(config),
+                world_size=config.ranks,
+                environment=dict(self.options.target.environment),
+                partitions=tuple(report.ref for report in reports),
+                created=utc_now(),
             )
-            for name in sorted(built.bound)
-        ]
-    return (*found, *(NotBuilt(what=what, reason=reason) for what, reason in ALWAYS_LATER))
+        )
+        for name in dict.fromkeys(name for report in reports for name in report.conflicts):
+            self.stages.problem(
+                f"nondeterministic: {name} compiled to other bytes than the store holds, which stay"
+            )
 
+    def report(self, started: str) -> BuildReport:
+        """The report of a build that has done its work."""
+        config, stages, target = self.config, self.stages, self.options.target
+        classes = self._classes()
+        not_built = [NotBuilt(what=item.function, reason=item.reason) for item in self.left_out]
+        assumed: tuple[str, ...] = ()
+        if len(stages.ranks) < config.ranks:
+            reason = "its code asks for its rank, so each rank has its own; --every-rank builds them all"
+            copied = [f"{name} on ranks that got copies" for name in sorted(self.bound)]
+            not_built += [NotBuilt(what=what, reason=reason) for what in copied]
+            alike = "ranks that differ in their data-parallel position only are alike"
+            built = ranks_text(stages.ranks)
+            assumed = (f"{alike}: built were {built}; a launch checks the guards on every rank",)
+        not_built += [NotBuilt(what=what, reason=reason) for what, reason in ALWAYS_LATER]
+        return BuildReport(
+            schema_version=BUILD_SCHEMA_VERSION,
+            name=config.name,
+            launch_key=launch_key(config),
+            identity=identity(config),
+            environment=dict(target.environment),
+            environment_source=target.source,
+            world_size=config.ranks,
+            parallel=config.parallel.sizes(),
+            device=config.device,
+            started=started,
+            cache_dir=str(config.cache_dir),
+            store=config.store.location if config.store else "",
+            record=self.record,
+            classes=classes,
+            not_built=tuple(not_built),
+            assumed=assumed,
+            stages=stages.report(),
+            totals=self._totals(classes),
+            problems=stages.problems,
+            audits=tuple(stages.state.audits),
+        )
 
-def _assumed(config: Config, stages: Stages) -> tuple[str, ...]:
-    if len(stages.ranks) == config.ranks:
-        return ()
-    built = ranks_text(stages.ranks)
-    alike = "ranks that differ in their data-parallel position only are alike"
-    return (f"{alike}: built were {built}; a launch checks the guards on every rank",)
+    def _classes(self) -> tuple[ClassReport, ...]:
+        """Artifacts, each with the ranks that have it."""
+        keys = {(rank, each.function): each.request_key for rank, own in self.probes.items() for each in own}
+        members: dict[tuple[str, str], list[int]] = {}
+        for rank, function in keys:
+            members.setdefault((function, self.ledger[rank, function].digest), []).append(rank)
+        found = []
+        for (function, digest), ranks in members.items():
+            compiled = [rank for rank in ranks if self.ledger[rank, function].outcome == "compiled"]
+            leader = (compiled or ranks)[0]
+            result = self.ledger[leader, function]
+            found.append(
+                ClassReport(
+                    function=function,
+                    request_key=keys[leader, function],
+                    digest=digest,
+                    size_bytes=result.size_bytes,
+                    outcome=result.outcome,
+                    leader=leader,
+                    num_ranks=len(ranks) if function in self.bound else self._num_ranks(set(ranks)),
+                    trace_s=result.seconds.trace_s if compiled else 0.0,
+                    compile_s=result.seconds.compile_s if compiled else 0.0,
+                )
+            )
+        return tuple(found)
 
+    def _num_ranks(self, ranks: set[int]) -> int:
+        """Ranks that were built and those for which they stand."""
+        every = range(self.config.ranks)
+        return sum(
+            (each if each in self.probes else model_rank(each, self.config)) in ranks for each in every
+        )
 
-def _totals(stages: Stages, config: Config, classes: tuple[ClassReport, ...], kept: Kept) -> BuildTotals:
-    compiled = [item for item in classes if item.outcome == "compiled"]
-    artifacts = {item.digest: item.size_bytes for item in classes}
-    beyond_s = sum(stage.seconds for stage in stages.report() if stage.stage not in ("compile", "start"))
-    return BuildTotals(
-        num_classes=len(classes),
-        num_compiled=len(compiled),
-        num_artifacts=len(artifacts),
-        artifact_bytes=sum(artifacts.values()),
-        num_built_ranks=len(stages.ranks),
-        num_partitions_new=kept.num_new,
-        published_bytes=kept.bytes_new,
-        compile_s=sum(item.trace_s + item.compile_s for item in compiled),
-        wall_s=stages.wall_s(),
-        rank_ms=beyond_s / config.ranks * 1000,
-    )
+    def _totals(self, classes: tuple[ClassReport, ...]) -> BuildTotals:
+        compiled = [item for item in classes if item.outcome == "compiled"]
+        artifacts = {item.digest: item.size_bytes for item in classes}
+        spent = self.stages.report()
+        beyond_s = sum(stage.seconds for stage in spent if stage.stage not in ("compile", "start"))
+        return BuildTotals(
+            num_classes=len(classes),
+            num_compiled=len(compiled),
+            num_artifacts=len(artifacts),
+            artifact_bytes=sum(artifacts.values()),
+            num_built_ranks=len(self.stages.ranks),
+            num_partitions_new=self.num_new,
+            published_bytes=self.bytes_new,
+            compile_s=sum(item.trace_s + item.compile_s for item in compiled),
+            wall_s=self.stages.wall_s(),
+            rank_ms=beyond_s / self.config.ranks * 1000,
+        )

@@ -29,17 +29,21 @@ from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of, rank_spec
-from warmrank.orchestrator.seats import Gang, Seat
+from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.results import Retraced
+from warmrank.worker.results import LeftOut, Retraced
+
+if TYPE_CHECKING:
+    from warmrank.cache_store.records.manifest import PartitionManifest
+    from warmrank.worker.rank.offline import OfflineRank
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +63,6 @@ class OfflineRankInit:
 
     Attributes:
         config: the launch that is built for, without its store, which the driver alone uses.
-        rank: which rank this process is.
         environment: named components of the machines that are built for.
         real_tensors: build the model with memory and values.
         kernels: functions are compiled; otherwise they are only traced.
@@ -75,13 +78,10 @@ class OfflineRankInit:
 class OfflineHost(RankHost):
     """`RankHost` of a rank that is not there."""
 
-    def open(self, init: OfflineRankInit) -> Opened:  # type: ignore[override] # the driver sends this kind
-        """Check the cache directory and bring the rank up.
+    _worker: OfflineRank
 
-        Raises:
-            cache_store.errors.StoreError: the cache directory cannot be used.
-            worker.errors.WorkerError: the rank cannot be brought up.
-        """
+    def open(self, init: OfflineRankInit) -> Opened:  # type: ignore[override] # the driver sends this kind
+        """Check the cache directory and bring the rank up; errors as of `RankHost.open`."""
         from warmrank.worker.keys.environment import Target
         from warmrank.worker.rank.offline import OfflineRank
 
@@ -95,17 +95,18 @@ class OfflineHost(RankHost):
         self._worker = OfflineRank(
             spec, machines=machines, real_tensors=init.real_tensors, kernels=init.kernels
         )
+        self._is_open = True
         return Opened(place=self._worker.start(), problem="")
 
-    def left_out(self) -> Any:
+    def left_out(self) -> tuple[LeftOut, ...]:
         """See `worker.rank.offline.OfflineRank.left_out`."""
         return self._worker.left_out()
 
-    def rank_bound(self) -> Any:
+    def rank_bound(self) -> tuple[str, ...]:
         """See `worker.rank.offline.OfflineRank.rank_bound`."""
         return self._worker.rank_bound()
 
-    def manifest(self) -> Any:
+    def manifest(self) -> PartitionManifest:
         """See `worker.rank.RankWorker.manifest`."""
         return self._worker.manifest()
 
@@ -115,13 +116,12 @@ class OfflineHost(RankHost):
 
     def _retrace(self, name: str) -> Retraced:
         try:
-            result: Retraced = self._worker.retrace(name)
+            return self._worker.retrace(name)
         except Exception as error:  # the rank's edge, as in `RankHost._compile`
             logger.exception("%s cannot be traced", name)
             failure = failure_of(error, rank=self._init.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
             return Retraced(function=name, outcome="failed", reason=reason)
-        return result
 
 
 def imagined(init: OfflineRankInit) -> RankInit:
@@ -164,8 +164,8 @@ def main(hello: Mapping[str, Any]) -> None:
 def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
     """Serve the driver as one rank, and end.
 
-    What was to be done at the end is done, because a compiler may have private files to remove; the
-    interpreter is not taken apart, which takes longer than all the rank had to do.
+    Exit functions run, because a compiler may have private files to remove; the interpreter is not taken
+    apart, which takes longer than all the rank had to do.
     """
     with (
         contextlib.suppress(KeyboardInterrupt, EOFError, OSError),  # the driver stopped, and says so itself
@@ -219,13 +219,7 @@ class OfflineLauncher:
     """Holds one process for each rank; see `orchestrator.gang.launcher.Launcher`."""
 
     def __init__(self, ranks: Sequence[int], *, num_jobs: int, module: str) -> None:
-        """Makes a launcher.
-
-        Args:
-            ranks: global ranks that get a process.
-            num_jobs: ranks that work at a time.
-            module: of the workload's entrypoint.
-        """
+        """Take the global ranks that get a process, how many work at a time, and the entrypoint's module."""
         self._ranks = tuple(ranks)
         self._module = module
         self._num_jobs = max(1, num_jobs)
@@ -233,11 +227,7 @@ class OfflineLauncher:
         self._connections: dict[int, Connection] = {}
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        """Start the processes.
-
-        Raises:
-            CannotStart: they do not come up, or not in time.
-        """
+        """Start the processes; raises `CannotStart` if they do not come up, or not in time."""
         del num_ranks
         secret = secrets.token_bytes(32)
         with Listener(family="AF_UNIX", backlog=len(self._ranks), authkey=secret) as listener:

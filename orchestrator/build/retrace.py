@@ -17,6 +17,7 @@ from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
 from warmrank.orchestrator.build.plan import built_ranks, check_target
+from warmrank.orchestrator.build.ranks import OfflineHost
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch.identity import launch_key
@@ -113,12 +114,8 @@ def audit_cache(
 ) -> CacheAudit:
     """Trace again what is stored for a launch, and compare.
 
-    Args:
-        config: the launch; its cache directory is looked at where there is no store.
-        options: for which machines, and which ranks.
-        store: the config's store, opened; None where it names none, or there is none yet.
-        listener: is told what happens; None for nobody.
-        launcher: runs the ranks; None for processes of this machine.
+    Without a store (the config names none, or there is none yet), the config's cache directory is looked at.
+    Without a launcher, the ranks are processes of this machine.
 
     Raises:
         BadArgument: the workload cannot be traced here.
@@ -167,7 +164,7 @@ def _retraced(
     probes, left_out = probed(stages, options, kernels=False)
     asked = {rank: (tuple(probe.function for probe in found),) for rank, found in probes.items() if found}
     with stages.stage("compile", tuple(asked)):
-        return stages.ask("compile", "retrace", asked), left_out
+        return stages.ask("compile", OfflineHost.retrace, asked), left_out
 
 
 def _manifests(
@@ -175,9 +172,7 @@ def _manifests(
 ) -> tuple[PartitionManifest, ...]:
     """All partitions of the record that a launch would take."""
     record = pick_launch(
-        store.launches(launch_key(config)),
-        environment=options.target.environment,
-        world_size=config.ranks,
+        store.launches(launch_key(config)), environment=options.target.environment, world_size=config.ranks
     )
     if record is None:
         stages.problem("the store holds no launch of this config for this environment")

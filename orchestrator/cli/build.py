@@ -50,7 +50,7 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
     """Make the partitions of all ranks on this machine, without devices and without a cluster."""
     with session(debug=debug):
         from warmrank.orchestrator.build.driver import build as run
-        from warmrank.orchestrator.build.report import to_json
+        from warmrank.orchestrator.build.plan import to_json
         from warmrank.orchestrator.ui.progress import progress
         from warmrank.orchestrator.ui.table import render_build
         from warmrank.orchestrator.whole_file import make_way, write_whole

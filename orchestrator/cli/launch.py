@@ -17,9 +17,8 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_what_fails,
 )
-from warmrank.orchestrator.leaving import leave_at_once_later
 from warmrank.orchestrator.others_output import others_on_stderr
-from warmrank.orchestrator.signals import named, undisturbed
+from warmrank.orchestrator.signals import leave_at_once_later, named, undisturbed
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from warmrank.orchestrator.cli import run as cli_run
 from warmrank.orchestrator.cli import store as cli_store
 from warmrank.orchestrator.cli import submit as cli_submit
 from warmrank.orchestrator.cli.options import ConfigGroup
-from warmrank.orchestrator.leaving import leave_at_once_if_needed
+from warmrank.orchestrator.signals import leave_at_once_if_needed
 
 # The panels of --help; a command that belongs to none of them is hard to find.
 LAUNCH, LOOK, STORE = "Launch", "Look", "Store, keys and config"

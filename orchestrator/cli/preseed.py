@@ -114,9 +114,8 @@ def _watch(
 ) -> tuple[NodeSeed, ...]:
     """Watch; show a table also when interrupted, with ``as_json`` a line for each node that ended instead."""
     from warmrank.orchestrator.errors import BadArgument
-    from warmrank.orchestrator.seed.on_ray import is_this_machine
+    from warmrank.orchestrator.seed.on_ray import Watch, is_this_machine, seeding_process
     from warmrank.orchestrator.seed.show import seed_lines
-    from warmrank.orchestrator.seed.watch import Watch, seeding_process
 
     if is_this_machine(config):
         msg = "--watch: expected a cluster, because nodes join one; set ray.address, or RAY_ADDRESS"

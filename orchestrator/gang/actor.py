@@ -16,7 +16,6 @@ from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, make_
 from warmrank.cache_store.errors import StoreError
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, free_port
-from warmrank.orchestrator.gang.rank_files import StepFile, step_file
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankHost, answer
 from warmrank.worker import collection
 
@@ -38,18 +37,14 @@ class RankActor:
             # Beside all that is to be done before the rank has a place; torch alone takes a second or two.
             threading.Thread(target=_import_ahead, name="import-ahead", daemon=True).start()
         self._host = RankHost(make_worker)
-        self._step: StepFile | None = None
+        self._step: rank_files.StepFile | None = None
 
     def process(self) -> Process:
         """This process, for the driver to assign a rank to."""
         import ray
 
-        return Process(
-            node_id=ray.get_runtime_context().get_node_id(),
-            host=os.uname().nodename,
-            address=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
-            pid=os.getpid(),
-        )
+        node_id, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return Process(node_id=node_id, host=os.uname().nodename, address=address, pid=os.getpid())
 
     def free_port(self, address: str) -> int:
         """A TCP port that is free on this node."""
@@ -63,31 +58,27 @@ class RankActor:
             descriptor = os.open(log, _LOG_FLAGS, 0o600)
         except (StoreError, OSError):
             return  # stage start meets the same fault, and reports it
-        self._step = StepFile(step_file(log))
+        self._step = rank_files.StepFile(rank_files.step_file(log))
         self._host.note = self._step.note
         rank_files.record_stacks(rank_files.stacks_file(log))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
-        logging.basicConfig(
-            level=logging.INFO,
-            format=f"%(asctime)s %(levelname)s rank {rank} %(name)s: %(message)s",
-            stream=sys.stderr,
-            force=True,
-        )
+        line = f"%(asctime)s %(levelname)s rank {rank} %(name)s: %(message)s"
+        logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
         logging.getLogger(__name__).info("Process %d on %s", os.getpid(), os.uname().nodename)
 
     def call(self, rank: int, stage: str, method: str, *arguments: Any) -> Any:
         """Call a method of the rank's host; a failure comes back as a value."""
         if self._step is not None:
-            self._step.note(in_words(stage, method, arguments))
+            self._step.note(_in_words(stage, method, arguments))
         found = answer(self._host, rank, stage, method, arguments)
         if self._step is not None:
             self._step.note("")
-            if method == "close":
+            if method == RankHost.close.__name__:
                 self._step.close()
-        if method == "build":
+        if method == RankHost.build.__name__:
             # torch and the model live as long as this process: without this, each full collection walks
             # all of it (0.13 s), and one falls into the load by chance.
             collection.freeze()
@@ -101,10 +92,9 @@ def _import_ahead() -> None:
         importlib.import_module("torch.distributed")
 
 
-def in_words(stage: str, method: str, arguments: tuple[Any, ...]) -> str:
+def _in_words(stage: str, method: str, arguments: tuple[Any, ...]) -> str:
     """What a call does, for people: ``compile Model.decode``."""
-    if method == "compile":
-        compiled, audited = arguments
-        doing = (("compile", compiled), ("audit", audited))
+    if method == RankHost.compile.__name__:
+        doing = zip(("compile", "audit"), arguments, strict=True)
         return "; ".join(f"{what} {', '.join(names)}" for what, names in doing if names)
     return stage if method == stage else f"{stage}: {method.replace('_', ' ')}"

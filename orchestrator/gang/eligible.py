@@ -8,13 +8,12 @@ where nobody greets, a connection is all that can be had.
 
 from __future__ import annotations
 
-import errno
 import re
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -32,62 +31,27 @@ _AT_ONCE = 256
 
 
 def knock(places: Iterable[Place], *, timeout_s: float) -> dict[Place, Heard]:
-    """Connect to each place.
-
-    Args:
-        places: address and port of each.
-        timeout_s: how long those that are silent are waited for.
-
-    Returns:
-        For each place: it greets, only takes a connection, refuses it, or there is no answer at all.
-    """
+    """Connect to places; tell those that greet, only take a connection, refuse it, or do not answer."""
     wanted = list(dict.fromkeys(places))
-    found: dict[Place, Heard] = {}
-    for begin in range(0, len(wanted), _AT_ONCE):
-        found |= _knock(wanted[begin : begin + _AT_ONCE], timeout_s)
-    return found
+    if not wanted:
+        return {}
+    with ThreadPoolExecutor(min(len(wanted), _AT_ONCE)) as pool:
+        return dict(zip(wanted, pool.map(lambda place: _knock(place, timeout_s), wanted), strict=True))
 
 
-def _knock(places: list[Place], timeout_s: float) -> dict[Place, Heard]:
-    found: dict[Place, Heard] = dict.fromkeys(places, "silent")
+def _knock(place: Place, timeout_s: float) -> Heard:
     deadline = time.monotonic() + timeout_s
-    with selectors.DefaultSelector() as selector:
-        for place in places:
-            if (connecting := _begin(place)) is not None:
-                selector.register(connecting, selectors.EVENT_WRITE, place)
-        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                connection: socket.socket = key.fileobj  # type: ignore[assignment]
-                heard = _hear(connection, is_connected=found[key.data] == "connects")
-                found[key.data] = heard
-                if heard == "connects" and key.events == selectors.EVENT_WRITE:
-                    selector.modify(connection, selectors.EVENT_READ, key.data)
-                else:
-                    selector.unregister(connection)
-                    connection.close()
-        for key in list(selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-    return found
-
-
-def _begin(place: Place) -> socket.socket | None:
-    with suppress(OSError):
-        family, kind, protocol, _, address = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
-        connecting = socket.socket(family, kind, protocol)
-        connecting.setblocking(False)
-        if connecting.connect_ex(address) in {0, errno.EINPROGRESS}:
-            return connecting
-        connecting.close()
-    return None
-
-
-def _hear(connection: socket.socket, *, is_connected: bool) -> Heard:
-    if not is_connected:
-        return "refuses" if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) else "connects"
     try:
-        return "greets" if connection.recv(1) else "connects"
+        connection = socket.create_connection(place, timeout=timeout_s)
+    except (TimeoutError, socket.gaierror):
+        return "silent"
     except OSError:
-        return "connects"
+        return "refuses"
+    with connection, suppress(OSError):
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        if connection.recv(1):
+            return "greets"
+    return "connects"
 
 
 _CONNECT_S = 2.0
@@ -97,10 +61,7 @@ _AGAIN_S = 0.2
 class HeadWatch:
     """Tries to reach the cluster's head from a thread of its own; never stops the process from ending.
 
-    Args:
-        address: of the head.
-        settings: how often it is tried, and how long it may be silent.
-        connect_s: how long one try may take.
+    One try may take ``connect_s``.
     """
 
     def __init__(self, address: str, settings: WatchConfig, *, connect_s: float = _CONNECT_S) -> None:
@@ -155,8 +116,7 @@ class HeadWatch:
             return is_reached
 
     def _reaches(self) -> bool:
-        where = self._host.strip("[]"), self._port
-        heard = knock([where], timeout_s=self._connect_s)[where]
+        heard = _knock((self._host.strip("[]"), self._port), self._connect_s)
         if heard in {"refuses", "silent"}:
             return False
         # With TLS nobody is greeted: a head that did not greet at first needs not to later.
@@ -174,14 +134,7 @@ _SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node as Ray knows it.
-
-    Attributes:
-        node: its names.
-        port: of Ray there.
-        resources: all that it has, by Ray's names.
-        labels: by Ray's names of them.
-    """
+    """A node as Ray knows it: its names, the port of Ray there, resources and labels by Ray's names."""
 
     node: Node
     port: int = 0
@@ -196,8 +149,7 @@ class Eligible:
     Attributes:
         nodes: those that may have ranks, by host.
         silent: those that Ray lists as alive, and that do not answer.
-        unlabelled: those that do not meet ``wanted``.
-        wanted: the config's label selectors.
+        unlabelled: those that do not meet ``wanted``, the config's label selectors.
         labels: what a node must be labelled with to be one of the first, in Ray's syntax.
     """
 
@@ -242,12 +194,7 @@ def silent_among(nodes: Sequence[RayNode], *, timeout_s: float = KNOCK_S) -> tup
 
 
 class NodesUp:
-    """Looks whether nodes stay up while ranks start on them; their watches are starting as well.
-
-    Args:
-        nodes: that get ranks.
-        settings: how often they are looked at, and how long they may be silent.
-    """
+    """Looks whether nodes stay up while ranks start on them; their watches are starting as well."""
 
     def __init__(self, nodes: Sequence[RayNode], settings: WatchConfig) -> None:
         self._nodes = tuple(nodes)
@@ -273,13 +220,9 @@ class NodesUp:
 def eligible(
     config: RayConfig, known: Sequence[RayNode], silent: Iterable[Node], *, strict: bool
 ) -> Eligible:
-    """Choose among nodes.
+    """Choose among the nodes that Ray lists as alive, of which some are silent.
 
-    Args:
-        config: names nodes and labels.
-        known: the nodes that Ray lists as alive.
-        silent: those of them that do not answer.
-        strict: whether a name must be that of a node.
+    Unless ``strict``, the config may name nodes that are gone.
 
     Raises:
         UnknownNode: a name fits no node, or several.

@@ -13,43 +13,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from warmrank.orchestrator.nodes import in_order
-from warmrank.orchestrator.seats import Gang, Seat
+from warmrank.orchestrator.nodes import Gang, Seat, in_order
 
-# Below Linux's default range of ephemeral ports (from 32768), which any process is given at any time, and
-# above those that Ray gives to its workers (to 19999): between the look and the use nobody is likely to come.
+# Below Linux's default range of ephemeral ports (from 32768), above those that Ray gives to its workers (to
+# 19999): between the look and the use nobody is likely to come.
 _QUIET_PORTS = range(20000, 32768)
 _TRIES = 100
 
+NOBODY_WAITS = frozenset({"fetch", "commit"})
+"""Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""
+
 
 def free_port(address: str) -> int:
-    """A TCP port of this host that nothing listens on at this moment.
-
-    Args:
-        address: an address of this host, whose family counts.
-    """
+    """A TCP port that nothing listens on at this moment; of this host's ``address``, the family counts."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in random.sample(_QUIET_PORTS, _TRIES):
-        if _can_listen(family, port):
+        with socket.socket(family) as probe:
+            try:
+                probe.bind(("", port))  # every address, as the store of a process group does
+            except OSError:
+                continue
             return port
     with socket.socket(family) as probe:
         probe.bind((address, 0))
         found: int = probe.getsockname()[1]
         return found
-
-
-def _can_listen(family: socket.AddressFamily, port: int) -> bool:
-    """On every address, as the store of a process group does."""
-    with socket.socket(family) as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
-
-
-NOBODY_WAITS = frozenset({"fetch", "commit"})
-"""Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""
 
 
 def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
@@ -89,18 +77,10 @@ class ProcessStatus:
 class Waiting(Protocol):
     """A launcher that says, about every half second while ranks start, that it waits.
 
-    Attributes:
-        on_wait: is told what is lacking, or nothing where that is not known or was told before.
+    `on_wait` is told what is lacking, or nothing where that is not known or was told before.
     """
 
     on_wait: Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A large value among the arguments of many ranks: equal ones by identity are sent once to each node."""
-
-    value: Any
 
 
 @runtime_checkable
@@ -109,6 +89,13 @@ class Dumping(Protocol):
 
     def stacks(self, ranks: Collection[int]) -> dict[int, str]:
         """The stacks of the threads of some of these ranks, by rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A large value among the arguments of many ranks: equal ones by identity are sent once to each node."""
+
+    value: Any
 
 
 class Launcher(Protocol):
@@ -143,14 +130,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A started process that has no rank yet.
-
-    Attributes:
-        node_id: id of its node; unlike addresses and host names never shared by two nodes.
-        host: host name of the node.
-        address: address that other nodes reach the node by.
-        pid: process id.
-    """
+    """A started process that has no rank yet; two nodes may share a host name, but never a ``node_id``."""
 
     node_id: str
     host: str
@@ -164,11 +144,8 @@ def seat_ranks(
     """Assign ranks node by node, so that neighbours in rank are neighbours in place.
 
     Nodes come in the order of their host names, whatever order they are found in, and so in every launch; but
-    those that have no whole number of groups come last, for they would break the groups of all after them.
-
-    Args:
-        processes: one for each rank.
-        group_size: how many ranks that follow each other are to be on one node.
+    those that have no whole number of groups (of ``group_size`` ranks that follow each other) come last, for
+    they would break the groups of all after them.
 
     Returns:
         For every rank the index of its process, and its seat.

@@ -42,13 +42,7 @@ def fetch_partitions(
 ) -> SeedReport:
     """Bring a launch's partitions, and what the node caches hold of it, from the store to this node's disk.
 
-    Args:
-        config: the launch.
-        store: where they come from.
-        keeper: of the node's artifacts; None where there are none.
-        launch_key: the launch's.
-        ranks: those of this node; None for all, where it is not known yet which run here.
-        options: how a fetch is done.
+    ``ranks`` are those of this node; None for all, where it is not known yet which run here.
     """
     from warmrank.cache_store.seed import Wanted, seed
     from warmrank.worker.keys.environment import environment
@@ -67,11 +61,7 @@ def fetch_partitions(
 
 
 class NodeKeeper:
-    """Keeps the node artifacts of one node through a launch.
-
-    Args:
-        config: the launch.
-    """
+    """Keeps the node artifacts of one node through a launch."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -95,10 +85,9 @@ class NodeKeeper:
         self._seeded = seeded
 
     def collect(self, manifest: PartitionManifest) -> tuple[NodeFile, ...]:
-        """The node artifacts, once every rank of the node has made what it makes; looked for once.
+        """The node artifacts, looked for once, when every rank of the node has made what it makes.
 
-        Args:
-            manifest: what the node's first rank has by itself.
+        ``manifest`` is what the node's first rank has by itself.
         """
         if self._collected is None:
             self._collected = node_collecting.collect(

@@ -12,10 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
+from warmrank.orchestrator.causes import DIED, NODE_LOST, FailureKind, WorkerFailure
 from warmrank.orchestrator.errors import first_line
 
 T = TypeVar("T")
+
+TICK_S = 0.5
+"""The longest wait after which a caller looks at what else there is."""
+
+_PAUSE_S = 0.05
+_GATHER_S = 0.25
+_REFS_A_SECOND = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +54,7 @@ class NodeGroup:
     ) -> Any:
         """Start the actor of a node in place of an earlier one; returns its handle.
 
-        Args:
-            node_id: Ray's id of the node.
-            arguments: of the actor's class.
-            options: its keyword arguments.
-            resources: what it reserves, by Ray's names; nothing by default, for a launch may hold all of it.
+        It reserves ``resources``, by Ray's names; nothing by default, for a launch may hold all of it.
         """
         self.stop(node_id)
         self.actors[node_id] = self._exported.options(
@@ -76,10 +79,11 @@ class NodeGroup:
         late = ray.wait(list(refs.values()), num_returns=len(refs), timeout=timeout_s)[1] if refs else []
         answers: dict[str, T | Lost] = {}
         for node_id, ref in refs.items():
+            if ref in late:
+                answers[node_id] = Lost(reason=f"no answer in {timeout_s:g} s")
+                continue
             try:
-                answers[node_id] = (
-                    Lost(reason=f"no answer in {timeout_s:g} s") if ref in late else ray.get(ref)
-                )
+                answers[node_id] = ray.get(ref)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause or error from error
             except ray.exceptions.RayError as error:
@@ -128,44 +132,29 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     from ray import exceptions
 
     text = str(error)
-    kind: str = DIED
+    kind: str = DIED  # whose policy has the remedy
     remedy = ""
     # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
     of_lost_nodes = exceptions.NodeDiedError, exceptions.ActorUnschedulableError
     if isinstance(error, exceptions.OutOfMemoryError):
         message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
     elif isinstance(error, exceptions.RuntimeEnvSetupError):
-        kind, message = "environment", _first_line(text)
+        kind, message = FailureKind.ENVIRONMENT, first_line(error)
     elif missing := _MISSING_MODULE.search(text):
-        kind, message = "import", missing.group(1)
-        remedy = "start the launch in the directory that holds the module, or install it on the nodes"
+        kind, message = FailureKind.IMPORT, missing.group(1)
     elif isinstance(error, of_lost_nodes) or _LOST_NODE.search(text):
-        kind, message = NODE_LOST, f"Ray lost its node: {_first_line(text)}"
+        kind, message = NODE_LOST, f"Ray lost its node: {first_line(error)}"
     elif _NO_STATUS in text:
         message = "its process ended all at once: it was killed, or crashed in native code"
-        remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
     elif detail := _EXIT_DETAIL.search(text):
         message = f"its process ended ({detail.group(1)}: {detail.group(2).strip()})"
-        remedy = "its log holds the last words; a kill by the system leaves none (see dmesg)"
     elif isinstance(error, exceptions.RayActorError):
-        message = f"its process ended, or its node is lost: {_first_line(text)}"
+        message = f"its process ended, or its node is lost: {first_line(error)}"
     else:
-        kind, message = type(error).__name__, _first_line(text)
+        kind, message = type(error).__name__, first_line(error)
     # Ray's own text tells of logs in a session's directory, which goes with a Ray of the launch's own.
     raised = text if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError) else ""
     return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=raised)
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
-
-
-TICK_S = 0.5
-"""The longest wait after which a caller looks at what else there is."""
-
-_PAUSE_S = 0.05
-_GATHER_S = 0.25
-_REFS_A_SECOND = 10_000
 
 
 def left_s(deadline: float) -> float:
@@ -191,15 +180,9 @@ def await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
 def await_all(
     refs: Sequence[Any], deadline: float, *, on_tick: Callable[[], None]
 ) -> tuple[list[Any], list[Any]]:
-    """Wait until everything is ready, or the deadline passes.
+    """Wait until everything is ready, or the deadline passes; what is ready, and what is late.
 
-    Args:
-        refs: to be waited for.
-        deadline: as `time.monotonic` counts.
-        on_tick: called after each `TICK_S` in vain; may raise to end the wait.
-
-    Returns:
-        What is ready, and what is late.
+    ``on_tick`` is called after each `TICK_S` in vain, and may raise to end the wait.
     """
     import ray
 

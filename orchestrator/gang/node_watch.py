@@ -1,9 +1,9 @@
 """One node's side of a launch: calls its ranks, and looks at them; a Ray actor that imports no torch.
 
-Each look renews the lease of the node's reaper (`orchestrator.reaper`), which ends the ranks when
-looks stay away, and then this process, so that nothing of an attempt that is lost stays on a node that nobody
-can reach. The driver sends each node one message, not one for each rank: equal arguments cross once a node,
-and so do equal answers.
+Each look renews the lease of the node's reaper (`orchestrator.reaper`), which ends the ranks when looks stay
+away, and then this process, so that nothing of a lost attempt stays on a node that nobody can reach. The
+driver sends each node one message, not one for each rank: equal arguments cross once a node, and so do equal
+answers.
 """
 
 from __future__ import annotations
@@ -53,25 +53,53 @@ def folded(answers: Sequence[tuple[int, Any]]) -> Answers:
     return tuple((value, tuple(ranks)) for value, ranks in found)
 
 
-class NodeCalls:
-    """Calls ranks of this node.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """A rank as its node knows it: its process, its mark (`orchestrator.reaper.MARK`) and its log file."""
+
+    pid: int
+    mark: str
+    log: Path
+
+
+class NodeWatch:
+    """Calls the ranks of one node, looks at them, and keeps their reaper.
 
     Args:
-        actors: by rank.
+        asked_s: how long ranks have at their release to end by themselves; None for what reapers give.
+        is_alone: its process is there for nothing else, so it ends with the lease.
     """
 
-    def __init__(self, actors: Mapping[int, Any]) -> None:
+    def __init__(self, *, asked_s: float | None = None, is_alone: bool = True) -> None:
+        self._asked_s = asked_s
+        self._own_pid = os.getpid() if is_alone else None
+        self._charges: dict[int, Charge] = {}
+        self._started: dict[int, int] = {}
+        self._lease_s = 0.0
+        self._reaper: ReapedRanks | None = None
+        self._actors: dict[int, Any] = {}
+        self._open: dict[int, dict[Any, int]] = {}  # by number of the call, ranks that have not answered
+
+    def guard(self, charges: Mapping[int, Charge], lease_s: float) -> None:
+        """Take charge of ranks, which are ended ``lease_s`` after the last look."""
+        self._charges, self._lease_s = dict(charges), lease_s
+        for charge in charges.values():
+            self._started[charge.pid] = start_of(charge.pid)
+        self._reaper = self._start_reaper()
+        for directory in {charge.log.parent.parent for charge in charges.values()}:
+            rank_files.drop_old_logs(directory)
+
+    def reach(self, actors: Mapping[int, Any], logs: Mapping[int, tuple[Any, ...]]) -> None:
+        """Take the ranks' actors, to call them, and have each log to its file."""
+        import ray
+
         self._actors = dict(actors)
-        self._open: dict[int, dict[Any, int]] = {}
+        ray.get([actors[rank].log_to.remote(*arguments) for rank, arguments in logs.items()])
 
-    def begin(self, call: int, stage: str, method: str, batches: Batches) -> tuple[Answers, bool]:
-        """Call ranks; see `more`.
+    def call(self, call: int, stage: str, method: str, batches: Batches) -> tuple[Answers, bool]:
+        """Call a method of ranks' `RankHost`; see `more`.
 
-        Args:
-            call: number of this call; what an earlier one left open is dropped.
-            stage: of the launch.
-            method: of the `RankHost`.
-            batches: whom to call with what.
+        What the call of an earlier number left open is dropped.
         """
         self._open = {
             call: {
@@ -92,76 +120,10 @@ class NodeCalls:
         pending = self._open.get(call, {})
         found: list[tuple[int, Any]] = []
         deadline = time.monotonic() + _WAIT_S
-        while pending and time.monotonic() < deadline:
+        while pending and not found and time.monotonic() < deadline:
             ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_TICK_S)
             found = [(rank, answer_of(ref, rank, stage)) for ref in ready for rank in (pending.pop(ref),)]
-            if found:
-                break
         return folded(found), not pending
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
-    """A rank as its node knows it.
-
-    Attributes:
-        pid: its process.
-        mark: what its environment says; see `orchestrator.reaper.MARK`.
-        log: its log file; beside it are others of the rank's.
-    """
-
-    pid: int
-    mark: str
-    log: Path
-
-
-class NodeWatch:
-    """Looks at the ranks of one node, and keeps their reaper.
-
-    Args:
-        asked_s: how long ranks have at their release to end by themselves; None for what reapers give.
-        is_alone: whether its process is there for nothing else, so that it ends with the lease.
-    """
-
-    def __init__(self, *, asked_s: float | None = None, is_alone: bool = True) -> None:
-        self._asked_s = asked_s
-        self._own_pid = os.getpid() if is_alone else None
-        self._charges: dict[int, Charge] = {}
-        self._started: dict[int, int] = {}
-        self._lease_s = 0.0
-        self._reaper: ReapedRanks | None = None
-        self._calls: NodeCalls | None = None
-
-    def guard(self, charges: Mapping[int, Charge], lease_s: float) -> None:
-        """Take charge of ranks.
-
-        Args:
-            charges: by rank.
-            lease_s: seconds after the last look until they are ended.
-        """
-        self._charges, self._lease_s = dict(charges), lease_s
-        for charge in charges.values():
-            self._started[charge.pid] = start_of(charge.pid)
-        self._reaper = self._start_reaper()
-        for directory in {charge.log.parent.parent for charge in charges.values()}:
-            rank_files.drop_old_logs(directory)
-
-    def reach(self, actors: Mapping[int, Any], logs: Mapping[int, tuple[Any, ...]]) -> None:
-        """Take the ranks' actors, to call them, and have each log to its file."""
-        import ray
-
-        self._calls = NodeCalls(actors)
-        ray.get([actors[rank].log_to.remote(*arguments) for rank, arguments in logs.items()])
-
-    def call(self, call: int, stage: str, method: str, batches: Batches) -> tuple[Answers, bool]:
-        """See `NodeCalls.begin`."""
-        assert self._calls is not None  # noqa: S101 - `reach` comes first
-        return self._calls.begin(call, stage, method, batches)
-
-    def more(self, call: int, stage: str) -> tuple[Answers, bool]:
-        """See `NodeCalls.more`."""
-        assert self._calls is not None  # noqa: S101 - `reach` comes first
-        return self._calls.more(call, stage)
 
     def look(self) -> dict[int, ProcessStatus]:
         """See every rank of this node, and renew the lease."""
@@ -175,12 +137,8 @@ class NodeWatch:
 
     def _start_reaper(self) -> ReapedRanks:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
-        return ReapedRanks(
-            marks,
-            started=self._started,
-            lease=Lease(seconds=self._lease_s, renewed_by=self._own_pid),
-            asked_s=self._asked_s,
-        )
+        lease = Lease(seconds=self._lease_s, renewed_by=self._own_pid)
+        return ReapedRanks(marks, started=self._started, lease=lease, asked_s=self._asked_s)
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""
@@ -195,13 +153,9 @@ class NodeWatch:
     def stacks(self, ranks: Iterable[int]) -> dict[int, str]:
         """Where the threads of ranks stand, or stood when they crashed; see `rank_files`."""
         charges = {rank: self._charges[rank] for rank in ranks}
-        alive = {
-            charge.pid: rank_files.stacks_file(charge.log)
-            for charge in charges.values()
-            if not look_at(charge).is_gone
-        }
-        said = rank_files.ask_stacks(alive)
         files = {rank: rank_files.stacks_file(charge.log) for rank, charge in charges.items()}
+        alive = {each.pid: files[rank] for rank, each in charges.items() if not look_at(each).is_gone}
+        said = rank_files.ask_stacks(alive)
         return {rank: said.get(path) or rank_files.read_stacks(path) for rank, path in files.items()}
 
 

@@ -90,11 +90,7 @@ def record_stacks(path: Path) -> None:
 
 
 def ask_stacks(files: Mapping[int, Path]) -> dict[Path, str]:
-    """Ask processes where their threads stand; what their files hold then, also of those that have ended.
-
-    Args:
-        files: by process.
-    """
+    """Ask processes where their threads stand; what their files hold then, also of those that have ended."""
     before = {path: _size(path) for path in files.values()}
     for pid in files:
         with suppress(OSError):

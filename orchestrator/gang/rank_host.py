@@ -8,19 +8,19 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
-from warmrank.orchestrator.gang.launcher import Shared
+from warmrank.orchestrator.gang.launcher import Process, Shared, free_port, seat_ranks
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
-from warmrank.orchestrator.seats import Seat
+from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.keys.code import package_of
 from warmrank.worker.results import (
@@ -30,31 +30,36 @@ from warmrank.worker.results import (
     Published,
     RankPlace,
     TraceResult,
+    Verification,
 )
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
+    from warmrank.cache_store.records.manifest import CaptureEntry
     from warmrank.cache_store.seed import SeedReport
     from warmrank.cache_store.store import Store
     from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
     from warmrank.orchestrator.nodes import NodeArtifacts
+    from warmrank.worker.rank.rank_worker import RankWorker
     from warmrank.worker.rank.start import RankSpec
 
 logger = logging.getLogger(__name__)
 
+MakeWorker = Callable[["RankSpec", "Store | None"], Any]
+"""Makes what has the methods of `worker.rank.rank_worker.RankWorker`."""
+
+_OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
+_AWAY = "the store could not be used when the launch began"
+_BEHIND = "a place of the store is away, and has yet to take it"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInit:
-    """Everything that a process needs to become a rank.
-
-    As little as that: each rank is sent its own, and the seats of all would be as many times as many.
+    """Everything that a process needs to become a rank, and no more: each rank is sent its own.
 
     Attributes:
-        config: the launch.
-        seat: which rank this process is, and where.
         master_addr: address that every rank reaches rank 0's node by.
         master_port: port that was free there; 0 for ranks that make no process groups.
-        no_compile: compiling is forbidden.
         store_away: why the driver found the store away, so that no rank asks it; its config then says how to
             publish later. Empty when ranks ask it.
     """
@@ -107,14 +112,6 @@ def rank_spec(init: RankInit) -> RankSpec:
     )
 
 
-MakeWorker = Callable[["RankSpec", "Store | None"], Any]
-"""Makes what has the methods of `worker.rank.rank_worker.RankWorker`."""
-
-_OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
-_AWAY = "the store could not be used when the launch began"
-_BEHIND = "a place of the store is away, and has yet to take it"
-
-
 class RankHost:
     """Calls the worker of one rank.
 
@@ -123,12 +120,13 @@ class RankHost:
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
         self._make_worker = make_worker or _rank_worker
-        self._worker: Any = None
-        self._init: RankInit  # these from `open` on
+        self._worker: RankWorker  # these from `open` on
+        self._init: RankInit
         self._store: Store | None
         self._away: str
+        self._is_open = False
         self._keeper: NodeKeeper | None = None
-        self.note: Callable[[str], object] = _tell_nobody
+        self.note: Callable[[str], object] = lambda _doing: None
 
     def open(self, init: RankInit) -> Opened:
         """Check the cache directory, open the store, and bring the rank up with all others.
@@ -138,6 +136,7 @@ class RankHost:
             worker.errors.WorkerError: the rank cannot be brought up.
         """
         from warmrank.cache_store.cache_dir.marks import admit
+        from warmrank.orchestrator.gang.node_artifacts import keeper_of
 
         config = init.config
         if config.store is None:
@@ -145,37 +144,34 @@ class RankHost:
         else:
             admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
         self._init = init
-        self._keeper = self._node_keeper(init)
+        self._keeper = keeper_of(config) if init.seat.local_rank == 0 else None
+        if self._keeper is not None:
+            self._keeper.begin()
         self._store, problem = _open_store(init)
         self._away = problem or f"{_AWAY}: {init.store_away}"
         self.note("start: importing torch")
         self._worker = self._make_worker(rank_spec(init), self._store)
+        self._is_open = True
         if isinstance(config.workload, ScriptWorkload):
-            return Opened(place=_place_of_script(init.rank), problem=problem)
+            from warmrank.worker.keys.environment import environment
+
+            host, pid = os.uname().nodename, os.getpid()
+            place = RankPlace(rank=init.rank, host=host, pid=pid, environment=environment())
+            return Opened(place=place, problem=problem)
         self.note(RENDEZVOUS)
         return Opened(place=self._worker.start(), problem=problem)
-
-    def _node_keeper(self, init: RankInit) -> NodeKeeper | None:
-        """What keeps the node's artifacts, on the first rank of a node that has node caches."""
-        from warmrank.orchestrator.gang.node_artifacts import keeper_of
-
-        keeper = keeper_of(init.config) if init.seat.local_rank == 0 else None
-        if keeper is not None:
-            keeper.begin()
-        return keeper
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
         from warmrank.orchestrator.gang.node_artifacts import fetch_partitions
 
-        if self._store is None:
+        config, store = self._init.config, self._store
+        if store is None:
             return None
-        return fetch_partitions(
-            self._init.config, self._store, self._keeper, launch_key=launch_key, ranks=ranks
-        )
+        return fetch_partitions(config, store, self._keeper, launch_key=launch_key, ranks=ranks)
 
     def node_report(self) -> NodeArtifacts | None:
-        """What became of the node's artifacts; None without node caches, and on all but its first rank."""
+        """The node's artifacts; None without node caches, and on all but its first rank."""
         return self._keeper.report() if self._keeper is not None else None
 
     def silent_places(self) -> tuple[str, ...]:
@@ -210,11 +206,12 @@ class RankHost:
         if self._store is None:
             return self._queue(launch_key, self._away) if may_queue else None
         try:
-            found: Published = self._worker.publish(launch_key)
+            found = self._worker.publish(launch_key)
         except StoreUnavailable as error:
             if error.required or not may_queue:
                 raise
             return self._queue(launch_key, str(error))
+        assert found is not None  # noqa: S101 - there is a store
         if not (is_behind or self._store.is_behind):
             discard_partition(self._init.config.cache_dir, found.key)  # of an earlier launch
             return found
@@ -232,34 +229,28 @@ class RankHost:
     def compile(
         self, functions: tuple[str, ...], audits: tuple[str, ...] = ()
     ) -> tuple[FunctionResult | TraceResult, ...]:
-        """Compile functions, then trace others for an audit, one after the other.
-
-        One that fails is a result, so that the others go on.
-        """
+        """Compile functions, then trace others for an audit; one that fails is a result."""
         compiled = tuple(self._compile(name) for name in functions)
         return (*_none_forbidden(compiled), *(self._audit(name) for name in audits))
 
     def _audit(self, name: str) -> TraceResult:
         try:
-            result: TraceResult = self._worker.audit((name,))[0]
+            return self._worker.audit((name,))[0]
         except Exception as error:  # the rank's edge, as in `_compile`
             logger.exception("%s is not traced", name)
             failure = failure_of(error, rank=self._init.rank, stage="compile")
             return TraceResult(function=name, trace="", reason=f"{failure.kind}: {failure.message}")
-        return result
 
     def _compile(self, name: str) -> FunctionResult:
         try:
-            result: FunctionResult = self._worker.compile((name,))[0]
+            result = self._worker.compile((name,))[0]
         except UnwritableDisk:
             raise  # no function of this rank can be kept there
         except Exception as error:  # the rank's edge, as in `answer`, for one function
             logger.exception("%s did not compile", name)
             failure = failure_of(error, rank=self._init.rank, stage="compile")
-            reason = f"{failure.kind}: {failure.message}"
-            return FunctionResult(
-                function=name, ok=False, outcome="compiled", reason=reason, error=failure.kind
-            )
+            kind, reason = failure.kind, f"{failure.kind}: {failure.message}"
+            return FunctionResult(function=name, ok=False, outcome="compiled", reason=reason, error=kind)
         return result if result.ok else replace(result, outcome="compiled")
 
     def settle(
@@ -286,42 +277,38 @@ class RankHost:
         self._worker.take_in(function, handed.value)
 
     def build(self) -> tuple[str, ...]:
-        """Build the workload; see `worker.rank.RankWorker` for this and what follows."""
-        names: tuple[str, ...] = self._worker.build()
-        return names
+        """Build the workload; see `RankWorker` for this and what follows."""
+        return self._worker.build()
 
     def probe(self) -> tuple[FunctionProbe, ...]:
         """Look every function up."""
-        probes: tuple[FunctionProbe, ...] = self._worker.probe()
-        return probes
+        return self._worker.probe()
 
     def trace(self, function: str) -> bytes:
         """The trace of what this rank compiled."""
-        text: bytes = self._worker.trace(function)
-        return text
+        return self._worker.trace(function)
 
     def difference(self, function: str, trace: bytes) -> str:
         """The first difference between another rank's trace and this one's."""
-        words: str = self._worker.difference(function, trace)
-        return words
+        return self._worker.difference(function, trace)
 
-    def hand_out(self, digests: dict[str, str]) -> Any:
+    def hand_out(self, digests: dict[str, str]) -> dict[str, Any]:
         """Artifacts for ranks of other nodes, by function."""
-        return self._worker.hand_out(digests)
+        return dict(self._worker.hand_out(digests))
 
     def release(self, digests: dict[str, str]) -> None:
         """Let other partitions have artifacts."""
         self._worker.release(digests)
 
-    def propose_captures(self, *arguments: Any) -> tuple[CaptureProposal, ...]:
+    def propose_captures(
+        self, planned: tuple[CaptureEntry, ...], names: tuple[str, ...] | None = None
+    ) -> tuple[CaptureProposal, ...]:
         """What this rank would capture."""
-        proposals: tuple[CaptureProposal, ...] = self._worker.propose_captures(*arguments)
-        return proposals
+        return self._worker.propose_captures(planned, names)
 
     def stream_problem(self) -> str:
         """What the device has too few streams for; empty for nothing."""
-        problem: str = self._worker.stream_problem()
-        return problem
+        return self._worker.stream_problem()
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         """Capture one step.
@@ -334,27 +321,22 @@ class RankHost:
 
     def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
         """Run a call of the workload; errors as of `capture`."""
-        answer: tuple[FunctionResult | FunctionProbe, ...] = self._worker.first_call(place)
-        _all_ok(tuple(item for item in answer if isinstance(item, FunctionResult)))
-        return answer
+        answers = self._worker.first_call(place)
+        _all_ok(tuple(item for item in answers if isinstance(item, FunctionResult)))
+        return answers
 
     def extra(self) -> tuple[FunctionResult, ...]:
         """What the rank needed beyond the workload's calls."""
-        results: tuple[FunctionResult, ...] = self._worker.extra()
-        return results
+        return self._worker.extra()
 
-    def verify(self) -> Any:
-        """Compare with the reference.
-
-        Raises:
-            VerificationFailed: they differ by more than is allowed.
-        """
+    def verify(self) -> Verification:
+        """Compare with the reference; raises `VerificationFailed` if they differ by more than is allowed."""
         found = self._worker.verify()
-        if not found.ok:
-            raise VerificationFailed(
-                max_error=found.max_error, tolerance=found.tolerance, compared=found.compared
-            )
-        return found
+        if found.ok:
+            return found
+        raise VerificationFailed(
+            max_error=found.max_error, tolerance=found.tolerance, compared=found.compared
+        )
 
     def run_script(self) -> tuple[FunctionResult, ...]:
         """Run the script to its end.
@@ -365,16 +347,17 @@ class RankHost:
         """
         from warmrank.worker.rank.script import run_script
 
-        workload = cast("ScriptWorkload", self._init.config.workload)
+        workload = self._init.config.workload
+        assert isinstance(workload, ScriptWorkload)  # noqa: S101 - the driver asks no other
         return run_script(rank_spec(self._init), workload.script, workload.arguments)
 
     def close(self) -> None:
         """Take the rank down."""
         from warmrank.worker.rank.script import journal_of
 
-        if self._worker is not None:
+        if self._is_open:
+            self._is_open = False
             self._worker.stop()
-            self._worker = None
             if isinstance(self._init.config.workload, ScriptWorkload):
                 journal_of(rank_spec(self._init)).unlink(missing_ok=True)
 
@@ -397,10 +380,6 @@ def _all_ok(results: tuple[FunctionResult, ...]) -> tuple[FunctionResult, ...]:
         if not result.ok:
             raise FunctionFailed(result.function, result.reason)
     return results
-
-
-def _tell_nobody(_doing: str) -> None:
-    """Where nobody looks at what a rank does."""
 
 
 def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -451,13 +430,43 @@ def _open_store(init: RankInit) -> tuple[Store | None, str]:
         return None, str(error)
 
 
-def _place_of_script(rank: int) -> RankPlace:
-    from warmrank.worker.keys.environment import environment
-
-    return RankPlace(rank=rank, host=os.uname().nodename, pid=os.getpid(), environment=environment())
-
-
 def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
     from warmrank.worker.rank.rank_worker import RankWorker
 
     return RankWorker(spec, store)
+
+
+class InProcessLauncher:
+    """Holds a `RankHost` for each rank; see `orchestrator.gang.launcher.Launcher`."""
+
+    def __init__(self, make_worker: MakeWorker | None = None) -> None:
+        self._make_worker = make_worker
+        self._hosts: list[RankHost] = []
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        """Make the ranks; takes no time worth limiting."""
+        del timeout_s
+        self._hosts = [RankHost(self._make_worker) for _ in range(num_ranks)]
+        process = Process(node_id="here", host=os.uname().nodename, address="127.0.0.1", pid=os.getpid())
+        _, seats = seat_ranks([process] * num_ranks)
+        # Port 0 stands for no process groups: several ranks cannot meet in one thread.
+        port = free_port("127.0.0.1") if num_ranks == 1 else 0
+        return Gang(seats=seats, master_addr="127.0.0.1", master_port=port)
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        """Call one rank after the other; nothing in this process can cut a call short."""
+        del timeout_s
+        for rank, values in arguments.items():
+            yield rank, answer(self._hosts[rank], rank, stage, method, values)
+
+    def release(self) -> None:
+        """Take every rank down."""
+        hosts, self._hosts = self._hosts, []
+        for rank, host in enumerate(hosts):
+            answer(host, rank, "stop", "close", ())
+
+    def stop(self) -> None:
+        """Take every rank down; there is nothing else."""
+        self.release()

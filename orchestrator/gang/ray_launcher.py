@@ -22,22 +22,15 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.actor import RankActor
 from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
-from warmrank.orchestrator.gang.node_group import (
-    TICK_S,
-    answer_of,
-    answers_of,
-    await_all,
-    await_some,
-    left_s,
-)
+from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, answers_of, await_all, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge, batches_of
 from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
 from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost
 from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
+from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.orchestrator.reaper import MARK
-from warmrank.orchestrator.seats import Gang, Seat
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +65,7 @@ class RayLauncher:
         self._nodes: NodesUp | None = None
         self._is_abandoned = False
         self._gives_up = threading.Event()
-        self.on_wait: Callable[[str], None] = _say_nothing
+        self.on_wait: Callable[[str], None] = lambda _text: None
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Reserve resources, start a process for each rank, and seat the ranks node by node."""
@@ -119,7 +112,8 @@ class RayLauncher:
             found = self._answers(stage, asked, ready)
             pending -= found.keys()
             yield from self._watch.take(ready).items()
-            for rank, answer in ({seen.rank: seen for seen in self._failures(stage)} | found).items():
+            failures = self._lost(len(self._actors), stage) or self._watch.failures(stage)
+            for rank, answer in ({seen.rank: seen for seen in failures} | found).items():
                 if not isinstance(answer, WorkerFailure):
                     yield rank, answer
                 elif rank not in failed or (answer.kind == NODE_LOST != failed[rank]):
@@ -164,11 +158,6 @@ class RayLauncher:
         """Where the threads of ranks stand that do not answer."""
         return self._watch.stacks(ranks) if self._watch is not None else {}
 
-    def _failures(self, stage: str) -> tuple[WorkerFailure, ...]:
-        """What nodes and head make known of ranks, whether or not these are called."""
-        assert self._watch is not None  # noqa: S101 - `start` comes first
-        return self._lost(len(self._actors), stage) or self._watch.failures(stage)
-
     def _lost(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
         """The failures of all ranks that stand for a cluster, or an own Ray, that is gone."""
         if self._session is not None and (ended := ray_session.ended(self._session)):
@@ -188,7 +177,9 @@ class RayLauncher:
         if not self._serves():
             return  # without a head nothing can be told to anybody: the reapers' leases run out
         silent = frozenset(node.node_id for node in nodes.silent()) if nodes is not None else frozenset()
-        self._while_it_serves(lambda: _take_down(actors, watch, reservation, silent))
+        # Given up with the head, which Ray would wait for, and then end this process.
+        taking_down = Beginning(lambda: _take_down(actors, watch, reservation, silent))
+        _has_ended(taking_down, lambda: not self._lost(1, "stop"))
 
     def stop(self) -> None:
         """Release the ranks, and end an own Ray."""
@@ -210,10 +201,6 @@ class RayLauncher:
             return False
         return self._head is not None and self._head.is_there()
 
-    def _while_it_serves(self, call: Callable[[], None]) -> None:
-        """Do what takes Ray; given up with the head, which Ray would wait for, then end this process."""
-        _has_ended(Beginning(call), lambda: not self._lost(1, "stop"))
-
     def _watched(self, call: Callable[[], Gang]) -> Gang:
         """What a call returns, given up with the head: Ray would wait for it, then end this process.
 
@@ -223,7 +210,7 @@ class RayLauncher:
         self._gives_up.clear()
         beginning = Beginning(lambda: found.append(call()))
         try:
-            while not _is_over(beginning):
+            while not beginning.has_ended(TICK_S):
                 self._check_head()
         except BaseException:
             self._gives_up.set()
@@ -331,14 +318,7 @@ class RayLauncher:
     def _take_charge(
         self, gang: Gang, node_ids: Sequence[str], marks: Sequence[str], deadline: float
     ) -> None:
-        """Let each node's watch know its ranks, and each rank its log file.
-
-        Args:
-            gang: where ranks are.
-            node_ids: Ray's id of each rank's node.
-            marks: each rank's mark.
-            deadline: as `time.monotonic` counts.
-        """
+        """Let each node's watch know its ranks, and each rank its log file; arguments are by rank."""
         assert self._watch is not None  # noqa: S101 - `start` made it
         logs = {seat.rank: Path(gang.log_of(seat.rank)) for seat in gang.seats}
         nodes = {seat.node_rank: node_ids[seat.rank] for seat in gang.seats}
@@ -372,7 +352,7 @@ class RayLauncher:
         if failures:
             first = failures[0]
             self._has_lost_node |= first.kind == NODE_LOST
-            remedy = f"; {first.remedy}" if first.remedy else ""
+            remedy = f"; {advice}" if (advice := first.advice()) else ""
             raise CannotStart(
                 f"{len(failures)} of {len(refs)} rank processes did not start: {first.message}{remedy}",
                 may_pass=first.kind in {DIED, NODE_LOST},
@@ -398,19 +378,6 @@ def _sent(values: tuple[Any, ...], put: dict[int, Any]) -> tuple[Any, ...]:
     return tuple(put.get(id(value), value) if isinstance(value, Shared) else value for value in values)
 
 
-def _say_nothing(_text: str) -> None:
-    """Where nobody listens."""
-
-
-def _is_over(beginning: Beginning) -> bool:
-    """Whether something has ended, after a while at most."""
-    try:
-        beginning.wait(TICK_S)
-    except TookTooLong:
-        return False
-    return True
-
-
 def _gets_off(session: ray_session.Session, head: HeadWatch) -> bool:
     """Get off Ray; whether that was possible."""
     if session.way_in == "local":
@@ -422,7 +389,7 @@ def _gets_off(session: ray_session.Session, head: HeadWatch) -> bool:
 
 def _has_ended(beginning: Beginning, may_go_on: Callable[[], bool]) -> bool:
     """Whether something ended as long as it might go on."""
-    while not _is_over(beginning):
+    while not beginning.has_ended(TICK_S):
         if not may_go_on():
             return False
     beginning.end()

@@ -32,16 +32,32 @@ from typing import Any, Literal
 
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.config.models import RayConfig
-from warmrank.orchestrator.environ import inherited
 from warmrank.orchestrator.errors import CannotStart, first_line
-from warmrank.orchestrator.leaving import leave_at_once_later
 from warmrank.orchestrator.reaper import Process, children, kill, runs
 from warmrank.orchestrator.reaper_client import ReapedRanks
-from warmrank.orchestrator.signals import held_back, python_s_sigterm, undisturbed
+from warmrank.orchestrator.signals import held_back, leave_at_once_later, python_s_sigterm, undisturbed
 
 logger = logging.getLogger(__name__)
 
+WayIn = Literal["initialized", "job", "address", "local"]
+
 _TICK_S = 0.1
+_NAMESPACE = "warmrank"
+# The driver and its ranks exchange small values only; artifacts travel through the store.
+_OBJECT_STORE_BYTES = 128 * 2**20
+_CONNECT_TIMEOUT_S = 5.0
+_LEAVE_S = 40.0
+"""Seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone."""
+_SLOW_S = 15.0
+"""What fails sooner is no time-out of Ray's, and would fail again."""
+_AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
+_OWN_PROCESSES = {"raylet": b"/raylet/raylet\0", "GCS": b"/gcs/gcs_server\0"}
+_JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
+_DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}
+_NO_CLIENT = (
+    "ray:// is Ray Client, which is not supported, because a driver must reach ranks and nodes itself. Run "
+    "it on a node of the cluster, or send it there with `warmrank submit`"
+)
 
 
 class TookTooLong(Exception):
@@ -49,13 +65,9 @@ class TookTooLong(Exception):
 
 
 class Beginning:
-    """Something that began when this was made.
+    """Something that began, in a thread, when this was made."""
 
-    Args:
-        call: begins it.
-    """
-
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], object]) -> None:
         self._call = call
         self._errors: list[BaseException] = []
         self._has_begun = threading.Event()
@@ -77,6 +89,14 @@ class Beginning:
         if self._errors:
             raise self._errors[0]
 
+    def has_ended(self, timeout_s: float) -> bool:
+        """As `wait`, but says whether it has begun."""
+        try:
+            self.wait(timeout_s)
+        except TookTooLong:
+            return False
+        return True
+
     def end(self) -> None:
         """Let the thread end, and with it processes that are to die with it."""
         self._is_over.set()
@@ -92,41 +112,35 @@ class Beginning:
             self._is_over.wait()
 
 
-WayIn = Literal["initialized", "job", "address", "local"]
-
-_NAMESPACE = "warmrank"
-# The driver and its ranks exchange small values only; artifacts travel through the store.
-_OBJECT_STORE_BYTES = 128 * 2**20
-_CONNECT_TIMEOUT_S = 5.0
-_NO_CLIENT = (
-    "ray:// is Ray Client, which is not supported, because a driver must reach ranks and nodes itself. Run "
-    "it on a node of the cluster, or send it there with `warmrank submit`"
-)
-
-
 def import_paths(paths: Iterable[str], cwd: Path, prefixes: Iterable[str]) -> tuple[str, ...]:
     """The directories that ranks must look for modules in and would not by themselves; cwd first."""
     wanted = [cwd, *(cwd / path for path in paths), import_root()]
     inside = [Path(prefix) for prefix in prefixes]
-    kept = [
-        path for path in wanted if path.is_dir() and not any(path.is_relative_to(prefix) for prefix in inside)
-    ]
+    kept = [path for path in wanted if path.is_dir() and not any(map(path.is_relative_to, inside))]
     return tuple(dict.fromkeys(str(path) for path in kept))
 
 
-def python_path() -> str:
+def _python_path() -> str:
     """This process's import paths, for processes that do not inherit them."""
     return os.pathsep.join(import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix)))
 
 
-def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
-    """Get onto Ray; may hang.
+@contextmanager
+def inherited(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for processes that are started inside."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
-    Args:
-        way: which of the ways in.
-        config: where it is.
-        temp_dir: private directory that an own Ray gets a directory in.
-    """
+
+def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
+    """Get onto Ray; may hang. An own Ray gets a directory in ``temp_dir``, a private one."""
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
@@ -141,7 +155,7 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
             _check_listens(address)
             ray.init(address, namespace=_NAMESPACE, runtime_env=_shipped(config), **quiet)
         elif way == "local":
-            with inherited("PYTHONPATH", python_path()):
+            with inherited("PYTHONPATH", _python_path()):
                 ray.init(
                     "local",
                     namespace=_NAMESPACE,
@@ -202,45 +216,19 @@ def _shipped(config: RayConfig) -> dict[str, Any] | None:
     return upload.runtime_env(Path.cwd())
 
 
-def too_late(way: WayIn, config: RayConfig, timeout_s: float) -> str:
-    """What to say when `join` does not end in time."""
-    what = {
-        "local": "a local Ray was not up",
-        "job": "the cluster of this Ray job had not let this process in",
-        "address": f"the Ray cluster at {_address(config)} had not let this process in",
-    }[way]
-    return (
-        f"{what} after {timeout_s:.0f} s, and was given up. Look whether the machine is overloaded or out of "
-        "memory, or raise timeouts.start_s"
-    )
-
-
 _VERSIONS = re.compile(r"(?s)Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)")
-
-
-def versions_in(text: str) -> str:
-    """What Ray says of versions that differ, in a line; empty where it says nothing of them."""
-    if (found := _VERSIONS.search(text)) is None:
-        return ""
-    theirs, their_python, ours, our_python = found.groups()
-    return (
-        f"it runs Ray {theirs} on Python {their_python}, and this process Ray {ours} on Python {our_python}; "
-        "install the same versions of both here and on every node"
-    )
-
-
 _REFUSED = re.compile(r"AuthenticationError: (?:RPC error: )?([^.\n]+)")
 
 
-def auth_refusal(error: Exception) -> str:
+def _auth_refusal(error: Exception) -> str:
     """What Ray says of a token that it refuses, which may stand in the text of a cause; empty for nothing."""
     found = _REFUSED.search("".join(traceback.format_exception(error)))
     return found[1] if found else ""
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Whether `join` failed because nothing answers where the cluster's head should, which may be up soon."""
-    if auth_refusal(error):
+    """Whether nothing answers where the cluster's head should, which may be up soon."""
+    if _auth_refusal(error):
         return False
     if isinstance(error, ConnectionError | TimeoutError):
         return True
@@ -249,7 +237,13 @@ def is_unreachable(error: Exception) -> bool:
 
 def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
     """What to say when `join` failed."""
-    cause = (versions_in(str(error)) or first_line(error)).rstrip(".")
+    cause = first_line(error).rstrip(".")
+    if (found := _VERSIONS.search(str(error))) is not None:
+        theirs, their_python, ours, our_python = found.groups()
+        cause = (
+            f"it runs Ray {theirs} on Python {their_python}, and this process Ray {ours} on Python "
+            f"{our_python}; install the same versions of both here and on every node"
+        )
     if way == "local":
         return (
             f"a local Ray did not start: {cause}. Look whether the machine is overloaded or out of memory or "
@@ -259,7 +253,7 @@ def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
         return f"the cluster of this Ray job cannot be joined: {cause}"
     address = _address(config)
     source = "ray.address" if config.address else "RAY_ADDRESS"
-    if refused := auth_refusal(error):
+    if refused := _auth_refusal(error):
         return (
             f"the Ray cluster at {address!r} ({source}) refuses this process: {refused}. Set "
             "RAY_AUTH_MODE=token, and the cluster's token as RAY_AUTH_TOKEN, or its file as "
@@ -270,17 +264,6 @@ def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
         "node, such as 10.0.0.1:6379 (http:// is the job server, for `warmrank submit`); "
         f"unset {source} to start a local Ray"
     )
-
-
-_LEAVE_S = 40.0
-"""Seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone."""
-
-_SLOW_S = 15.0
-"""What fails sooner is no time-out of Ray's, and would fail again."""
-
-_AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
-_OWN_PROCESSES = {"raylet": b"/raylet/raylet\0", "GCS": b"/gcs/gcs_server\0"}
-_JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,13 +301,16 @@ def way_in_now(config: RayConfig) -> WayIn:
     return way_in(config, os.environ, initialized=_is_initialized())
 
 
+def _is_initialized() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
 def enter(config: RayConfig, *, timeout_s: float) -> Session:
     """Get onto Ray.
 
-    Args:
-        config: where it is.
-        timeout_s: how long that may take. Who gives up, by this or by a signal, is to end this process soon:
-            Ray's native half may end it by itself, a minute after its head is gone.
+    Who gives up, by the time-out or by a signal, is to end this process soon: Ray's native half may end it by
+    itself, a minute after its head is gone.
 
     Raises:
         CannotStart: no Ray answers at the address, or a local one does not start, or not in time.
@@ -361,14 +347,20 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
             beginning.wait(timeout_s)
     except TookTooLong as error:
         abandon(session)
-        raise CannotStart(too_late(way, config, timeout_s)) from error
+        what = {
+            "local": "a local Ray was not up",
+            "job": "the cluster of this Ray job had not let this process in",
+            "address": f"the Ray cluster at {_address(config)} had not let this process in",
+        }[way]
+        text = (
+            f"{what} after {timeout_s:.0f} s, and was given up. Look whether the machine is overloaded or "
+            "out of memory, or raise timeouts.start_s"
+        )
+        raise CannotStart(text) from error
     except Exception as error:  # Ray raises `Exception` itself, too
         leave(session)
-        raise CannotStart(
-            refusal(way, config, error),
-            may_pass=way == "local",
-            blames_cluster=is_unreachable(error),
-        ) from error
+        text, may_pass = refusal(way, config, error), way == "local"
+        raise CannotStart(text, may_pass=may_pass, blames_cluster=is_unreachable(error)) from error
     except BaseException:
         abandon(session)
         raise
@@ -398,11 +390,28 @@ def leave(session: Session) -> None:
         if session.way_in == "local" and (autoscaler := _own(_AUTOSCALER)):
             kill({autoscaler})
         ray.shutdown()
-        if session.reaper is not None:
-            session.reaper.abandon()  # agents may be there still, waiting for a head that was just lost
-            shutil.rmtree(session.temp_dir, ignore_errors=True)  # that reaper may have been killed itself
+        _clean_up(session)
         if session.beginning is not None:
             session.beginning.end()
+
+
+def abandon(session: Session) -> None:
+    """Get off a Ray that cannot be left: its head is gone, or it has not let this process in yet.
+
+    Ray's ways out would wait for the head, and then end this process.
+    """
+    import ray
+
+    atexit.unregister(ray.shutdown)
+    leave_at_once_later()
+    with undisturbed():
+        _clean_up(session)
+
+
+def _clean_up(session: Session) -> None:
+    if session.reaper is not None:
+        session.reaper.abandon()  # agents may be there still, waiting for a head that was just lost
+        shutil.rmtree(session.temp_dir, ignore_errors=True)  # that reaper may have been killed itself
 
 
 def ended(session: Session) -> str:
@@ -421,12 +430,9 @@ def ends_in_time(session: Session, *, is_silent: bool) -> bool:
         # Ray's way out asks what is left to end, and gets no answer without the rest.
         kill(set(session.own.values()))
     leaving = Beginning(lambda: leave(session))
-    try:
-        leaving.wait(_LEAVE_S)
-    except TookTooLong:
-        return False
-    leaving.end()
-    return True
+    if has_left := leaving.has_ended(_LEAVE_S):
+        leaving.end()
+    return has_left
 
 
 def _own(program: bytes) -> Process | None:
@@ -436,24 +442,6 @@ def _own(program: bytes) -> Process | None:
             if program in Path(f"/proc/{process[0]}/cmdline").read_bytes():
                 return process
     return None
-
-
-def abandon(session: Session) -> None:
-    """Get off a Ray that cannot be left: its head is gone, or it has not let this process in yet.
-
-    Ray's ways out would wait for the head, and then end this process.
-    """
-    import ray
-
-    atexit.unregister(ray.shutdown)
-    leave_at_once_later()
-    if session.reaper is not None:
-        with undisturbed():
-            session.reaper.abandon()
-            shutil.rmtree(session.temp_dir, ignore_errors=True)
-
-
-_DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}
 
 
 def rank_resources(config: RayConfig, device: str) -> dict[str, float]:
@@ -472,7 +460,7 @@ def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
         # Where torch_npu is installed without CANN, loading it makes `import torch` fail.
         environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     if way == "initialized":
-        environ["PYTHONPATH"] = python_path()
+        environ["PYTHONPATH"] = _python_path()
     return environ
 
 
@@ -486,12 +474,7 @@ def runtime_env(config: RayConfig, way: WayIn) -> dict[str, Any]:
         return dict(config.runtime_env)
     given = config.runtime_env.get("env_vars")
     variables = given if isinstance(given, dict) else {}
-    return {**config.runtime_env, "env_vars": {"PYTHONPATH": python_path(), **variables}}
-
-
-def _is_initialized() -> bool:
-    ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
+    return {**config.runtime_env, "env_vars": {"PYTHONPATH": _python_path(), **variables}}
 
 
 def _prepare_environ(way: WayIn) -> None:

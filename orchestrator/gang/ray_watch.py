@@ -5,13 +5,13 @@ node went with it is in doubt until its watch answers what it was asked `SETTLE_
 on a node ends, its processes notice one by one, each when it next looks, once a second. An error that a rank
 reports puts all nodes in doubt while other ranks have not answered: who lost a peer hears of it first.
 
-A rank that a signal or a debugger holds for `Limits.stopped_s` is stopped.
-A node is lost, with all its ranks, when Ray says that its watch has ended, as it does with Ray on that node;
-and when the watch has not answered for `Limits.node_silent_s`: it is down, or the network to it is. Its
-reaper ends its ranks and its watch when the lease runs out: nothing lives on beside another attempt.
-When it ran out because the driver itself did not look, the node is not lost: its ranks were ended.
-Native code that does not end cannot be told from a long compile: the stage's own time-out finds it, and what
-the rank was seen to do last stands in the error.
+A rank that a signal or a debugger holds for ``watch.stopped_s`` is stopped. A node is lost, with all its
+ranks, when Ray says that its watch has ended, as it does with Ray on that node; and when the watch has not
+answered for ``watch.node_silent_s``: it is down, or the network to it is. Its reaper ends its ranks and its
+watch when the lease runs out: nothing lives on beside another attempt. When it ran out because the driver
+itself did not look, the node is not lost: its ranks were ended. Native code that does not end cannot be told
+from a long compile: the stage's own time-out finds it, and what the rank was seen to do last stands in the
+error.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
+from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
 from warmrank.orchestrator.gang.rank_files import crash_in
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 
 logger = logging.getLogger(__name__)
 
@@ -45,29 +45,33 @@ DOUBT_S = 6.0
 SILENT_S = 5.0
 """Seconds after a death from which on a node that has not shown that it lives is lost with the rank."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Seconds until silence or a stop counts as a failure."""
-
-    node_silent_s: float
-    stopped_s: float
+_HURRY_S = 0.2
+_THREADS = 4
+"""A node is looked at, and its ranks asked for stacks, while it waits for their answers."""
+_LOOKS_A_SECOND = 400
+"""More would take the driver's CPU from the launch: each is some 0.3 ms."""
+_STACKS_S = 5.0
+_MOST_STACKS = 16
+"""Of more ranks than that, people look at no tracebacks."""
+_ENDED_REMEDY = "look into Ray's logs there (raylet.out); a kill by the system leaves none (see dmesg)"
+_OWN_ENDED_REMEDY = "look whether the system killed it for want of memory (dmesg), then launch again"
+_STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
 
 
 class Watching:
     """What was seen when.
 
     Args:
-        nodes: the ranks of each node, and its host name.
-        limits: when a failure is one.
+        nodes: host name and ranks of each node.
+        settings: how long silence and a stop are borne.
         now_s: the present, in any seconds that only rise.
     """
 
     def __init__(
-        self, nodes: Mapping[int, tuple[str, tuple[int, ...]]], limits: Limits, now_s: float
+        self, nodes: Mapping[int, tuple[str, tuple[int, ...]]], settings: WatchConfig, now_s: float
     ) -> None:
         self._nodes = dict(nodes)
-        self._limits = limits
+        self._settings = settings
         self._node_of = {rank: node for node, (_, ranks) in nodes.items() for rank in ranks}
         self._answered_s = dict.fromkeys(nodes, now_s)
         self._asked_s = dict.fromkeys(nodes, now_s)
@@ -107,7 +111,7 @@ class Watching:
         self._let_go.add(node)
 
     def unseen_s(self, now_s: float) -> float:
-        """Since when some node has not been seen: seconds since the last look that it answered was asked."""
+        """Seconds since the oldest of the looks that nodes answered last was asked for."""
         return now_s - min(self._asked_s.values())
 
     def is_whole(self) -> bool:
@@ -125,16 +129,15 @@ class Watching:
     def is_in_doubt(self, now_s: float, *, others_wait: bool) -> bool:
         """Whether nodes may yet turn out to be lost, or ranks to have died, with those that failed.
 
-        Args:
-            now_s: the present.
-            others_wait: ranks have not answered that did not fail.
+        ``others_wait``: ranks have not answered that did not fail.
         """
         if any(self._is_open(node, since_s, now_s) for node, since_s in self._of_deaths.items()):
             return True
         since_s = self._error_s
         if not others_wait or since_s is None or now_s >= since_s + DOUBT_S:
             return False
-        return any(self._is_open(node, since_s, now_s) or self._has_untold(node) for node in self._nodes)
+        untold = {self._node_of[rank] for rank in self._gone_since_s if rank not in self._told}
+        return bool(untold) or any(self._is_open(node, since_s, now_s) for node in self._nodes)
 
     def _is_open(self, node: int, since_s: float, now_s: float) -> bool:
         is_known = node in self._ended or node in self._let_go or self._is_lost_with_a_rank(node, now_s)
@@ -147,75 +150,50 @@ class Watching:
             return False
         return node in self._unavailable or now_s >= died_s + SILENT_S
 
-    def _has_untold(self, node: int) -> bool:
-        """Whether a rank of a node has no process, and did not fail as far as is known."""
-        return any(rank in self._gone_since_s and rank not in self._told for rank in self._nodes[node][1])
-
     def paused(self, seconds: float) -> None:
         """Nobody looked for so long: silence in that time is nobody's fault."""
         self._answered_s = {node: at_s + seconds for node, at_s in self._answered_s.items()}
 
     def failures(self, stage: str, now_s: float) -> tuple[WorkerFailure, ...]:
-        """Every rank that counts as failed now, in order."""
-        found = [*self._lost(stage, now_s), *self._died(stage, now_s), *self._stopped(stage, now_s)]
-        return tuple(sorted(found, key=lambda failure: failure.rank))
-
-    def _lost(self, stage: str, now_s: float) -> list[WorkerFailure]:
-        found = []
+        """Every rank that counts as failed now, in order; of one rank, a lost node comes first."""
+        found: list[WorkerFailure] = []
         for node, (host, ranks) in self._nodes.items():
             silent_s = now_s - self._answered_s[node]
             if node in self._let_go:
-                continue
-            if node in self._ended:
+                found += _failures(ranks, stage, DIED, "its process is gone")
+            elif node in self._ended:
                 message = f"the watch of node {host} has ended, as it does with Ray there"
-                remedy = _ENDED_REMEDY
+                found += _failures(ranks, stage, NODE_LOST, message, _ENDED_REMEDY)
             elif self._is_lost_with_a_rank(node, now_s):
                 message = f"a rank of node {host} has ended, and the node's watch cannot be reached"
-                remedy = _ENDED_REMEDY
-            elif silent_s >= self._limits.node_silent_s:
+                found += _failures(ranks, stage, NODE_LOST, message, _ENDED_REMEDY)
+            elif silent_s >= self._settings.node_silent_s:
                 message = f"node {host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
-                remedy = ""
-            else:
-                continue
-            found += [_failure(rank, stage, NODE_LOST, message, remedy) for rank in ranks]
-        return found
-
-    def _died(self, stage: str, now_s: float) -> list[WorkerFailure]:
-        gone = {rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S}
-        gone.update(*(self._nodes[node][1] for node in self._let_go))
-        return [_failure(rank, stage, DIED, "its process is gone") for rank in sorted(gone)]
-
-    def _stopped(self, stage: str, now_s: float) -> list[WorkerFailure]:
-        return [
-            _failure(rank, stage, STOPPED, _STOPPED_MESSAGE)
+                found += _failures(ranks, stage, NODE_LOST, message)
+        let_go = {rank for node in self._let_go for rank in self._nodes[node][1]}
+        gone = {rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S} - let_go
+        found += _failures(sorted(gone), stage, DIED, "its process is gone")
+        held = {
+            rank
             for rank, since_s in self._stopped_since_s.items()
-            if now_s - since_s >= self._limits.stopped_s
-        ]
+            if now_s - since_s >= self._settings.stopped_s
+        }
+        found += _failures(sorted(held), stage, STOPPED, _STOPPED_MESSAGE)
+        return tuple(sorted(found, key=lambda failure: failure.rank))
 
 
 def all_lost(num_ranks: int, stage: str, ended: str) -> tuple[WorkerFailure, ...]:
     """The failures of all ranks that stand for the end of the launch's own Ray, which is their node."""
     message = f"the launch's own Ray has ended: {ended}"
-    return tuple(_failure(rank, stage, NODE_LOST, message, _OWN_ENDED_REMEDY) for rank in range(num_ranks))
+    return tuple(_failures(range(num_ranks), stage, NODE_LOST, message, _OWN_ENDED_REMEDY))
 
 
-def _failure(rank: int, stage: str, kind: str, message: str, remedy: str = "") -> WorkerFailure:
-    return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy)
-
-
-_ENDED_REMEDY = "look into Ray's logs there (raylet.out); a kill by the system leaves none (see dmesg)"
-_OWN_ENDED_REMEDY = "look whether the system killed it for want of memory (dmesg), then launch again"
-_STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
-
-
-_HURRY_S = 0.2
-_THREADS = 4
-"""A node is looked at, and its ranks asked for stacks, while it waits for their answers."""
-_LOOKS_A_SECOND = 400
-"""More would take the driver's CPU from the launch: each is some 0.3 ms."""
-_STACKS_S = 5.0
-_MOST_STACKS = 16
-"""Of more ranks than that, people look at no tracebacks."""
+def _failures(
+    ranks: Iterable[int], stage: str, kind: FailureKind, message: str, remedy: str = ""
+) -> list[WorkerFailure]:
+    return [
+        WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy) for rank in ranks
+    ]
 
 
 class RayWatch:
@@ -243,15 +221,13 @@ class RayWatch:
         self._ranks: dict[int, frozenset[int]] = {}
         self._num_crashes = 0
         self._looked_s = 0.0
-        self._silence = _Silence(settings.lease_s)
+        # This driver's own silence, as long as reapers may have ended ranks for it, and when it was over.
+        self._own_silence_s = self._silence_over_s = 0.0
 
     def guard(self, gang: Gang, node_ids: Mapping[int, str], charges: Mapping[int, Charge]) -> list[Any]:
         """Take charge of all ranks; the references are to be awaited before ranks do anything.
 
-        Args:
-            gang: where ranks are.
-            node_ids: Ray's id of every node, by node rank.
-            charges: every rank.
+        ``node_ids`` are Ray's, by node rank.
         """
         for node_id in set(node_ids.values()) - self._group.actors.keys():
             # A node was lost before all ranks were up, and Ray placed them anew.
@@ -262,14 +238,16 @@ class RayWatch:
             node: (seats[0].host, tuple(seat.rank for seat in seats))
             for node, seats in gang.by_node().items()
         }
-        self._every_s = look_every_s(self._settings, len(nodes))
+        settings = self._settings
+        # Less often where there are many, but often enough to miss nothing.
+        longest_s = min(settings.node_silent_s, settings.lease_s) / 3
+        self._every_s = max(settings.every_s, min(len(nodes) / _LOOKS_A_SECOND, longest_s))
         self._hurry_s = max(_HURRY_S, len(nodes) / _LOOKS_A_SECOND / 4)
         self._ranks = {node: frozenset(ranks) for node, (_, ranks) in nodes.items()}
         self._looked_s = time.monotonic()
-        limits = Limits(node_silent_s=self._settings.node_silent_s, stopped_s=self._settings.stopped_s)
-        self._watching = Watching(nodes, limits, self._looked_s)
+        self._watching = Watching(nodes, settings, self._looked_s)
         return [
-            self._actors[node].guard.remote({rank: charges[rank] for rank in ranks}, self._settings.lease_s)
+            self._actors[node].guard.remote({rank: charges[rank] for rank in ranks}, settings.lease_s)
             for node, (_, ranks) in nodes.items()
         ]
 
@@ -322,20 +300,30 @@ class RayWatch:
             except ray.exceptions.ActorDiedError:
                 ended.append(node)
                 del self._actors[node]
-                continue
             except ray.exceptions.RayError:
                 unavailable.append(node)  # it is asked again, and silent until it answers
-                continue
-            self._watching.answered(node, statuses, asked_s=asked_s, now_s=now_s)
-            seen |= statuses
-        self._silence.note(held_up_s, self._watching.unseen_s(now_s), now_s)
-        if self._watching.is_whole() and not ended:
-            self._silence.was_borne(now_s - self._watching.unseen_s(now_s))
-        for node in [] if self._silence.is_too_long else unavailable:
+            else:
+                self._watching.answered(node, statuses, asked_s=asked_s, now_s=now_s)
+                seen |= statuses
+        self._note_own_silence(held_up_s, now_s, is_whole=self._watching.is_whole() and not ended)
+        for node in [] if self._was_silent_too_long else unavailable:
             self._watching.unavailable(node)
         for node in ended:
-            (self._watching.let_go if self._silence.is_too_long else self._watching.ended)(node)
+            (self._watching.let_go if self._was_silent_too_long else self._watching.ended)(node)
         return seen
+
+    def _note_own_silence(self, held_up_s: float, now_s: float, *, is_whole: bool) -> None:
+        assert self._watching is not None  # noqa: S101 - `guard` comes first
+        unseen_s = self._watching.unseen_s(now_s)
+        # A lease begins with the last look, which may be a while before the driver was held up.
+        if held_up_s >= self._settings.lease_s / 2 and unseen_s > self._own_silence_s:
+            self._own_silence_s, self._silence_over_s = unseen_s, now_s
+        if is_whole and now_s - unseen_s >= self._silence_over_s:
+            self._own_silence_s = 0.0  # all ranks were there after it: reapers stood still as well
+
+    @property
+    def _was_silent_too_long(self) -> bool:
+        return self._own_silence_s >= self._settings.lease_s
 
     def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """Ranks that count as failed now."""
@@ -345,13 +333,11 @@ class RayWatch:
         """A death that comes of this driver's own silence says so, and a crash which one it is and where."""
         if failure.kind != DIED:
             return failure
-        if not self._silence.is_too_long:
-            return self._with_crash(failure)
-        message = f"its node ended it, because this driver had not looked for {self._silence.seconds:.0f} s"
-        remedy = "do not stop or suspend the driver; watch.lease_s says how long its silence is borne"
-        return replace(failure, message=message, remedy=remedy)
-
-    def _with_crash(self, failure: WorkerFailure) -> WorkerFailure:
+        if self._was_silent_too_long:
+            silent_s = self._own_silence_s
+            message = f"its node ended it, because this driver had not looked for {silent_s:.0f} s"
+            remedy = "do not stop or suspend the driver; watch.lease_s says how long its silence is borne"
+            return replace(failure, message=message, remedy=remedy)
         if self._num_crashes >= _MOST_STACKS:
             return failure
         self._num_crashes += 1
@@ -379,9 +365,7 @@ class RayWatch:
     def release(self, timeout_s: float, *, without: Collection[str] = ()) -> None:
         """End all ranks and what they started, on every node that answers, and the watches themselves.
 
-        Args:
-            timeout_s: how long that may take.
-            without: Ray's ids of nodes that do not answer.
+        ``without`` are Ray's ids of nodes that do not answer.
         """
         import ray
 
@@ -389,45 +373,6 @@ class RayWatch:
         refs = [actor.release.remote() for actor in there]
         silent = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1] if refs else []
         if num_silent := len(silent) + len(self._group.actors) - len(there):
-            logger.warning(
-                "%d nodes did not say in %g s that their ranks ended; their reapers end them within %g s",
-                num_silent,
-                timeout_s,
-                self._settings.lease_s,
-            )
+            text = "%d nodes did not say in %g s that their ranks ended; their reapers end them within %g s"
+            logger.warning(text, num_silent, timeout_s, self._settings.lease_s)
         self._group.stop_all()
-
-
-def look_every_s(settings: WatchConfig, num_nodes: int) -> float:
-    """Seconds between two looks at a node: more where there are many, but often enough to miss nothing."""
-    longest_s = min(settings.node_silent_s, settings.lease_s) / 3
-    return max(settings.every_s, min(num_nodes / _LOOKS_A_SECOND, longest_s))
-
-
-class _Silence:
-    """The driver's own silence, if its reapers may have ended ranks for it.
-
-    Args:
-        lease_s: how long they bear it.
-    """
-
-    def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
-        self._over_s = 0.0
-        self.seconds = 0.0
-
-    @property
-    def is_too_long(self) -> bool:
-        """Whether ranks may have been ended for it."""
-        return self.seconds >= self._lease_s
-
-    def note(self, held_up_s: float, unseen_s: float, now_s: float) -> None:
-        """Some node was not seen for so long, and this driver was held up for so much of it."""
-        # A lease begins with the last look, which may be a while before the driver was held up.
-        if held_up_s >= self._lease_s / 2 and unseen_s > self.seconds:
-            self.seconds, self._over_s = unseen_s, now_s
-
-    def was_borne(self, asked_s: float) -> None:
-        """All ranks were there when nodes were asked, then at the earliest: reapers stood still as well."""
-        if asked_s >= self._over_s:
-            self.seconds = 0.0

@@ -26,23 +26,9 @@ def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) 
 
 
 def bundle_sizes(node_slots: Iterable[int], num_ranks: int, group_size: int) -> tuple[int, ...]:
-    """The number of ranks in each bundle.
-
-    Args:
-        node_slots: how many ranks fit on each node.
-        num_ranks: how many there are.
-        group_size: how many are to stay together.
-
-    Returns:
-        A bundle for each group, as long as nodes have room for whole ones; then a bundle for each rank.
-    """
+    """The number of ranks in each bundle: whole groups as long as nodes have room for these, then one."""
     num_whole = min(num_ranks // group_size, sum(number // group_size for number in node_slots))
     return (group_size,) * num_whole + (1,) * (num_ranks - num_whole * group_size)
-
-
-def index_in(sizes: Iterable[int]) -> tuple[int, ...]:
-    """For each rank the index of its bundle."""
-    return tuple(index for index, size in enumerate(sizes) for _ in range(size))
 
 
 def times(need: Mapping[str, float], number: int) -> dict[str, float]:
@@ -67,8 +53,6 @@ class Supply:
     """What a cluster has.
 
     Attributes:
-        total: its resources.
-        available: those that are free.
         nodes: host name and resources of each node; several may be on one host.
         silent: nodes that Ray lists as alive and that do not answer, for people; they are not counted.
         wanted_labels: label selectors that nodes must meet.
@@ -86,14 +70,10 @@ class Supply:
 def describe_shortage(
     bundle: Mapping[str, float], num_ranks: int, supply: Supply, *, state: str, own: bool
 ) -> str:
-    """Why ranks cannot be placed, and what to do.
+    """Why ranks that ask for a bundle each cannot be placed, and what to do.
 
-    Args:
-        bundle: resources that each rank asks for.
-        num_ranks: number of ranks.
-        supply: what the cluster has.
-        state: Ray's scheduling state of the placement group.
-        own: the cluster is a local Ray of this launch.
+    ``state`` is Ray's scheduling state of the placement group; ``own``: the cluster is a local Ray of this
+    launch.
     """
     where = "this machine" if own else "the Ray cluster"
     lines = [f"{num_ranks} ranks do not fit on {where}:"]
@@ -129,12 +109,6 @@ def describe_shortage(
     else:
         remedy = "other work holds them: wait for it or end it (`ray status`, `ray list actors`)"
     return "\n".join([*lines, f"  remedy: {remedy}"])
-
-
-def in_a_line(shortage: str) -> str:
-    """What `describe_shortage` gave, where one line is all that is shown."""
-    head, *rest = shortage.splitlines()
-    return f"{head} {'; '.join(line.strip() for line in rest)}"
 
 
 def _by_node(name: str, nodes: Iterable[tuple[str, Mapping[str, float]]]) -> str:
@@ -192,11 +166,7 @@ def lacks_devices(bundle: Mapping[str, float], num_ranks: int, total: Mapping[st
 
 
 def refuse_missing_devices(bundle: Mapping[str, float], num_ranks: int, config: RayConfig) -> None:
-    """Before an own Ray starts, which takes seconds: it would find no more devices than there are here.
-
-    Raises:
-        LacksDevice: there are too few.
-    """
+    """Before an own Ray starts, which takes seconds, raise `LacksDevice` if it would find too few here."""
     if RAY_OVERRIDE in os.environ:
         return
     here = {"CPU": float(config.num_cpus or os.cpu_count() or 1)}
@@ -233,7 +203,7 @@ class Reservation:
         num_ranks: how many there are.
         group_size: how many of them, next to each other, are to be on one node.
         placement: Ray's strategy of placing bundles on nodes.
-        is_own: whether the Ray is this process's own, which never grows.
+        is_own: the Ray is this process's own, which never grows.
         eligible: the nodes that may have ranks.
     """
 
@@ -260,10 +230,8 @@ class Reservation:
     def hold(self, deadline: float, *, check: Callable[[], None], on_wait: Callable[[str], None]) -> None:
         """Wait until all resources are there; without them nothing stays reserved.
 
-        Args:
-            deadline: as `time.monotonic` counts.
-            check: raises once there is nothing to wait for any more.
-            on_wait: see `orchestrator.gang.launcher.Waiting`.
+        ``check`` raises once there is nothing to wait for any more; for ``on_wait`` see
+        `gang.launcher.Waiting`.
 
         Raises:
             CannotStart: resources are missing; names them and the remedy.
@@ -289,11 +257,7 @@ class Reservation:
 
     def place(self, index: int) -> Any:
         """The scheduling strategy of the process of that index; those of a group are next to each other."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        return PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=self._bundle_of[index]
-        )
+        return _place(self._group, self._bundle_of[index])
 
     def release(self) -> None:
         """Free the resources, whether or not they are there yet; more than once does no harm."""
@@ -312,10 +276,9 @@ class Reservation:
         labels = dict(self._eligible.labels)
         # An older Ray does not know the argument.
         more: dict[str, Any] = {"bundle_label_selector": [labels] * len(sizes)} if labels else {}
-        self._bundle_of = index_in(sizes)
-        self._group = placement_group(
-            [times(self._need, size) for size in sizes], strategy=self._placement, **more
-        )
+        self._bundle_of = tuple(index for index, size in enumerate(sizes) for _ in range(size))
+        bundles = [times(self._need, size) for size in sizes]
+        self._group = placement_group(bundles, strategy=self._placement, **more)
 
     def _is_there(self, deadline: float, check: Callable[[], None], on_wait: Callable[[str], None]) -> bool:
         """Whether the resources are there in time; says early what is lacking, though a cluster may grow."""
@@ -325,7 +288,8 @@ class Reservation:
                 return True
             check()
             is_due = time.monotonic() >= say_s
-            on_wait(f"still waiting: {in_a_line(self._shortage())}" if is_due else "")
+            head, *rest = self._shortage().splitlines() if is_due else [""]
+            on_wait(f"still waiting: {head} {'; '.join(line.strip() for line in rest)}" if is_due else "")
             if is_due:
                 say_s = float("inf")
                 self._loosen()
@@ -350,10 +314,7 @@ class Reservation:
 class GivenGroup:
     """A placement group that somebody else made, and keeps, with room for all ranks.
 
-    Args:
-        name: its id or name; the group may be in any namespace.
-        need: what each rank needs, by Ray's name of the resource.
-        num_ranks: how many there are.
+    ``name`` is its id or name, in any namespace; each rank needs ``need``, by Ray's names of resources.
 
     Raises:
         CannotStart: there is none of that name, several, or it has no room.
@@ -363,22 +324,23 @@ class GivenGroup:
         from ray import PlacementGroupID
         from ray.util.placement_group import PlacementGroup, placement_group_table
 
-        known = {group_id: group for group_id, group in placement_group_table().items() if _is_made(group)}
+        table = placement_group_table()
+        known = {group_id: group for group_id, group in table.items() if group["state"] == "CREATED"}
         found = [group_id for group_id, group in known.items() if name in {group_id, group["name"]}]
         if len(found) != 1:
             names = ", ".join(f"{group_id} {group['name']}".strip() for group_id, group in known.items())
             what = "several placement groups are" if found else "no placement group that is there is"
             raise CannotStart(f"{what} called {name!r} (ray.placement_group); there are: {names or 'none'}")
-        table = known[found[0]]
-        self._node_of: dict[int, str] = table["bundles_to_node_id"]
-        bundles = {index: slots(bundle, need, num_ranks) for index, bundle in table["bundles"].items()}
+        made = known[found[0]]
+        self._node_of: dict[int, str] = made["bundles_to_node_id"]
+        bundles = {index: slots(bundle, need, num_ranks) for index, bundle in made["bundles"].items()}
         by_node = sorted(bundles, key=lambda index: (self._node_of[index], index))
         self._bundle_of = [index for index in by_node for _ in range(bundles[index])][:num_ranks]
         if len(self._bundle_of) < num_ranks:
             wanted = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
             raise CannotStart(
                 f"placement group {name!r} has room for {len(self._bundle_of)} of {num_ranks} ranks with "
-                f"{wanted} each; its bundles: {list(table['bundles'].values())}. Where they have no CPUs, "
+                f"{wanted} each; its bundles: {list(made['bundles'].values())}. Where they have no CPUs, "
                 "set ray.num_cpus_per_rank to 0"
             )
         self._group = PlacementGroup(PlacementGroupID(bytes.fromhex(found[0])))
@@ -389,15 +351,13 @@ class GivenGroup:
 
     def place(self, index: int) -> Any:
         """The scheduling strategy of the process of that index."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        return PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=self._bundle_of[index]
-        )
+        return _place(self._group, self._bundle_of[index])
 
     def release(self) -> None:
         """Leave the group to whoever made it."""
 
 
-def _is_made(group: Mapping[str, Any]) -> bool:
-    return bool(group["state"] == "CREATED")
+def _place(group: Any, bundle: int) -> Any:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)

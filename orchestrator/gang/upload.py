@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,14 @@ from typing import Any
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, is_url
+from warmrank.orchestrator.config.store import LOOK_S, is_url
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.orchestrator.text import size_text
 
 EXCLUDED_NAMES = (
-    ".git",
-    ".venv",
-    "venv",
-    "__pycache__",
-    "*.egg-info",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    ".import_linter_cache",
-    ".hypothesis",
-    ".coverage",
-    ".torchair_cache",
-    "build",
-    "warmrank-out",
-)
+    ".git", ".venv", "venv", "__pycache__", "*.egg-info", ".mypy_cache", ".ruff_cache", ".pytest_cache",
+    ".import_linter_cache", ".hypothesis", ".coverage", ".torchair_cache", "build", "warmrank-out",
+)  # fmt: skip
 """What never goes along; names match at any depth (they are gitwildmatch patterns without a slash)."""
 
 LARGE_UPLOAD_BYTES = 100 * 2**20
@@ -50,10 +38,7 @@ _HEADER_BYTES = 128
 class Upload:
     """What of a directory goes to the cluster, at most (`.gitignore` may leave out more).
 
-    Attributes:
-        num_files: number of files.
-        size_bytes: their size before compression.
-        largest: path relative to the directory and size in bytes of the largest files, largest first.
+    Sizes are before compression; ``largest`` are paths relative to the directory, the largest files first.
     """
 
     num_files: int
@@ -63,13 +48,9 @@ class Upload:
 
 def measure_upload(directory: Path, *, without: Collection[str] = (), num_largest: int = 3) -> Upload:
     """Walk a directory as Ray will, leaving out `EXCLUDED_NAMES` and the paths in ``without``."""
-    files = _files(directory, directory, without)
-    sizes = sorted(files, key=lambda item: (-item[1], item[0]))
-    return Upload(
-        num_files=len(sizes),
-        size_bytes=sum(size for _, size in sizes),
-        largest=tuple(sizes[:num_largest]),
-    )
+    sizes = sorted(_files(directory, directory, without), key=lambda item: (-item[1], item[0]))
+    size_bytes = sum(size for _, size in sizes)
+    return Upload(num_files=len(sizes), size_bytes=size_bytes, largest=tuple(sizes[:num_largest]))
 
 
 def _files(directory: Path, root: Path, without: Collection[str]) -> Iterator[tuple[str, int]]:
@@ -89,26 +70,22 @@ def _never_goes(name: str) -> bool:
 
 
 def private_keys(directory: Path) -> tuple[str, ...]:
-    """Files that begin as a private key in PEM does, relative to the directory.
+    """Files that begin as a private key in PEM does, relative to the directory, whatever their names.
 
-    Whatever their names: a launch that joins a cluster by address has no config here that names its key.
     Links to directories are followed, as Ray follows them.
     """
+
+    def is_followed(path: Path) -> bool:
+        is_loop = path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
+        return not (_never_goes(path.name) or is_loop)
+
     found = []
     for here, directories, files in os.walk(directory, followlinks=True):
-        directories[:] = [
-            name for name in directories if not _never_goes(name) and not _is_loop(Path(here, name))
-        ]
-        found += [
-            path.relative_to(directory).as_posix()
-            for path in (Path(here, name) for name in files)
-            if path.is_file() and _begins_as_private_key(path)
-        ]
+        directories[:] = [name for name in directories if is_followed(Path(here, name))]
+        paths = (Path(here, name) for name in files)
+        keys = (path for path in paths if path.is_file() and _begins_as_private_key(path))
+        found += [path.relative_to(directory).as_posix() for path in keys]
     return tuple(sorted(found))
-
-
-def _is_loop(directory: Path) -> bool:
-    return directory.is_symlink() and directory.parent.resolve().is_relative_to(directory.resolve())
 
 
 def _begins_as_private_key(path: Path) -> bool:
@@ -121,33 +98,21 @@ def _begins_as_private_key(path: Path) -> bool:
 
 def own_places(config: Config, directory: Path) -> dict[str, str]:
     """Cache and store of a launch that lie under the directory: config key -> path relative to it."""
-    places = {"cache_dir": config.cache_dir, **_store_places(config.store)}
+    places = {"cache_dir": config.cache_dir}
+    tiers = config.store.tiers if config.store else ()
+    for index, tier in enumerate(tiers):
+        if not is_url(tier.path):
+            key = "store.path" if len(tiers) == 1 else f"store.tiers.{index}.path"
+            places[key] = Path(tier.path)
     found = {key: _inside(path, directory) for key, path in places.items()}
     return {key: path for key, path in found.items() if path}
 
 
-def _store_places(store: StoreConfig | None) -> dict[str, Path]:
-    tiers = store.tiers if store else ()
-    single = len(tiers) == 1
-    return {
-        "store.path" if single else f"store.tiers.{index}.path": Path(tier.path)
-        for index, tier in enumerate(tiers)
-        if not is_url(tier.path)
-    }
-
-
-def _resolved(path: Path) -> Path:
-    """The path without links; as it is where its disk gives no answer."""
-    (found,) = all_within([path.resolve], timeout_s=LOOK_S)
-    return found or path
-
-
 def _inside(path: Path, directory: Path) -> str:
     """The path relative to the directory; empty where it does not lie under it."""
-    for place, root in (
-        (Path(os.path.normpath(path)), directory),
-        (_resolved(path), directory.resolve()),
-    ):
+    (resolved,) = all_within([path.resolve], timeout_s=LOOK_S)  # its disk may give no answer
+    places = (Path(os.path.normpath(path)), directory), (resolved or path, directory.resolve())
+    for place, root in places:
         if place != root and place.is_relative_to(root):
             return place.relative_to(root).as_posix()
     return ""
@@ -155,48 +120,38 @@ def _inside(path: Path, directory: Path) -> str:
 
 def left_out(directory: Path, config: Config | None = None) -> tuple[str, ...]:
     """What of this directory does not go along, besides `EXCLUDED_NAMES`; relative to it."""
-    paths = private_keys(directory)
-    if config is None:
-        return paths
-    key = config.store.trust.signing_key if config.store else None
-    signing = _inside(key, directory) if key else ""
-    return tuple(
-        dict.fromkeys((*paths, *([signing] if signing else []), *own_places(config, directory).values()))
-    )
+    paths = list(private_keys(directory))
+    if config is not None:
+        key = config.store.trust.signing_key if config.store else None
+        paths += filter(None, [_inside(key, directory) if key else ""])
+        paths += own_places(config, directory).values()
+    return tuple(dict.fromkeys(paths))
 
 
 def upload_notes(directory: Path, config: Config | None = None) -> tuple[str, ...]:
     """What the user should know before a directory goes to the cluster: keys that stay here, a large size."""
-    keys = private_keys(directory)
-    notes = (_keys_note(keys),) if keys else ()
+    notes = []
+    if keys := private_keys(directory):
+        shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        notes.append(
+            f"private keys are not uploaded: {shown}. Where ranks sign, name a key that lies on their nodes "
+            "by its absolute path"
+        )
     upload = measure_upload(directory, without=left_out(directory, config))
-    if upload.size_bytes < LARGE_UPLOAD_BYTES:
-        return notes
-    largest = ", ".join(f"{path} ({size_text(size)})" for path, size in upload.largest)
-    note = (
-        f"the current directory goes to the cluster, up to {size_text(upload.size_bytes)}; largest of its "
-        f"{upload.num_files} files: {largest}. List what the job does not need in .rayignore"
-    )
-    return (*notes, note)
-
-
-def _keys_note(keys: Sequence[str]) -> str:
-    shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-    return (
-        f"private keys are not uploaded: {shown}. Where ranks sign, name a key that lies on their nodes by "
-        "its absolute path"
-    )
+    if upload.size_bytes >= LARGE_UPLOAD_BYTES:
+        largest = ", ".join(f"{path} ({size_text(size)})" for path, size in upload.largest)
+        notes.append(
+            f"the current directory goes to the cluster, up to {size_text(upload.size_bytes)}; largest of "
+            f"its {upload.num_files} files: {largest}. List what the job does not need in .rayignore"
+        )
+    return tuple(notes)
 
 
 def refuse_in_job(places: Mapping[str, str], place: str) -> None:
-    """Refuse a cache or store in the directory of a job, which starts as a copy, and which Ray deletes.
-
-    Args:
-        places: what the config gives, by its keys.
-        place: the config's file.
+    """Refuse a cache or store, by config key, in a job's directory, which is a copy, and which Ray deletes.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: there is one; names the config's file, ``place``.
     """
     expected = (
         "an absolute path on the nodes, such as --set {key}=/var/tmp/warmrank/{name} (a store: what all "
@@ -220,13 +175,9 @@ def runtime_env(directory: Path, config: Config | None = None) -> dict[str, Any]
 
     Private keys stay here, and with a config its signing key, cache and store.
     """
-    excludes = [*EXCLUDED_NAMES, *(_pattern(path) for path in left_out(directory, config))]
-    env: dict[str, Any] = {"working_dir": str(directory), "excludes": excludes}
+    # As gitwildmatch patterns of exactly these paths.
+    paths = ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in left_out(directory, config)]
+    env: dict[str, Any] = {"working_dir": str(directory), "excludes": [*EXCLUDED_NAMES, *paths]}
     if not (directory / "warmrank" / "__init__.py").is_file():
         env["py_modules"] = [str(import_root() / "warmrank")]
     return env
-
-
-def _pattern(path: str) -> str:
-    """The gitwildmatch pattern of exactly this path, from the uploaded directory."""
-    return "/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path)

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import AwaitedPartition, WaitingLaunch, add_launch
-from warmrank.cache_store.records.manifest import LaunchRecord, environments_of, utc_now
+from warmrank.cache_store.records.manifest import environments_of, utc_now
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Committed, NodePublish, Nondeterministic
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.store.stores import Access, is_writable, may_publish
 from warmrank.worker.results import Published
 
@@ -26,13 +27,9 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
     """Publish every rank's partition, then the record of the whole launch.
 
     Where the store is away, and only its place asks for signatures, what cannot be signed waits all the same:
-    nothing is signed while it waits, and the publish that comes later decides anew.
-
-    Args:
-        stages: the launch.
-        access: the driver's own access to the store.
-        is_new: some rank ended with an artifact that it did not have before; otherwise nothing is left for
-            later, and what is not committed is no problem.
+    nothing is signed while it waits, and the publish that comes later decides anew. Unless ``is_new`` (some
+    rank ended with an artifact that it did not have before), nothing is left for later, and that is no
+    problem.
 
     Raises:
         LaunchFailed: the store is required, and away.
@@ -48,17 +45,24 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
         if not (access.store is None and access.why_required):
             return Committed(unsigned=unsigned)
     with stages.stage("commit"):
-        everyone = dict.fromkeys(
-            range(stages.config.ranks), (launch_key(stages.config), is_new, access.is_behind)
-        )
-        answers: dict[int, Published | None] = stages.ask_store("commit", "publish", everyone)
+        arguments = launch_key(stages.config), is_new, access.is_behind
+        asked = dict.fromkeys(range(stages.config.ranks), arguments)
+        answers = stages.ask_store("commit", RankHost.publish, asked)
         published = {rank: answer for rank, answer in answers.items() if answer is not None}
-        _tell(stages, published)
+        conflicts: dict[str, list[int]] = {}
+        for rank, part in sorted(published.items()):
+            for function in part.conflicts:
+                conflicts.setdefault(function, []).append(rank)
+        nondeterministic = tuple(
+            Nondeterministic(function=function, ranks=tuple(ranks))
+            for function, ranks in sorted(conflicts.items())
+        )
+        _tell(stages, published, nondeterministic)
         record, is_queued = _record(stages, access, published, is_new=is_new)
         return Committed(
             record=record,
             publishes=_by_node(stages.gang, published),
-            nondeterministic=_nondeterministic(published),
+            nondeterministic=nondeterministic,
             queued_on=_queued_on(stages, published) if is_queued else (),
             unsigned=unsigned,
         )
@@ -82,7 +86,9 @@ def _no_key(access: Access) -> str:
     )
 
 
-def _tell(stages: Stages, published: Mapping[int, Published]) -> None:
+def _tell(
+    stages: Stages, published: Mapping[int, Published], nondeterministic: tuple[Nondeterministic, ...]
+) -> None:
     """What of the publishing is worth knowing, and no failure."""
     queued: dict[str, list[int]] = {}
     for rank, part in published.items():
@@ -92,7 +98,7 @@ def _tell(stages: Stages, published: Mapping[int, Published]) -> None:
             queued.setdefault(part.queued, []).append(rank)
     for reason, ranks in queued.items():
         stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
-    for found in _nondeterministic(published):
+    for found in nondeterministic:
         stages.problem(
             f"nondeterministic: {found.function} compiled on {ranks_text(found.ranks)} to other bytes than "
             "the store holds, which stay"
@@ -107,26 +113,30 @@ def _record(
     Returns:
         The record's key, empty when it is not in the store; and whether it waits on the driver's disk.
     """
-    config = stages.config
+    config, key = stages.config, ""
     missing = [rank for rank in range(config.ranks) if rank not in published]
     if missing:
         stages.problem(f"not committed: {ranks_text(missing)} could not publish to the store")
         return "", False
     launch = waiting_launch(config, published)
-    key = _commit(stages, access, launch, published)
+    refs = {part.key: part.ref for part in published.values() if part.ref is not None}
+    if access.store is not None and len(refs) == launch.world_size:  # all partitions are in the store
+        try:
+            key = access.store.commit_launch(launch.record(refs))
+        except StoreError as error:
+            if isinstance(error, UnusableCache) or (isinstance(error, StoreUnavailable) and error.required):
+                raise
+            stages.problem(f"not committed: {error}")
     waits = not key or any(part.queued for part in published.values()) or access.is_behind
-    if not (waits and is_new):
-        return key, False
-    add_launch(config.cache_dir, launch)
-    return key, True
+    if waits and is_new:
+        add_launch(config.cache_dir, launch)
+    return key, waits and is_new
 
 
 def waiting_launch(config: Config, published: Mapping[int, Published]) -> WaitingLaunch:
     """The record of a launch, but for the digests that its manifests have in the store.
 
-    Args:
-        config: the launch.
-        published: every rank's partition, in the store or not.
+    ``published`` is every rank's partition, in the store or not.
     """
     environments = environments_of({rank: part.environment for rank, part in published.items()})
     return WaitingLaunch(
@@ -143,26 +153,6 @@ def waiting_launch(config: Config, published: Mapping[int, Published]) -> Waitin
     )
 
 
-def complete(launch: WaitingLaunch, published: Mapping[int, Published]) -> LaunchRecord | None:
-    """The record of a launch all of whose partitions are in the store; None where some are not."""
-    refs = {part.key: part.ref for part in published.values() if part.ref is not None}
-    return launch.record(refs) if len(refs) == launch.world_size else None
-
-
-def _commit(stages: Stages, access: Access, launch: WaitingLaunch, published: Mapping[int, Published]) -> str:
-    """Commit the launch record if all its partitions are in the store; its key, or empty."""
-    record = complete(launch, published)
-    if access.store is None or record is None:
-        return ""
-    try:
-        return access.store.commit_launch(record)
-    except StoreError as error:
-        if isinstance(error, UnusableCache) or (isinstance(error, StoreUnavailable) and error.required):
-            raise
-        stages.problem(f"not committed: {error}")
-        return ""
-
-
 def _queued_on(stages: Stages, published: Mapping[int, Published]) -> tuple[str, ...]:
     """Hosts on which something waits; the driver's last, because its record needs all partitions."""
     hosts = [seat.host for seat in stages.gang.seats if published[seat.rank].queued]
@@ -172,30 +162,18 @@ def _queued_on(stages: Stages, published: Mapping[int, Published]) -> tuple[str,
 
 def _by_node(gang: Gang, published: Mapping[int, Published]) -> tuple[NodePublish, ...]:
     """Sum up, for each node, what its ranks published."""
-    members: dict[int, list[Published]] = {}
-    for seat in gang.seats:
-        if seat.rank in published:
-            members.setdefault(seat.node_rank, []).append(published[seat.rank])
-    return tuple(
-        NodePublish(
-            node_rank=seat.node_rank,
-            host=seat.host,
-            num_partitions=sum(part.ref is not None for part in members[seat.node_rank]),
-            num_blobs_new=sum(part.num_blobs_new for part in members[seat.node_rank]),
-            bytes_new=sum(part.bytes_new for part in members[seat.node_rank]),
-            num_queued=sum(bool(part.queued) for part in members[seat.node_rank]),
-        )
-        for seat in gang.first_of_each_node()
-        if seat.node_rank in members
-    )
-
-
-def _nondeterministic(published: Mapping[int, Published]) -> tuple[Nondeterministic, ...]:
-    """The functions whose compiles are not deterministic, each with its ranks."""
-    ranks: dict[str, list[int]] = {}
-    for rank, part in sorted(published.items()):
-        for function in part.conflicts:
-            ranks.setdefault(function, []).append(rank)
-    return tuple(
-        Nondeterministic(function=function, ranks=tuple(found)) for function, found in sorted(ranks.items())
-    )
+    found = []
+    for node_rank, seats in gang.by_node().items():
+        parts = [published[seat.rank] for seat in seats if seat.rank in published]
+        if parts:
+            found.append(
+                NodePublish(
+                    node_rank=node_rank,
+                    host=seats[0].host,
+                    num_partitions=sum(part.ref is not None for part in parts),
+                    num_blobs_new=sum(part.num_blobs_new for part in parts),
+                    bytes_new=sum(part.bytes_new for part in parts),
+                    num_queued=sum(bool(part.queued) for part in parts),
+                )
+            )
+    return tuple(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from warmrank.orchestrator.seats import Seat
+from warmrank.orchestrator.nodes import Seat
 from warmrank.worker.results import FunctionResult
 
 STAGES = (

@@ -1,9 +1,7 @@
 """Failures of a launch: made into one error, and tried again as often as their budget allows; pure.
 
-What ranks report themselves (a wrong workload, a failed check, a forbidden compile) would come again, and
-ends the launch; what befell them (a death, a lost node, a hang) is tried again, as `causes.policy_of` says.
-A compile that fails is a result, never cached, and no reason to stop a rank that does not need it; the next
-launch compiles only what failed.
+What ranks report themselves would come again, and ends the launch; what befell them (a death, a lost node, a
+hang) is tried again, as `causes.policy_of` says.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ from warmrank.orchestrator.errors import (
     ranks_text,
 )
 from warmrank.orchestrator.launch.plan_state import Avoided, Failed, PlanState, Slot
-from warmrank.orchestrator.seats import Gang, Seat, distinct_hosts
+from warmrank.orchestrator.nodes import Gang, Seat, distinct_hosts
 
 Seats = Mapping[int, Seat]
-"""Every rank's seat."""
 
 _MAX_NAMED = 8
 
@@ -64,12 +61,7 @@ def raise_failed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiling:
-    """A compile of a rank that was lost.
-
-    Attributes:
-        request_key: for whom; opaque, and equal in the next attempt.
-        host: its node's host name, where no other node of the attempt had it; else empty.
-    """
+    """A compile of a rank that was lost; ``host`` is empty where other nodes have that host name, too."""
 
     function: str
     request_key: str
@@ -79,13 +71,7 @@ class Compiling:
 
 
 def cut_off(slots: Iterable[Slot], asked: Mapping[Slot, str], seats: Seats) -> tuple[Compiling, ...]:
-    """The compiles of lost leaders.
-
-    Args:
-        slots: lost leaders, with each function that they led.
-        asked: request key of every slot.
-        seats: of the attempt that was cut off.
-    """
+    """The compiles of lost leaders: ``slots``, with the request key of every slot."""
     alone = _nodes_alone(seats)
     return tuple(
         Compiling(
@@ -120,7 +106,7 @@ def avoided(former: Iterable[Compiling], seats: Seats) -> tuple[Avoided, ...]:
 
 
 def _nodes_alone(seats: Seats) -> dict[str, int]:
-    """The nodes whose host name no other node has: containers and nodes on one machine may share theirs."""
+    """Nodes by host name, without names that several have: containers on one machine may share theirs."""
     nodes: dict[str, set[int]] = {}
     for seat in seats.values():
         nodes.setdefault(seat.host, set()).add(seat.node_rank)
@@ -159,14 +145,10 @@ def failures_of(state: PlanState, seats: Seats) -> list[WorkerFailure]:
         )
         if error == FailureKind.FUNCTION_RAISED:
             remedy = f"correct that line; {remedy}"
+        kind, message = error or FailureKind.COMPILE_FAILED, reason.removeprefix(f"{error}: ")
         found += [
             WorkerFailure(
-                rank=rank,
-                stage="compile",
-                kind=error or FailureKind.COMPILE_FAILED,
-                message=reason.removeprefix(f"{error}: "),
-                function=function,
-                remedy=remedy,
+                rank=rank, stage="compile", kind=kind, message=message, function=function, remedy=remedy
             )
             for rank in dict.fromkeys(ranks)
         ]

@@ -1,31 +1,27 @@
 """The plan of a round: one action for every rank and function; pure.
 
 A round goes: `plan_round`, the driver carries it out, `apply_round`. In a class a rank loads what it holds,
-else adopts what fits or is offered, else one leader compiles and the others wait for it, to adopt the result.
-Whoever refuses an offer (its guards do not hold there) stays for the next round, and so does a class whose
-leader failed: another one tries, on another node where there is one; a class whose second leader failed, or
-whose function itself raised, is given up, and nobody else. The rounds end: each leaves every rank that stays
-one offer less, or its class one leader less, and where no offer is left a leader is satisfied; a rank that
-has refused ``max_rounds`` offers compiles for itself.
+else adopts what fits or is offered, else one leader compiles, and the others adopt the result. Who refuses an
+offer (its guards do not hold there) stays for the next round, and so does a class whose leader failed:
+another one tries, on another node if there is one; a class whose second leader failed, or whose function
+itself raised, is given up, and nobody else. The rounds end: each leaves every rank that stays one offer less,
+or its class one leader less, and a rank that has refused ``max_rounds`` offers compiles for itself.
 
 What a leader of this launch compiled is adopted only after an audit: another rank of the class traces as
-well, beside the leader, and must come to the same (`PlanState.audit`). Where it does not, but conditions of
-the artifact keep it away, the artifact stays on offer, and one of those whose guards hold audits it in the
-next round. Where nothing kept it away, every rank traces before it adopts (`Offer.audit`).
+well, beside the leader, and must come to the same (`PlanState.audit`). If it does not, but conditions of the
+artifact keep it away, the artifact stays on offer, and a rank whose guards hold audits it in the next round.
+If nothing kept it away, every rank traces before it adopts (`Offer.audit`).
 
-Leaders: one a class, spread over nodes and ranks. A rank compiles one function after the other (a process has
-one tracer), the ranks of a node side by side in as many lanes as the node has cores for. Leaders are chosen
-greedily: by falling cost, each where it would be ready first (LPT; Graham, "Bounds on Multiprocessing Timing
-Anomalies", 1969: at most a third longer than the best possible).
-
-Linear in ranks times functions, but for sorting the classes that compile.
+A rank compiles one function after the other (a process has one tracer), the ranks of a node side by side in
+as many lanes as the node has cores for. Leaders are chosen greedily: by falling cost, each where it would be
+ready first (LPT; Graham, "Bounds on Multiprocessing Timing Anomalies", 1969: at most a third longer than
+optimal). Linear in ranks times functions, but for sorting the classes that compile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import ForbiddenCompile
@@ -33,51 +29,28 @@ from warmrank.orchestrator.launch.events import ClassAction, RankClass
 from warmrank.orchestrator.launch.plan_state import (
     Action,
     Adopt,
-    Attempt,
-    Avoided,
+    Asked,
     AwaitLeader,
     ClassKey,
     Compile,
     Demand,
-    Failed,
     GiveUp,
     Load,
     Offer,
     PlanState,
     Slot,
-    apply_round,
-    begin,
 )
 from warmrank.worker.results import function_of_unit
-
-__all__ = [
-    "MAX_LEADERS", "Action", "Adopt", "Attempt", "Avoided", "AwaitLeader", "Compile", "Demand", "Failed",
-    "GiveUp", "Load", "Offer", "PlanState", "Slot",
-    "apply_round", "auditing", "begin", "forbidden", "plan_round", "rank_classes",
-]  # fmt: skip
 
 MAX_LEADERS = 2
 """Leaders that try to compile for a class before it is given up."""
 
-Asked = tuple[str, str]
-"""Function and request key: what an artifact is offered for."""
-
-
-class Tried(NamedTuple):
-    """Where a compile was tried in vain."""
-
-    ranks: Collection[int] = ()
-    nodes: Collection[int] = ()
+Tried = tuple[set[int], set[int]]
+"""Ranks and nodes on which a compile was tried in vain."""
 
 
 class Leaders:
-    """Hands out leaders; remembers who leads how much.
-
-    Args:
-        nodes: node of every rank; None when nothing is known of nodes, then the lowest rank leads.
-        lanes: by node, how many leaders should work at a time; a node that is not named has a lane a rank.
-        positions: index of every rank on each parallel axis.
-    """
+    """Hands out leaders and auditors; remembers who is how busy. For arguments see `plan_round`."""
 
     def __init__(
         self,
@@ -92,11 +65,11 @@ class Leaders:
         self._of_node: Counter[int] = Counter()
         self._num_leaders: Counter[int] = Counter()
 
-    def choose(self, candidates: Collection[int], cost: int, tried: Tried | None = None) -> int:
+    def choose(self, candidates: Collection[int], cost: int, tried: Tried) -> int:
         """The best leader: never one that has tried if there is another, rather on another node."""
-        nodes, tried = self._nodes, tried or Tried()
+        nodes = self._nodes
         if nodes is None:
-            return min(candidates, key=lambda rank: (rank in tried.ranks, rank))
+            return min(candidates, key=lambda rank: (rank in tried[0], rank))
 
         def rating(rank: int) -> tuple[bool, bool, bool, float, float, int, int]:
             node = nodes[rank]
@@ -104,7 +77,7 @@ class Leaders:
             own, on_node = self._of_rank.get(rank, 0), self._of_node.get(node, 0)
             is_full = not own and self._num_leaders.get(node, 0) >= lanes
             ready = max(own + cost, (on_node + cost) / lanes)
-            return rank in tried.ranks, node in tried.nodes, is_full, ready, on_node / lanes, own, rank
+            return rank in tried[0], node in tried[1], is_full, ready, on_node / lanes, own, rank
 
         leader = min(candidates, key=rating)
         self.add(leader, cost)
@@ -113,13 +86,17 @@ class Leaders:
     def choose_auditor(self, candidates: Collection[int], leader: int, cost: int) -> int:
         """Who differs most from a leader, by node and parallel axes.
 
-        Of several rather who has nothing to do, and whose indices are far off: code that treats ranks in two
-        ways has rather a first or last one, or halves, than neighbours.
+        Of several rather who is idle, and whose indices are far off: code that treats ranks in two ways has
+        rather a first or last one, or halves, than neighbours.
         """
-        of_leader = self._place(leader)
+
+        def place_of(rank: int) -> tuple[int, ...]:
+            return (self._nodes[rank] if self._nodes is not None else 0, *self._positions.get(rank, ()))
+
+        of_leader = place_of(leader)
 
         def rating(rank: int) -> tuple[int, int, int, int, int]:
-            place = self._place(rank)
+            place = place_of(rank)
             distances = [abs(one - other) for one, other in zip(place, of_leader, strict=True)]
             own, on_node = self._of_rank.get(rank, 0), self._of_node.get(place[0], 0)
             return distances.count(0), own, on_node, -sum(distances), rank
@@ -130,16 +107,11 @@ class Leaders:
 
     def add(self, leader: int, cost: int) -> None:
         """Note what a rank compiles as well."""
-        if self._nodes is None:
-            return
-        node = self._nodes[leader]
-        self._num_leaders[node] += not self._of_rank[leader]
-        self._of_rank[leader] += cost
-        self._of_node[node] += cost
-
-    def _place(self, rank: int) -> tuple[int, ...]:
-        node = self._nodes[rank] if self._nodes is not None else 0
-        return (node, *self._positions.get(rank, ()))
+        if self._nodes is not None:
+            node = self._nodes[leader]
+            self._num_leaders[node] += not self._of_rank[leader]
+            self._of_rank[leader] += cost
+            self._of_node[node] += cost
 
 
 def lanes_of(nodes: Iterable[int], cpus_per_rank: float) -> dict[int, int]:
@@ -162,12 +134,11 @@ def plan_round(
     Args:
         state: what is wanted and what exists.
         max_rounds: a rank that has refused so many offers compiles for itself.
-        nodes: node of every rank; when given, leaders are spread over nodes, then over a node's ranks;
-            otherwise the lowest rank of a class leads it.
+        nodes: node of every rank, to spread leaders over; without it the lowest rank of a class leads it.
         lanes: by node, how many leaders should work at a time; otherwise one a rank.
         positions: index of every rank on each parallel axis; auditors differ from leaders in it.
     """
-    offers = _by_class(state.offers)
+    offers = _with_actions(state.offers)
     loads = {demand.held: Load(digest=demand.held) for demand in state.demands if demand.held}
     num_failed = Counter(failed.class_key for failed in state.failed)
     hopeless = {failed.class_key for failed in state.failed if failed.is_final}
@@ -176,11 +147,10 @@ def plan_round(
     waiting: dict[tuple[Asked, str], list[Demand]] = {}
     for demand in state.demands:
         alone = demand.num_refused >= max_rounds
-        asked = demand.function, demand.request_key
-        action = None if alone else _without_compiling(demand, loads, offers.get(asked, {}))
+        action = None if alone else _without_compiling(demand, loads, offers.get(demand.asked, {}))
         key = demand.own_key if alone else demand.class_key
         if isinstance(action, Offer):
-            waiting.setdefault((asked, action.digest), []).append(demand)
+            waiting.setdefault((demand.asked, action.digest), []).append(demand)
         elif action is not None:
             actions[demand.slot] = action
         elif key in hopeless or num_failed[key] >= MAX_LEADERS:
@@ -188,15 +158,14 @@ def plan_round(
         else:
             needy.setdefault(key, []).append(demand)
     candidates = Leaders(nodes, lanes, positions)
-    leaders = _leaders(needy, _tried(state, nodes), candidates)
+    leaders = _choose_leaders(needy, _tried(state, nodes), candidates)
     chosen: dict[tuple[str, int | None], int] = {}
     for (asked, digest), members in waiting.items():
         offer, _ = offers[asked][digest]
         of_rank = _auditors(members, offer.from_rank, offer.audit, candidates, chosen, takes=digest)
         for demand in members:
-            actions[demand.slot] = Adopt(
-                digest=digest, from_rank=offer.from_rank, auditors=of_rank(demand.rank)
-            )
+            auditors = of_rank(demand.rank)
+            actions[demand.slot] = Adopt(digest=digest, from_rank=offer.from_rank, auditors=auditors)
     for key, leader in leaders.items():
         of_rank = _auditors(needy[key], leader, state.audit, candidates, chosen)
         for demand in needy[key]:
@@ -235,18 +204,19 @@ def rank_classes(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[Rank
     tracing = {(rank, name) for rank, names in auditing(state, actions).items() for name in names}
     for demand in state.demands:
         kind: ClassAction = "compile"
+        leader: int | None = None
         match actions[demand.slot]:
             case GiveUp():
                 continue
             case Load():
-                kind, leader = "load", None
+                kind = "load"
             case Adopt():
-                kind, leader = "adopt", None
+                kind = "adopt"
             case Compile():
                 leader = demand.rank
             case AwaitLeader() as action:
                 leader = action.leader
-        found.setdefault((demand.function, demand.request_key, kind, leader), []).append(demand.rank)
+        found.setdefault((*demand.asked, kind, leader), []).append(demand.rank)
     return tuple(
         RankClass(
             round=state.round,
@@ -264,19 +234,16 @@ def rank_classes(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[Rank
 def _without_compiling(
     demand: Demand, loads: Mapping[str, Load], offers: Mapping[str, tuple[Offer, Adopt]]
 ) -> Load | Adopt | Offer | None:
-    """The action without a compile; an offer stands for itself where an audit comes first.
-
-    What is known to be traced otherwise here is no offer.
-    """
+    """The action without a compile; an offer stands for itself where an audit comes first."""
     if demand.held and demand.held not in demand.refused:
         return loads[demand.held]
     if demand.fits and demand.fits not in demand.refused:
         known = offers.get(demand.fits)
         return known[1] if known is not None else Adopt(digest=demand.fits, from_rank=None)
     for digest, (offer, adopt) in offers.items():  # ends after at most one step more than it has refused
-        if digest in demand.refused or (demand.trace and offer.trace and demand.trace != offer.trace):
-            continue
-        return adopt if offer.audit == "off" or demand.trace else offer
+        is_traced_otherwise = demand.trace and offer.trace and demand.trace != offer.trace
+        if digest not in demand.refused and not is_traced_otherwise:
+            return adopt if offer.audit == "off" or demand.trace else offer
     return None
 
 
@@ -289,15 +256,10 @@ def _auditors(
     *,
     takes: str = "",
 ) -> Callable[[int], tuple[int, ...]]:
-    """Who has to trace the same before a member adopts, by member.
+    """Who has to trace the same before a member adopts what ``maker`` compiles or compiled, by member.
 
-    Args:
-        members: those that would adopt.
-        maker: who compiles, or compiled.
-        mode: one of them, each for itself, or nobody.
-        candidates: the round's leaders.
-        chosen: auditors of the round so far, by function and maker.
-        takes: digest of what is on offer; rather somebody audits it whose guards are known to hold.
+    ``chosen`` collects the round's auditors. Of an artifact on offer, ``takes``, rather somebody is the
+    auditor whose guards are known to hold.
     """
     others = [demand for demand in members if demand.rank != maker]
     if mode == "off" or not others:
@@ -315,7 +277,7 @@ def _auditors(
     return lambda _rank: (auditor,)
 
 
-def _leaders(
+def _choose_leaders(
     needy: Mapping[ClassKey, Sequence[Demand]], tried: Mapping[Asked, Tried], leaders: Leaders
 ) -> dict[ClassKey, int]:
     """A leader for every class, the longest compiles first."""
@@ -329,12 +291,21 @@ def _leaders(
         leader: int | None = None
         for key in families[family]:
             ranks = {demand.rank for demand in needy[key]}
-            where = tried.get(key[:2], Tried())
-            if leader is None or leader not in ranks or leader in where.ranks:
+            where = tried.get(key[:2], (set(), set()))
+            if leader is None or leader not in ranks or leader in where[0]:
                 leader = leaders.choose(ranks, _cost(needy[key]), where)
             else:
                 leaders.add(leader, _cost(needy[key]))
             found[key] = leader
+    return found
+
+
+def _with_actions(offers: Iterable[Offer]) -> dict[Asked, dict[str, tuple[Offer, Adopt]]]:
+    """Offers with the action of all that take them: thousands apart take longer to make than to plan."""
+    found: dict[Asked, dict[str, tuple[Offer, Adopt]]] = {}
+    for offer in offers:
+        adopt = Adopt(digest=offer.digest, from_rank=offer.from_rank)
+        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = offer, adopt
     return found
 
 
@@ -344,29 +315,15 @@ def _cost(members: Sequence[Demand]) -> int:
 
 def _tried(state: PlanState, nodes: Mapping[int, int] | None) -> dict[Asked, Tried]:
     """Where what is asked for was tried in vain, in this attempt of the launch and before."""
-    ranks: dict[Asked, set[int]] = {}
-    places: dict[Asked, set[int]] = {}
+    found: dict[Asked, Tried] = {}
     for failed in state.failed:
-        ranks.setdefault(failed.class_key[:2], set()).add(failed.rank)
+        ranks, places = found.setdefault(failed.class_key[:2], (set(), set()))
+        ranks.add(failed.rank)
         if nodes is not None:
-            places.setdefault(failed.class_key[:2], set()).add(nodes[failed.rank])
+            places.add(nodes[failed.rank])
     for avoided in state.avoided:
-        asked = avoided.function, avoided.request_key
-        places.setdefault(asked, set()).add(avoided.node)
+        ranks, places = found.setdefault((avoided.function, avoided.request_key), (set(), set()))
+        places.add(avoided.node)
         if avoided.rank is not None:
-            ranks.setdefault(asked, set()).add(avoided.rank)
-    return {
-        asked: Tried(ranks.get(asked, ()), places.get(asked, ())) for asked in ranks.keys() | places.keys()
-    }
-
-
-def _by_class(offers: Iterable[Offer]) -> dict[Asked, dict[str, tuple[Offer, Adopt]]]:
-    """Each offer with the action of all that take it without an audit.
-
-    Equal ranks share actions: thousands apart take longer to make than to plan.
-    """
-    found: dict[Asked, dict[str, tuple[Offer, Adopt]]] = {}
-    for offer in offers:
-        adopt = Adopt(digest=offer.digest, from_rank=offer.from_rank)
-        found.setdefault((offer.function, offer.request_key), {})[offer.digest] = offer, adopt
+            ranks.add(avoided.rank)
     return found

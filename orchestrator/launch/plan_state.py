@@ -1,10 +1,9 @@
 """State of a launch's plan, and its step from round to round; pure and linear in ranks and functions.
 
-Ranks whose requests and runtime state for a function are equal form a class. Guards see more than a request
-does: ranks that refuse what a leader of their class compiled leave the class, and those that refuse it for
-the same reasons form a class of their own, so that all classes that a first compile brings to light compile
-side by side in the next round. An artifact that a rank cannot have at all (another node's disk, no store)
-parts ranks by node, not by reason.
+Ranks whose requests and runtime state for a function are equal form a class. Guards see more than requests:
+ranks that refuse a new artifact for the same reasons form a class of their own, so that all classes that a
+first compile brings to light compile side by side. An artifact out of reach (another node's disk, no store)
+parts ranks by node instead.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ from warmrank.worker.results import FunctionProbe
 Slot = tuple[int, str]
 """A rank and a cached function."""
 
+Asked = tuple[str, str]
+"""Function and request key."""
+
 ClassKey = tuple[str, str, frozenset[str]]
 """Function, request key, and what parts this class from others that ask for the same."""
 
@@ -33,12 +35,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopt:
-    """Use an artifact that another rank holds.
+    """Use an artifact of another rank; ``from_rank`` is None where no rank of this launch holds it.
 
-    Attributes:
-        from_rank: who made or holds it; None when no rank of this launch does.
-        auditors: ranks whose own trace must be equal to the artifact's before; each of them traces now,
-            unless it has before.
+    ``auditors`` are ranks that must trace the same first, unless they have before.
     """
 
     digest: str
@@ -74,16 +73,15 @@ class Demand:
     """A rank that has no artifact yet for a function.
 
     Attributes:
-        request_key: what it asks for, with the runtime state that is declared for it.
-        cost: what compiling it takes, as in `FunctionProbe`.
-        held: digest that lies in the rank's own partition; empty for none.
-        fits: digest from elsewhere that the probe found to fit; empty for none.
+        request_key: what it asks for, with declared runtime state.
+        cost: as in `FunctionProbe`.
+        held: digest in the rank's own partition; may be empty.
+        fits: digest from elsewhere that the probe found to fit; may be empty.
         reason: why nothing could be used so far.
-        refused: digests that turned out not to fit.
-        num_refused: how often it refused something.
+        refused: digests that did not fit.
         apart: what it refused of this launch's own leaders, and why.
-        trace: digest of what this rank itself traced for an audit; empty while it has not.
-        takes: digests whose guards hold here, and which are not adopted before an audit.
+        trace: digest of this rank's own trace for an audit; empty while there is none.
+        takes: digests whose guards hold here, and which wait for an audit.
     """
 
     rank: int
@@ -103,6 +101,11 @@ class Demand:
     def slot(self) -> Slot:
         """The rank and function."""
         return self.rank, self.function
+
+    @property
+    def asked(self) -> Asked:
+        """Function and request key."""
+        return self.function, self.request_key
 
     @property
     def class_key(self) -> ClassKey:
@@ -126,7 +129,7 @@ class Offer:
     Attributes:
         from_rank: who made or holds it.
         is_new: a leader of this launch made it.
-        trace: digest of the trace that it was made of; of a new one.
+        trace: digest of the trace that a new one was made of.
         audit: who has yet to trace the same before it is adopted: one rank, every rank, nobody.
     """
 
@@ -150,7 +153,7 @@ class Failed:
 
     @property
     def is_final(self) -> bool:
-        """Whether another leader of the class would fail alike: the function itself raised."""
+        """Another leader would fail alike: the function itself raised."""
         return self.error == FailureKind.FUNCTION_RAISED
 
 
@@ -176,7 +179,7 @@ class PlanState:
         lost: demands that were given up.
         avoided: where compiles should rather not be tried again.
         audit: who traces what a leader compiles.
-        suspects: functions, with what was asked, whose trace depends on a rank though no condition says so.
+        suspects: what was asked whose trace depends on a rank though no condition says so.
     """
 
     round: int
@@ -186,7 +189,7 @@ class PlanState:
     lost: tuple[Demand, ...] = ()
     avoided: tuple[Avoided, ...] = ()
     audit: AuditMode = "off"
-    suspects: frozenset[tuple[str, str]] = frozenset()
+    suspects: frozenset[Asked] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +198,12 @@ class Attempt:
 
     Attributes:
         ok: the rank has its artifact.
-        digest: what was used or refused; empty when there was nothing to use, because a compile failed.
+        digest: what was used or refused; empty when a compile failed.
         reason: why it is not ok.
-        error: name of the type of the exception that was raised; empty for none.
+        error: name of the type of the exception that was raised; may be empty.
         out_of_reach: the artifact could not be had on this rank's node; its guards were not asked.
-        takes: not ok, because an audit is not through, or found a difference; the guards hold here.
-        trace: digest of what the rank compiled, or traced for an audit; empty where it did not.
+        takes: not ok because of an audit; the guards hold here.
+        trace: digest of what the rank compiled, or traced for an audit; may be empty.
         difference: the first one between its own trace and the artifact's.
     """
 
@@ -225,7 +228,10 @@ def begin(
         Demand(
             rank=rank,
             function=probe.function,
-            request_key=_wanted(probe),
+            # Ranks with other runtime state refuse each other's artifacts, so they need no round to find out.
+            request_key=f"{probe.request_key} {sorted(probe.runtime_state.items())}"
+            if probe.runtime_state
+            else probe.request_key,
             cost=probe.cost,
             held=probe.digest if probe.state == "hit" else "",
             fits=probe.digest if probe.state == "adoptable" else "",
@@ -236,15 +242,14 @@ def begin(
     )
     # Left behind by a launch that was cut off before its audits were through, or found at fault by them.
     traces = {probe.digest: probe.trace for found in probes.values() for probe in found if probe.trace}
-    traces = {} if audit == "off" else traces
     # First what a rank holds, then what only fits.
-    found = [
-        *(demand.offer(demand.held, demand.rank) for demand in demands if demand.held),
-        *(demand.offer(demand.fits, None) for demand in demands if demand.fits),
-    ]
+    held = [demand.offer(demand.held, demand.rank) for demand in demands if demand.held]
+    fitting = [demand.offer(demand.fits, None) for demand in demands if demand.fits]
     offers = tuple(
-        replace(offer, trace=traces[offer.digest], audit=audit) if offer.digest in traces else offer
-        for offer in _distinct(found)
+        replace(offer, trace=traces[offer.digest], audit=audit)
+        if audit != "off" and offer.digest in traces
+        else offer
+        for offer in _distinct([*held, *fitting])
     )
     return PlanState(round=0, demands=demands, offers=offers, avoided=tuple(avoided), audit=audit)
 
@@ -256,13 +261,10 @@ def apply_round(
     *,
     nodes: Mapping[int, int] | None = None,
 ) -> PlanState:
-    """The state after a round: whoever was refused stays, and what leaders made is offered first.
+    """The state after a round: who was refused stays, and what leaders made is offered first.
 
-    Args:
-        state: before it.
-        actions: its plan, one action for every demand.
-        attempts: the outcome of every action but `GiveUp`.
-        nodes: node of every rank; when given, what is out of reach parts ranks by node.
+    ``attempts`` has every action but `GiveUp`; ``nodes`` gives each rank's node: with it, what is out of
+    reach parts ranks by node.
     """
     new = {offer.digest for offer in state.offers if offer.is_new}
     staying: list[Demand] = []
@@ -274,13 +276,7 @@ def apply_round(
         action, attempt = actions[demand.slot], attempts.get(demand.slot)
         if isinstance(action, GiveUp) or attempt is None:
             lost.append(demand)
-            continue
-        if isinstance(action, Adopt | AwaitLeader):
-            if attempt.takes and attempt.difference:
-                suspects.add((demand.function, demand.request_key))
-            elif attempt.trace and not attempt.difference:
-                equal.add((demand.function, demand.request_key, attempt.digest))
-        if isinstance(action, Compile) and attempt.ok:
+        elif isinstance(action, Compile) and attempt.ok:
             audit = state.audit if attempt.trace else "off"
             offer = demand.offer(attempt.digest, demand.rank)
             made.append(replace(offer, is_new=True, trace=attempt.trace, audit=audit))
@@ -288,10 +284,14 @@ def apply_round(
             key = demand.own_key if action.alone else demand.class_key
             failed.append(Failed(class_key=key, rank=demand.rank, reason=attempt.reason, error=attempt.error))
             staying.append(demand)
-        elif not attempt.ok:
-            is_new = isinstance(action, AwaitLeader) or attempt.digest in new
-            staying.append(_refused(demand, attempt, is_new=is_new, node=(nodes or {}).get(demand.rank)))
-
+        else:
+            if not isinstance(action, Load) and attempt.takes and attempt.difference:
+                suspects.add(demand.asked)
+            elif not isinstance(action, Load) and attempt.trace and not attempt.difference:
+                equal.add((*demand.asked, attempt.digest))
+            if not attempt.ok:
+                is_new = isinstance(action, AwaitLeader) or attempt.digest in new
+                staying.append(_refused(demand, attempt, is_new=is_new, node=(nodes or {}).get(demand.rank)))
     return replace(
         state,
         round=state.round + 1,
@@ -303,7 +303,7 @@ def apply_round(
     )
 
 
-def _audited(offer: Offer, equal: set[tuple[str, str, str]], suspects: set[tuple[str, str]]) -> Offer:
+def _audited(offer: Offer, equal: Collection[tuple[str, str, str]], suspects: Collection[Asked]) -> Offer:
     """The offer, with what audits have yet to show of it."""
     asked = offer.function, offer.request_key
     if not offer.trace or offer.audit == "all":
@@ -314,15 +314,12 @@ def _audited(offer: Offer, equal: set[tuple[str, str, str]], suspects: set[tuple
 
 
 def _refused(demand: Demand, attempt: Attempt, *, is_new: bool, node: int | None) -> Demand:
-    """The demand of a rank that did not get what it was to adopt.
-
-    Without a digest its leader failed: it refused nothing, and waits for the next one.
-    """
+    """The demand of a rank that did not get what it was to adopt."""
     demand = replace(demand, trace=attempt.trace or demand.trace)
     if attempt.takes and not attempt.difference:
         return replace(demand, takes=demand.takes | {attempt.digest})
     if not attempt.digest:
-        return demand
+        return demand  # its leader failed: it refused nothing, and waits for the next one
     short, apart = attempt.digest[:12], demand.apart
     refusal = f"{short} refused: {attempt.reason}"
     if attempt.takes:
@@ -354,13 +351,6 @@ def given_up(state: PlanState, may_wait: Collection[Slot]) -> tuple[Demand, ...]
         for demand in state.lost
         if demand.slot not in may_wait or raised.isdisjoint({demand.class_key, demand.own_key})
     )
-
-
-def _wanted(probe: FunctionProbe) -> str:
-    """Ranks with other runtime state refuse each other's artifacts, so they need no round to find out."""
-    if not probe.runtime_state:
-        return probe.request_key
-    return f"{probe.request_key} {sorted(probe.runtime_state.items())}"
 
 
 def _distinct(offers: Iterable[Offer]) -> tuple[Offer, ...]:

@@ -8,25 +8,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.errors import in_words
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
+from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport, Event, RankClass
 from warmrank.orchestrator.launch.failures import raise_failed
 from warmrank.orchestrator.launch.report import StageReport
 from warmrank.orchestrator.launch.state import LaunchState, Listener
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.results import FunctionResult, TraceResult
 
+T = TypeVar("T")
 Arguments = Mapping[int, tuple[Any, ...]]
 """Arguments of a call by rank; ranks that are not named are not called."""
 
-
 _CLOSE_TIMEOUT_S = 10.0
+_NO_GANG = Gang(seats=(), master_addr="", master_port=0)
 
 
 class Stages:
@@ -37,7 +39,7 @@ class Stages:
         launcher: runs the ranks.
         listener: is told what happens.
         clock: seconds that only rise.
-        ranks: those that take part; all of the launch unless some are named.
+        ranks: those that take part; all of the launch by default.
     """
 
     def __init__(
@@ -51,47 +53,32 @@ class Stages:
     ) -> None:
         self.config = config
         self.ranks = tuple(range(config.ranks) if ranks is None else ranks)
-        self._launcher = launcher
-        self._listener = listener
-        self._clock = clock
+        self._launcher, self._listener, self._clock = launcher, listener, clock
         self._began_s = clock()
-        self.gang = NO_GANG
+        self.gang = _NO_GANG
         self.state = LaunchState(num_ranks=config.ranks)
         self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
         self._silent: frozenset[str] = frozenset()
-        self._sights: dict[int, ProcessStatus] = {}
+        self._seen: dict[int, ProcessStatus] = {}
         self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
         if isinstance(launcher, Waiting):
-            launcher.on_wait = self._waits
+            launcher.on_wait = self._wait
 
     def begin_attempt(self, reason: str) -> None:
-        """Forget the gang of the attempt before, which is gone.
-
-        Args:
-            reason: why there is another attempt; empty for the first.
-        """
-        self.gang, self._silent = NO_GANG, frozenset()
-        self._sights.clear()
+        """Forget the gang of the attempt before; ``reason`` is why there is another, empty for the first."""
+        self.gang, self._silent = _NO_GANG, frozenset()
+        self._seen.clear()
         self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.state.attempt + 1, reason=reason))
 
     def attempt_failed(self, error: BaseException, *, is_last: bool) -> None:
         """Tell that the attempt is over."""
+        attempt, stage, text = self.state.attempt, self.running, in_words(error)
         self._tell(
-            events.AttemptFailed(
-                at_s=self.wall_s(),
-                attempt=self.state.attempt,
-                stage=self.running,
-                text=in_words(error),
-                is_last=is_last,
-            )
+            events.AttemptFailed(at_s=self.wall_s(), attempt=attempt, stage=stage, text=text, is_last=is_last)
         )
 
     def start(self) -> Gang:
-        """Start the processes of all ranks.
-
-        Raises:
-            CannotStart: as `Launcher.start`.
-        """
+        """Start the processes of all ranks; errors as of `Launcher.start`."""
         self.gang = self._launcher.start(len(self.ranks), timeout_s=self._timeout_s("start"))
         self._tell(events.Seated(at_s=self.wall_s(), seats=self.gang.seats))
         return self.gang
@@ -107,49 +94,44 @@ class Stages:
         seconds = self._clock() - began_s
         self._tell(events.StageFinished(at_s=self.wall_s(), stage=name, seconds=seconds))
 
-    def ask(self, stage: str, method: str, arguments: Arguments, *, is_work: bool = True) -> dict[int, Any]:
-        """Call a method on some ranks, all of which must succeed.
+    def ask(
+        self, stage: str, method: Callable[..., T], arguments: Arguments, *, is_work: bool = True
+    ) -> dict[int, T]:
+        """Call a method of some ranks' `RankHost`; all must succeed. Returns their answers in order of ranks.
 
-        Args:
-            stage: whose time-out counts.
-            method: of the `RankHost`.
-            arguments: by rank.
-            is_work: whether answers are what the stage is about; else the listener hears nothing of them.
-
-        Returns:
-            The answer of each rank, in order of ranks.
+        ``stage`` gives the time-out. Unless ``is_work``, the listener hears nothing of answers.
 
         Raises:
             CompileForbidden: a rank would have had to compile, which is forbidden.
             LaunchFailed: at least one rank failed or did not answer in time.
         """
         answers = self.try_ask(stage, method, arguments, is_work=is_work)
-        failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
+        good, failures = _parted(answers)
         if failures:
             self.fail(stage, failures, silent=tuple(set(arguments) - set(answers)))
-        return answers
+        return good
 
-    def ask_all(self, stage: str, method: str, *arguments: Any) -> dict[int, Any]:
+    def ask_all(self, stage: str, method: Callable[..., T], *arguments: Any) -> dict[int, T]:
         """Call a method with the same arguments on every rank; see `ask`."""
         return self.ask(stage, method, dict.fromkeys(self.ranks, arguments))
 
-    def ask_store(self, stage: str, method: str, arguments: Arguments) -> dict[int, Any]:
+    def ask_store(self, stage: str, method: Callable[..., T], arguments: Arguments) -> dict[int, T]:
         """As `ask`, but a rank that the store fails is a problem, and left out of the answers."""
         answers = self.try_ask(stage, method, arguments)
-        failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
+        good, failures = _parted(answers)
         if not all(failure.store_fault for failure in failures):
             self.fail(stage, failures, silent=tuple(set(arguments) - set(answers)))
         for failure in failures:
             self.problem(f"stage {stage}: {failure.message}")
-        return {rank: answer for rank, answer in answers.items() if not isinstance(answer, WorkerFailure)}
+        return good
 
     def try_ask(
-        self, stage: str, method: str, arguments: Arguments, *, is_work: bool = True
-    ) -> dict[int, Any]:
+        self, stage: str, method: Callable[..., T], arguments: Arguments, *, is_work: bool = True
+    ) -> dict[int, T | WorkerFailure]:
         """As `ask`, but failures come back as values, those of time as well."""
         timeout_s, began_s = self._timeout_s(stage), self._clock()
-        answers: dict[int, Any] = {}
-        for rank, answer in self._launcher.call(stage, method, arguments, timeout_s=timeout_s):
+        answers: dict[int, T | WorkerFailure] = {}
+        for rank, answer in self._launcher.call(stage, method.__name__, arguments, timeout_s=timeout_s):
             if isinstance(answer, ProcessStatus):
                 self._see(rank, answer)
                 continue
@@ -168,12 +150,7 @@ class Stages:
         return dict(sorted(answers.items()))
 
     def fail(self, stage: str, failures: list[WorkerFailure], *, silent: tuple[int, ...] = ()) -> NoReturn:
-        """End the launch.
-
-        Raises:
-            CompileForbidden: a rank would have had to compile, which is forbidden.
-            LaunchFailed: otherwise.
-        """
+        """End the launch; raises as `raise_failed`."""
         self.running = stage
         raise_failed(stage, failures, gang=self.gang, num_ranks=self.config.ranks, silent=silent)
 
@@ -181,14 +158,11 @@ class Stages:
         """Spare everybody the wait for places of the store that gave none of ``ranks`` an answer.
 
         A place that only some of them found silent is left to each: it may be their node that is cut off.
-
-        Raises:
-            LaunchFailed: as `ask`.
         """
         config, asked = self.config.store, dict.fromkeys(ranks, ())
         if config is None or not asked:
             return
-        answers = self.ask(stage, "silent_places", asked, is_work=False)
+        answers = self.ask(stage, RankHost.silent_places, asked, is_work=False)
         silent = frozenset.intersection(*(frozenset(places) for places in answers.values()))
         if silent - self._silent:
             from warmrank.orchestrator.store.stores import leave_alone
@@ -196,10 +170,10 @@ class Stages:
             self._silent |= silent
             leave_alone(config, silent)
             told = dict.fromkeys(self.ranks, (tuple(sorted(silent)),))
-            self.ask(stage, "leave_alone", told, is_work=False)
+            self.ask(stage, RankHost.leave_alone, told, is_work=False)
 
     def tell(self, stage: str, results: Mapping[int, tuple[FunctionResult, ...]]) -> None:
-        """Tell the listener what became of functions."""
+        """Tell the listener the outcome of functions."""
         for rank, functions in results.items():
             for function in functions:
                 self._tell(
@@ -251,7 +225,7 @@ class Stages:
         """Take the ranks down in good order; what does not go down is ended with the launcher."""
         self._tell(events.Ending(at_s=self.wall_s()))
         everyone = dict.fromkeys(self.ranks, ())
-        for _ in self._launcher.call("stop", "close", everyone, timeout_s=_CLOSE_TIMEOUT_S):
+        for _ in self._launcher.call("stop", RankHost.close.__name__, everyone, timeout_s=_CLOSE_TIMEOUT_S):
             pass
 
     @property
@@ -263,12 +237,6 @@ class Stages:
         """Seconds since the launch began."""
         return self._clock() - self._began_s
 
-    @property
-    def _needs_store(self) -> bool:
-        """Whether nothing goes on without some place of the store."""
-        store = self.config.store
-        return store is not None and any(tier.mode == "required" for tier in store.tiers)
-
     def _timeout_s(self, stage: str) -> float:
         seconds: float = getattr(self.config.timeouts, f"{stage}_s")
         return seconds
@@ -277,26 +245,24 @@ class Stages:
         self.state.apply(event)
         self._listener(self.state, event)
 
-    def _waits(self, lacking: str) -> None:
+    def _wait(self, lacking: str) -> None:
         self._tell(events.StillWaiting(at_s=self.wall_s()))
         if lacking:
             self.problem(lacking)
 
     def _see(self, rank: int, status: ProcessStatus) -> None:
-        self._sights[rank] = status
-        if status.doing:
+        self._seen[rank] = status
+        if doing := status.doing:
+            cpu_s, resident_bytes = status.cpu_s, status.resident_bytes
             self._tell(
                 events.RankBusy(
-                    at_s=self.wall_s(),
-                    rank=rank,
-                    doing=status.doing,
-                    cpu_s=status.cpu_s,
-                    resident_bytes=status.resident_bytes,
+                    at_s=self.wall_s(), rank=rank, doing=doing, cpu_s=cpu_s, resident_bytes=resident_bytes
                 )
             )
 
     def _late(self, stage: str, rank: int, stacks: str) -> WorkerFailure:
-        status = self._sights.get(rank)
+        status, store = self._seen.get(rank), self.config.store
+        needs_store = store is not None and any(tier.mode == "required" for tier in store.tiers)
         doing = f", last seen in {status.doing!r}" if status is not None and status.doing else ""
         return WorkerFailure(
             rank=rank,
@@ -304,9 +270,11 @@ class Stages:
             kind=TIMEOUT,
             message=f"no answer within {self._timeout_s(stage):g} s{doing}",
             # The rank is warm by then: what hangs is the store.
-            store_fault=stage == "commit" and not self._needs_store,
+            store_fault=stage == "commit" and not needs_store,
             traceback=stacks,
         )
 
 
-NO_GANG = Gang(seats=(), master_addr="", master_port=0)
+def _parted(answers: Mapping[int, T | WorkerFailure]) -> tuple[dict[int, T], list[WorkerFailure]]:
+    good = {rank: answer for rank, answer in answers.items() if not isinstance(answer, WorkerFailure)}
+    return good, [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, ClassAction, Event, RankClass
-from warmrank.orchestrator.seats import Seat, distinct_hosts
+from warmrank.orchestrator.nodes import Seat, distinct_hosts
 from warmrank.worker.results import FunctionResult
 
 ClassKey = tuple[str, str, ClassAction, int | None]
@@ -86,7 +86,7 @@ class StageState:
         start_s: when that round began.
         seconds: of the rounds that are over.
         answers: how many calls each rank has answered in this round.
-        behind: the ranks by that number; those of the lowest number are the ones that others wait for.
+        behind: the ranks by that number; the others wait for those of the lowest.
         ended_s: when each rank answered last in this round.
     """
 
@@ -142,7 +142,6 @@ class ClassState:
         key: function, request, action and leader.
         auditors: who traces as well, in the round that was planned last.
         waiting: ranks that do not have the artifact yet.
-        num_failed: ranks on which it failed.
         slowest_s: the most seconds that a rank spent on it.
     """
 
@@ -176,20 +175,19 @@ class LaunchState:
     Attributes:
         now_s: time of the last event.
         is_over: an attempt failed, and there is no other.
-        ending_s: when ranks began to be taken down, as all is done or failed; None before that.
+        ending_s: when ranks began to be taken down, as all is done or failed.
         seats: by rank.
         stages: those that have begun in this attempt, in order.
         running: the one that runs; None between two.
-        cut: the stage that the attempt failed in; None while it has not.
+        cut: the stage that the attempt failed in.
         stage_seconds: wall seconds of each stage, over all rounds and attempts.
         spans: stages that are over, of all attempts.
         round: the plan's; None before there is one.
         planned: every class of every round of this attempt.
-        classes: as the plan has them now, by function, request, action and leader.
+        classes: as the plan has them now.
         results: the last word on each function of each rank.
         functions: names of cached functions, in the order of their coming.
         busy: what ranks were last seen doing in the running stage.
-        problems: each once, in order.
         lock: held while an event comes in.
     """
 

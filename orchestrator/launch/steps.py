@@ -11,21 +11,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.records.manifest import environments_of
-from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import packed_ranks
+from warmrank.orchestrator.config.reading import declared_caches
 from warmrank.orchestrator.errors import ranks_text
-from warmrank.orchestrator.gang.rank_host import Opened, RankInit
+from warmrank.orchestrator.gang.rank_host import RankHost, RankInit
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.seats import straddle_text, straddling_groups
+from warmrank.orchestrator.nodes import straddle_text, straddling_groups
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
@@ -37,69 +38,16 @@ from warmrank.worker.results import (
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry
-    from warmrank.cache_store.seed import SeedReport
     from warmrank.orchestrator.store.stores import Access
 
 Proposals = Mapping[int, tuple[CaptureProposal, ...]]
-"""What each rank proposes."""
-
+Results = dict[int, tuple[FunctionResult, ...]]
+Probes = dict[int, tuple[FunctionProbe, ...]]
 Step = dict[int, CaptureProposal]
 """What each rank that takes part in a step captures."""
 
-
-def num_calls(proposals: tuple[CaptureProposal, ...]) -> int:
-    """How many of a rank's proposals are calls of the workload."""
-    return sum(not proposal.planned for proposal in proposals)
-
-
-def order(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> tuple[Step, ...]:
-    """All steps, the largest first.
-
-    Args:
-        proposals: of all ranks, each with as many calls as the others.
-        digests: of the artifact that a rank has of a function.
-    """
-    steps = [*_calls(proposals), *_planned(proposals, digests)]
-    return tuple(sorted(steps, key=_size, reverse=True))  # stable: of equal ones, calls come first
-
-
-def _size(step: Step) -> int:
-    return max(proposal.num_elements for proposal in step.values())
-
-
-def _calls(proposals: Proposals) -> list[Step]:
-    """Every rank's calls side by side, from its largest to its smallest."""
-    ordered = [
-        sorted((item for item in own if not item.planned), key=lambda item: -item.num_elements)
-        for own in proposals.values()
-    ]
-    return [
-        {rank: item for rank, item in zip(proposals, items, strict=True) if item is not None}
-        for items in zip_longest(*ordered)
-    ]
-
-
-def _planned(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> list[Step]:
-    """Planned captures on which all ranks with the artifact agree; one step for equal shapes."""
-    owners = Counter((function, digest) for (_, function), digest in digests.items())
-    proposers: Counter[tuple[str, str, str]] = Counter()
-    for rank, own in proposals.items():
-        signatures = dict.fromkeys((item.function, item.signature) for item in own if item.planned)
-        for function, signature in signatures:
-            proposers[function, signature, digests.get((rank, function), "")] += 1
-    steps: dict[tuple[str, str], Step] = {}
-    for rank, own in proposals.items():
-        for item in own:
-            digest = digests.get((rank, item.function), "")
-            # Counted, not compared rank by rank, which would be quadratic in the number of ranks.
-            agreed = proposers[item.function, item.signature, digest] >= owners[item.function, digest]
-            if item.planned and agreed:
-                steps.setdefault((item.function, item.shapes), {})[rank] = item
-    return [steps[label] for label in sorted(steps)]
-
-
-Results = dict[int, tuple[FunctionResult, ...]]
-"""What became of functions, by rank."""
+MAX_ROUNDS = 5
+"""A static KV cache takes three: decode finds it made, then prefill does, then nothing is new."""
 
 
 def open_store(stages: Stages) -> Access | None:
@@ -146,30 +94,28 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
             )
             for seat in gang.seats
         }
-        opened: dict[int, Opened] = stages.ask("start", "open", inits)
-    without: dict[str, list[int]] = {}
-    for rank, answer in opened.items():
-        if answer.problem:
-            without.setdefault(answer.problem, []).append(rank)
-    for problem, ranks in without.items():
+        opened = stages.ask("start", RankHost.open, inits)
+    for problem, ranks in _alike({rank: answer.problem for rank, answer in opened.items()}).items():
         go = "goes" if len(ranks) == 1 else "go"
         stages.problem(f"{ranks_text(ranks)} {go} on without the store: {problem}")
     places = tuple(answer.place for answer in opened.values())
-    _compare_environments(stages, places)
+    # Ranks in different environments share nothing, which is worth knowing.
+    found = environments_of({place.rank: place.environment for place in places})
+    for other in found.others:
+        changes = "; ".join(map(str, changed_components(found.environment, other.environment)))
+        stages.problem(f"{ranks_text(other.ranks)}: another environment than rank 0: {changes}")
     return places
 
 
 def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
-    """What became of the node artifacts of every node that has node caches, in order.
+    """The node artifacts of every node that has node caches, in order.
 
     The launch is committed by now, so a rank that cannot say it any more is a problem, not the end of all.
     """
-    from warmrank.orchestrator.config.reading import declared_caches
-
     if not declared_caches(stages.config):
         return ()
     seats = stages.gang.first_of_each_node()
-    answers = stages.try_ask("commit", "node_report", {seat.rank: () for seat in seats})
+    answers = stages.try_ask("commit", RankHost.node_report, {seat.rank: () for seat in seats})
     found = []
     for seat in seats:
         answer = answers.get(seat.rank)
@@ -180,33 +126,23 @@ def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """What came from the store.
+def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[CaptureEntry, ...]]:
+    """Bring partitions from the store to every node's disk, once for each node.
 
-    Attributes:
-        nodes: what each node copied.
-        captures: the capture plans of all manifests, each entry once.
+    Returns:
+        What each node copied, and the capture plans of all manifests, each entry once.
     """
-
-    nodes: tuple[NodeFetch, ...] = ()
-    captures: tuple[CaptureEntry, ...] = ()
-
-
-def fetch(stages: Stages) -> Fetched:
-    """Bring partitions from the store to every node's disk, once for each node."""
     key = launch_key(stages.config)
     seats = stages.gang.first_of_each_node()
     ranks = {seat.rank: tuple(range(seat.rank, seat.rank + seat.local_world_size)) for seat in seats}
     with stages.stage("fetch", tuple(ranks)):
-        answers = stages.ask_store(
-            "fetch", "fetch", {rank: (key, members) for rank, members in ranks.items()}
-        )
+        asked = {rank: (key, members) for rank, members in ranks.items()}
+        answers = stages.ask_store("fetch", RankHost.fetch, asked)
         stages.agree_on_silence("fetch", ranks)
     fetches = []
     captures: dict[CaptureEntry, None] = {}
     for seat in seats:
-        seeded: SeedReport | None = answers.get(seat.rank)
+        seeded = answers.get(seat.rank)
         if seeded is None:
             continue
         for fault in seeded.faults:
@@ -223,52 +159,47 @@ def fetch(stages: Stages) -> Fetched:
                 seconds=seeded.seconds,
             )
         )
-    return Fetched(nodes=tuple(fetches), captures=tuple(captures))
+    return tuple(fetches), tuple(captures)
 
 
-def build(stages: Stages) -> None:
-    """Build the workload."""
+def build_and_probe(stages: Stages) -> Probes:
+    """Build the workload, and look every function up; nothing is compiled."""
     with stages.stage("build"):
-        stages.ask_all("build", "build")
-
-
-def probe(stages: Stages) -> dict[int, tuple[FunctionProbe, ...]]:
-    """Look every function up; nothing is compiled."""
+        stages.ask_all("build", RankHost.build)
     with stages.stage("probe"):
-        return stages.ask_all("probe", "probe")
+        return stages.ask_all("probe", RankHost.probe)
 
 
 def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -> None:
-    """Capture in step: a step begins when all ranks are through the one before.
+    """Capture in step, also what earlier launches ``planned``; the ledger takes over the seconds.
 
     Where some ranks wait with a call for others to run, all capture when they are called.
-
-    Args:
-        stages: of the launch.
-        ledger: what became of every function; takes over the seconds.
-        planned: what earlier launches captured.
 
     Raises:
         LaunchFailed: a rank failed, or ranks have calls of different number.
     """
-    proposals: Proposals = stages.ask_all("capture", "propose_captures", planned)
-    numbers = {rank: num_calls(own) for rank, own in proposals.items()}
+    proposals = stages.ask_all("capture", RankHost.propose_captures, planned)
+    numbers = {rank: sum(not item.planned for item in own) for rank, own in proposals.items()}
     if len(set(numbers.values())) > 1:
         if len(set(Counter(rank for rank, _ in ledger).values())) > 1:
             return
-        stages.fail("capture", [_odd_number(rank, number) for rank, number in numbers.items()])
+        stages.fail(
+            "capture",
+            [
+                WorkerFailure(
+                    rank=rank,
+                    stage="capture",
+                    kind=FailureKind.CAPTURE_MISMATCH,
+                    message=f"{number} captures",
+                )
+                for rank, number in numbers.items()
+            ],
+        )
     if stages.config.device == "npu" and any(proposals.values()):
-        _count_streams(stages)
+        said = stages.ask_all("capture", RankHost.stream_problem)
+        for text, ranks in _alike(said).items():
+            stages.problem(f"{ranks_text(ranks)}: {text}")
     _capture(stages, ledger, proposals)
-
-
-def capture_later(stages: Stages, ledger: Ledger, probes: Mapping[int, Sequence[FunctionProbe]]) -> None:
-    """Capture what calls needed after others had run: in step if all ranks do, else when it is called."""
-    names = {rank: ((), tuple(probe.function for probe in own)) for rank, own in probes.items()}
-    if set(names) == set(stages.ranks):
-        proposals: Proposals = stages.ask("capture", "propose_captures", names)
-        if len({len(own) for own in proposals.values()}) == 1:
-            _capture(stages, ledger, proposals)
 
 
 def _capture(stages: Stages, ledger: Ledger, proposals: Proposals) -> None:
@@ -279,17 +210,45 @@ def _capture(stages: Stages, ledger: Ledger, proposals: Proposals) -> None:
     with stages.stage("capture", ranks):
         for step in order(proposals, digests):
             arguments = {rank: (proposal,) for rank, proposal in step.items()}
-            note(stages, ledger, "capture", stages.ask("capture", "capture", arguments))
+            _note(stages, ledger, "capture", stages.ask("capture", RankHost.capture, arguments))
 
 
-def _count_streams(stages: Stages) -> None:
-    """Say before the first capture what the NPUs have too few streams for."""
-    said: dict[str, list[int]] = {}
-    for rank, text in stages.ask_all("capture", "stream_problem").items():
-        said.setdefault(text, []).append(rank)
-    for text, ranks in said.items():
-        if text:
-            stages.problem(f"{ranks_text(ranks)}: {text}")
+def order(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> tuple[Step, ...]:
+    """All steps of a capture, the largest first; of equal ones, calls come first.
+
+    Args:
+        proposals: of all ranks, each with as many calls as the others.
+        digests: of the artifact that a rank has of a function.
+    """
+    ordered = [
+        sorted((item for item in own if not item.planned), key=lambda item: -item.num_elements)
+        for own in proposals.values()
+    ]
+    calls = [
+        {rank: item for rank, item in zip(proposals, items, strict=True) if item is not None}
+        for items in zip_longest(*ordered)
+    ]
+    steps = [*calls, *_planned(proposals, digests)]
+    return tuple(sorted(steps, key=lambda step: -max(item.num_elements for item in step.values())))
+
+
+def _planned(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> list[Step]:
+    """Planned captures on which all ranks with the artifact agree; one step for equal shapes."""
+    # Counted, not compared rank by rank, which would be quadratic in the number of ranks.
+    owners = Counter((function, digest) for (_, function), digest in digests.items())
+    proposers: Counter[tuple[str, str, str]] = Counter()
+    for rank, own in proposals.items():
+        signatures = dict.fromkeys((item.function, item.signature) for item in own if item.planned)
+        for function, signature in signatures:
+            proposers[function, signature, digests.get((rank, function), "")] += 1
+    steps: dict[tuple[str, str], Step] = {}
+    for rank, own in proposals.items():
+        for item in own:
+            digest = digests.get((rank, item.function), "")
+            agreed = proposers[item.function, item.signature, digest] >= owners[item.function, digest]
+            if item.planned and agreed:
+                steps.setdefault((item.function, item.shapes), {})[rank] = item
+    return [steps[label] for label in sorted(steps)]
 
 
 def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
@@ -299,8 +258,8 @@ def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
         The comparison of each rank, and what it needed beyond the workload's calls.
     """
     with stages.stage("verify"):
-        checks = stages.ask_all("verify", "verify")
-        extra: Results = stages.ask("verify", "extra", dict.fromkeys(stages.ranks, ()), is_work=False)
+        checks = stages.ask_all("verify", RankHost.verify)
+        extra = stages.ask("verify", RankHost.extra, dict.fromkeys(stages.ranks, ()), is_work=False)
         stages.tell("verify", extra)
         return checks, extra
 
@@ -308,52 +267,12 @@ def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
 def run_script(stages: Stages) -> Results:
     """Run the script on every rank, from its beginning to its end."""
     with stages.stage("script"):
-        results: Results = stages.ask_all("script", "run_script")
+        results = stages.ask_all("script", RankHost.run_script)
         stages.tell("script", results)
     return results
 
 
-def note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
-    """Keep how each function got its artifact, and take over what it has spent and captured by now."""
-    for rank, results in answers.items():
-        for result in results:
-            known = ledger[rank, result.function]
-            ledger[rank, result.function] = replace(
-                known,
-                seconds=result.seconds,
-                num_captures=result.num_captures,
-                pool_bytes=result.pool_bytes,
-            )
-    stages.tell(stage, answers)
-
-
-def _odd_number(rank: int, number: int) -> WorkerFailure:
-    return WorkerFailure(
-        rank=rank,
-        stage="capture",
-        kind="CaptureMismatch",
-        message=f"{number} captures",
-    )
-
-
-def _compare_environments(stages: Stages, places: tuple[RankPlace, ...]) -> None:
-    """Ranks in different environments share nothing, which is worth knowing."""
-    found = environments_of({place.rank: place.environment for place in places})
-    for other in found.others:
-        changes = "; ".join(map(str, changed_components(found.environment, other.environment)))
-        stages.problem(f"{ranks_text(other.ranks)}: another environment than rank 0: {changes}")
-
-
-Probes = Mapping[int, tuple[FunctionProbe, ...]]
-"""Found by each rank that is named."""
-
-MAX_ROUNDS = 5
-"""A static KV cache takes three: decode finds it made, then prefill does, then nothing is new."""
-
-
-def run_calls(
-    stages: Stages, probes: Probes, ledger: Ledger, *, no_compile: bool
-) -> dict[int, tuple[FunctionProbe, ...]]:
+def run_calls(stages: Stages, probes: Probes, ledger: Ledger, *, no_compile: bool) -> Probes:
     """Run every call as the first request would, and again until a round needs nothing new.
 
     Args:
@@ -372,17 +291,18 @@ def run_calls(
     num_calls = {rank: len(found) for rank, found in probes.items()}
     found = dict(probes)
     start = 1  # what the first call needs was just settled
-    unsettled: dict[int, tuple[FunctionProbe, ...]] = {}
+    unsettled: Probes = {}
     for _ in range(MAX_ROUNDS):
         unsettled.clear()
-        place = start
-        while place <= max(num_calls.values()):
-            place, needed, changed = _run(stages, ledger, num_calls, place)
+        index = start
+        while index <= max(num_calls.values()):
+            index, needed, changed = _run(stages, ledger, num_calls, index)
             unsettled |= changed | needed
             if needed:
-                found |= {rank: _with(found[rank], own) for rank, own in needed.items()}
+                for rank, own in needed.items():  # a later probe stands for that of the same name
+                    found[rank] = tuple({probe.function: probe for probe in (*found[rank], *own)}.values())
                 ledger |= settle_all(stages, needed, no_compile=no_compile)
-                capture_later(stages, ledger, needed)
+                _capture_later(stages, ledger, needed)
         if not unsettled:
             break
         start = 0
@@ -392,47 +312,64 @@ def run_calls(
 
 
 def _run(
-    stages: Stages, ledger: Ledger, num_calls: Mapping[int, int], place: int
-) -> tuple[int, dict[int, tuple[FunctionProbe, ...]], dict[int, tuple[FunctionProbe, ...]]]:
-    """Run calls from a place on, until one needs what is not loaded.
+    stages: Stages, ledger: Ledger, num_calls: Mapping[int, int], index: int
+) -> tuple[int, Probes, Probes]:
+    """Run calls from an index on, until one needs what is not loaded.
 
     Returns:
-        The place to go on at; by rank, the probe of a call that needs something before it runs; by rank, the
+        The index to go on at; by rank, the probe of a call that needs something before it runs; by rank, the
         probes of calls that nothing loaded fits after the last one.
     """
-    changed: dict[int, tuple[FunctionProbe, ...]] = {}
+    changed: Probes = {}
     with stages.stage("first_call"):
-        while place <= max(num_calls.values()):
-            ranks = {rank: (place,) for rank, num in num_calls.items() if place <= num}
-            answers = stages.ask("first_call", "first_call", ranks)
-            ran = {
-                rank: tuple(item for item in answer if isinstance(item, FunctionResult))
-                for rank, answer in answers.items()
-            }
-            note(stages, ledger, "first_call", ran)
-            misses = {
-                rank: own
-                for rank, answer in answers.items()
-                if (own := tuple(item for item in answer if isinstance(item, FunctionProbe)))
-            }
-            changed |= {rank: own for rank, own in misses.items() if place == num_calls[rank]}
-            place += 1
+        while index <= max(num_calls.values()):
+            ranks = {rank: (index,) for rank, num in num_calls.items() if index <= num}
+            answers = stages.ask("first_call", RankHost.first_call, ranks)
+            ran: Results = {}
+            misses: Probes = {}
+            for rank, answer in answers.items():
+                ran[rank] = tuple(item for item in answer if isinstance(item, FunctionResult))
+                if own := tuple(item for item in answer if isinstance(item, FunctionProbe)):
+                    misses[rank] = own
+            _note(stages, ledger, "first_call", ran)
+            changed |= {rank: own for rank, own in misses.items() if index == num_calls[rank]}
+            index += 1
             if needed := {rank: own for rank, own in misses.items() if rank not in changed}:
-                return place, needed, changed
-    return place, {}, changed
+                return index, needed, changed
+    return index, {}, changed
 
 
-def _with(found: Sequence[FunctionProbe], later: Sequence[FunctionProbe]) -> tuple[FunctionProbe, ...]:
-    """Probes, and later ones, which stand for those of the same name."""
-    return tuple({probe.function: probe for probe in (*found, *later)}.values())
+def _capture_later(stages: Stages, ledger: Ledger, probes: Mapping[int, Sequence[FunctionProbe]]) -> None:
+    """Capture what calls needed after others had run: in step if all ranks do, else when it is called."""
+    names = {rank: ((), tuple(probe.function for probe in own)) for rank, own in probes.items()}
+    if set(names) == set(stages.ranks):
+        proposals = stages.ask("capture", RankHost.propose_captures, names)
+        if len({len(own) for own in proposals.values()}) == 1:
+            _capture(stages, ledger, proposals)
+
+
+def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
+    """Keep how each function got its artifact, and take over what it has spent and captured by now."""
+    for rank, results in answers.items():
+        for result in results:
+            known, num_captures = ledger[rank, result.function], result.num_captures
+            ledger[rank, result.function] = replace(
+                known, seconds=result.seconds, num_captures=num_captures, pool_bytes=result.pool_bytes
+            )
+    stages.tell(stage, answers)
 
 
 def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
     function = function_of_unit(probe.function)
-    return WorkerFailure(
-        rank=rank,
-        stage="first_call",
-        kind="DoesNotSettle",
-        function=function,
-        message=f"{function} needs another artifact after {MAX_ROUNDS} rounds of all calls: {probe.reason}",
-    )
+    message = f"{function} needs another artifact after {MAX_ROUNDS} rounds of all calls: {probe.reason}"
+    kind = FailureKind.DOES_NOT_SETTLE
+    return WorkerFailure(rank=rank, stage="first_call", kind=kind, function=function, message=message)
+
+
+def _alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """The ranks that say each text; nothing where they say none."""
+    found: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        if text:
+            found.setdefault(text, []).append(rank)
+    return found

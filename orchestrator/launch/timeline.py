@@ -6,11 +6,11 @@ Invariant: the number of rows has a bound that does not grow with the number of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median_low
+from typing import NamedTuple
 
 from warmrank.orchestrator.launch.report import RankReport
-from warmrank.orchestrator.launch.state import Course, StageSpan
+from warmrank.orchestrator.launch.state import Course
 
 SLOW_FACTOR = 1.5
 """How many times as long as half of the ranks makes a rank a slow one."""
@@ -22,19 +22,10 @@ _UNEVEN = frozenset({"compile", "script"})
 """Stages in which ranks have different work to do, so that the last one is not a slow one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """What some ranks did in one stage of one attempt.
+class Bar(NamedTuple):
+    """What some ranks did in one stage of one attempt, and when the first and the last had answered.
 
-    Attributes:
-        attempt: number of the attempt, from 1.
-        stage: name of the stage.
-        start_s: when it began, in seconds since the launch did.
-        first_s: when the first of these ranks had answered.
-        last_s: when the last one had.
-        last_rank: which one that was.
-        num_ranks: how many of them took part.
-        ok: false for the stage that the attempt ended in.
+    Times are in seconds since the launch began; not ``ok``: the attempt ended in this stage.
     """
 
     attempt: int
@@ -47,34 +38,19 @@ class Bar:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Ranks that a timeline shows in one row.
-
-    Attributes:
-        ranks: its members, in order.
-        hosts: their hosts, in order; empty where the ranks had no places.
-        bars: what they did, in order of time.
-    """
+class Row(NamedTuple):
+    """Ranks that a timeline shows in one row, and their hosts, as far as they had places, in order."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     bars: tuple[Bar, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRank:
-    """The last rank of a stage.
+class SlowRank(NamedTuple):
+    """The last rank of a stage: what it took, and what half of the ranks took at most.
 
-    Attributes:
-        stage: the stage.
-        attempt: of which attempt.
-        rank: the rank that answered last.
-        host: its host; empty where it had no place.
-        seconds: what it took.
-        median_s: what half of the ranks took at most.
-        num_ranks: ranks that took part.
-        ok: false for the stage that the attempt ended in, in which ranks may not have answered at all.
+    ``host`` is empty where it had no place. Not ``ok``: the attempt ended in this stage, in which ranks may
+    not have answered at all.
     """
 
     stage: str
@@ -90,7 +66,16 @@ class SlowRank:
 def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
     """The last rank of every span of the timeline, in order of time."""
     hosts = {rank.rank: rank.host for rank in ranks}
-    return tuple(_last(span, hosts) for span in course.timeline if span.ranks)
+    found = []
+    for span in course.timeline:
+        if span.ranks:
+            end_s, rank = max(zip(span.rank_end_s, span.ranks, strict=True))
+            seconds, median_s = end_s - span.start_s, median_low(span.rank_end_s) - span.start_s
+            host, num_ranks = hosts.get(rank, ""), len(span.ranks)
+            found.append(
+                SlowRank(span.stage, span.attempt, rank, host, seconds, median_s, num_ranks, span.ok)
+            )
+    return tuple(found)
 
 
 def slow_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
@@ -126,26 +111,12 @@ def node_lags(course: Course, ranks: Sequence[RankReport]) -> dict[int, tuple[fl
     return lags
 
 
-def _last(span: StageSpan, hosts: dict[int, str]) -> SlowRank:
-    end_s, rank = max(zip(span.rank_end_s, span.ranks, strict=True))
-    return SlowRank(
-        stage=span.stage,
-        attempt=span.attempt,
-        rank=rank,
-        host=hosts.get(rank, ""),
-        seconds=end_s - span.start_s,
-        median_s=median_low(span.rank_end_s) - span.start_s,
-        num_ranks=len(span.ranks),
-        ok=span.ok,
-    )
-
-
 def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int) -> tuple[Row, ...]:
     """The timeline of a launch in at most ``max_rows`` rows, or a few more.
 
     A row is a rank; where these are too many, a node; where these are too many as well, nodes that did the
-    same at nearly the same time, so that a straggler keeps a row of its own. What counts as near grows until
-    the rows are few enough.
+    same at nearly the same time, so that a straggler keeps a row of its own: what is near grows until rows
+    are few enough.
     """
     hosts = {rank.rank: rank.host for rank in ranks}
     ends = [dict(zip(span.ranks, span.rank_end_s, strict=True)) for span in course.timeline]
@@ -154,11 +125,18 @@ def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int)
     groups = [[unit] for unit in units]
     part = 1 / 200
     while len(groups) > max_rows and part <= 1:
-        alike: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        for unit in units:
-            alike.setdefault(_signature(unit, ends, max(wall_s * part, 1e-6)), []).append(unit)
+        quantum_s = max(wall_s * part, 1e-6)
+        alike: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}
+        for (
+            unit
+        ) in units:  # alike are those whose last ranks answered at nearly the same time, stage by stage
+            owns = [[end[rank] for rank in unit if rank in end] for end in ends]
+            signature = tuple(round(max(own) / quantum_s) if own else None for own in owns)
+            alike.setdefault(signature, []).append(unit)
         groups, part = list(alike.values()), part * 2
-    return tuple(_row(group, course.timeline, ends, hosts) for group in groups)
+    return tuple(
+        _row(sorted(rank for unit in group for rank in unit), course, ends, hosts) for group in groups
+    )
 
 
 def _units(course: Course, ranks: Sequence[RankReport], max_rows: int) -> list[tuple[int, ...]]:
@@ -167,49 +145,20 @@ def _units(course: Course, ranks: Sequence[RankReport], max_rows: int) -> list[t
     nodes: dict[int, list[int]] = {}
     for rank in ranks:
         nodes.setdefault(rank.node_rank, []).append(rank.rank)
-    seated = {rank.rank for rank in ranks}
     if len(everyone) <= max_rows or len(nodes) < 2:
         return [(rank,) for rank in everyone]
-    return [
-        *(tuple(members) for members in nodes.values()),
-        *((rank,) for rank in everyone if rank not in seated),
-    ]
-
-
-def _signature(
-    unit: tuple[int, ...], ends: Sequence[Mapping[int, float]], quantum_s: float
-) -> tuple[object, ...]:
-    """What makes two units alike: when the last of their ranks answered, stage by stage, nearly."""
-    found: list[object] = []
-    for end in ends:
-        own = [end[rank] for rank in unit if rank in end]
-        found.append(round(max(own) / quantum_s) if own else None)
-    return tuple(found)
+    seated = {rank.rank for rank in ranks}
+    return [*map(tuple, nodes.values()), *((rank,) for rank in everyone if rank not in seated)]
 
 
 def _row(
-    units: Sequence[tuple[int, ...]],
-    spans: Sequence[StageSpan],
-    ends: Sequence[Mapping[int, float]],
-    hosts: Mapping[int, str],
+    ranks: Sequence[int], course: Course, ends: Sequence[Mapping[int, float]], hosts: Mapping[int, str]
 ) -> Row:
-    ranks = tuple(sorted(rank for unit in units for rank in unit))
     bars = []
-    for span, end in zip(spans, ends, strict=True):
-        own = [(end[rank], rank) for rank in ranks if rank in end]
-        if own:
-            last_s, last_rank = max(own)
-            bars.append(
-                Bar(
-                    attempt=span.attempt,
-                    stage=span.stage,
-                    start_s=span.start_s,
-                    first_s=min(own)[0],
-                    last_s=last_s,
-                    last_rank=last_rank,
-                    num_ranks=len(own),
-                    ok=span.ok,
-                )
-            )
+    for span, end in zip(course.timeline, ends, strict=True):
+        if own := [(end[rank], rank) for rank in ranks if rank in end]:
+            first_s, (last_s, last_rank) = min(own)[0], max(own)
+            times = span.start_s, first_s, last_s
+            bars.append(Bar(span.attempt, span.stage, *times, last_rank, len(own), span.ok))
     named = tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))
-    return Row(ranks=ranks, hosts=named, bars=tuple(bars))
+    return Row(tuple(ranks), named, tuple(bars))

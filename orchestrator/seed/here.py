@@ -34,7 +34,6 @@ class NodeSeed:
     """Outcome of seeding one node; crosses Ray, and goes into JSON.
 
     Attributes:
-        node: the node.
         found: a launch with this node's environment is in the store.
         reason: which launch, or why none, or why the node failed.
         world_size: that launch's number of ranks; 0 when none was found.
@@ -79,12 +78,7 @@ def failed(node: Node, why: str) -> NodeSeed:
 
 
 def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions | None = None) -> NodeSeed:
-    """Seed this node.
-
-    Args:
-        config: the launch.
-        node: this node, where it is one of a cluster.
-        options: how a fetch is done.
+    """Seed this node; ``node`` is this one, where it is one of a cluster.
 
     Raises:
         NoStore: the config names no store.
@@ -101,11 +95,7 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
 
 
 def check_store(config: Config) -> StoreConfig:
-    """The config's store.
-
-    Raises:
-        NoStore: it names none.
-    """
+    """The config's store; raises `NoStore` where it names none."""
     if config.store is None:
         msg = f"config {config.name} names no store to seed from; set store.path, which all nodes share"
         raise NoStore(msg)

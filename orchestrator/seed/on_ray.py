@@ -12,12 +12,14 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,8 +33,11 @@ from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.nodes import Node, alive
+from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
-from warmrank.orchestrator.seed.seeding import NodeState, Seeding, SeedPlan
+from warmrank.orchestrator.seed.seeding import ADVANCE_EVERY_S, NodeState, Seeding, SeedPlan
+from warmrank.orchestrator.seed.show import SeedLines
+from warmrank.orchestrator.signals import undisturbed
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +50,8 @@ _PIECES_KEPT = 8  # small blobs lie together in a piece, and a fetch opens them 
 class Share:
     """Blobs, one after the other, cut into pieces.
 
-    Attributes:
-        pieces: what `put` gave for each; all but the last have `PIECE_BYTES`.
-        places: by the blob's name, where in all of them it begins, and its size in bytes.
+    ``pieces`` are what `put` gave, all but the last of `PIECE_BYTES`; ``places`` are, by the blob's name,
+    where in all of them it begins, and its size in bytes.
     """
 
     pieces: tuple[Any, ...]
@@ -57,10 +61,7 @@ class Share:
 def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes: int) -> Share:
     """Put private copies of blobs where others can get them, large ones first, as a fetch asks for them.
 
-    Args:
-        copies: the blobs; those that cannot be read are left out.
-        put: keeps bytes for others.
-        room_bytes: blobs beyond that many bytes in all are left out.
+    Those that cannot be read, and those beyond ``room_bytes`` in all, are left out.
     """
     pieces: list[Any] = []
     places: dict[str, tuple[int, int]] = {}
@@ -90,9 +91,7 @@ def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes:
 class SharedBlobs:
     """Opens the blobs of a share; a `BlobReader`, for any number of threads.
 
-    Args:
-        shared: the share.
-        get: gives back what was put; raises `StoreUnavailable` where that is gone.
+    ``get`` gives back what was put, and raises `StoreUnavailable` where that is gone.
     """
 
     def __init__(self, shared: Share, get: Callable[[Any], bytes]) -> None:
@@ -169,11 +168,7 @@ def is_this_machine(config: Config) -> bool:
 
 @contextmanager
 def seeding_on_ray(config: Config, plan: SeedPlan) -> Iterator[Seeding]:
-    """The seeding of a config's cluster, which is joined for as long as the context lasts.
-
-    Raises:
-        CannotStart: it cannot be joined.
-    """
+    """Seed a config's cluster, which is joined meanwhile; raises `CannotStart` where it cannot be."""
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
@@ -184,13 +179,7 @@ def seeding_on_ray(config: Config, plan: SeedPlan) -> Iterator[Seeding]:
 
 
 class NodeSeeder:
-    """The actor that seeds the node it runs on.
-
-    Args:
-        config: the launch.
-        node: this node.
-        verify: read what is there already again.
-    """
+    """The actor that seeds the node it runs on; ``verify``: it reads what is there already again."""
 
     def __init__(self, config: Config, node: Node, *, verify: bool) -> None:
         self._config = config
@@ -199,14 +188,10 @@ class NodeSeeder:
         self._progress: Progress | None = None
 
     def seed(self, shared: Share | None, room_bytes: int) -> tuple[NodeSeed, Share | None]:
-        """Seed the node.
-
-        Args:
-            shared: what another node shares; None for nothing.
-            room_bytes: how much of its blobs the node shares at most; 0 for nothing.
+        """Seed the node from what another one shares, if anything.
 
         Returns:
-            The outcome, and what the node shares.
+            The outcome, and what of its blobs the node shares: ``room_bytes`` at most.
         """
         copies: list[NewFile] = []
         options = FetchOptions(
@@ -347,3 +332,127 @@ def _get(ref: Any) -> bytes:
 def _in_short(error: Exception) -> str:
     """The first sentence of an error of Ray, whose others are about Ray."""
     return first_line(error).partition(". ")[0].removesuffix(".") or type(error).__name__
+
+
+HUNG_S = 90.0
+"""Without a sign of life for so long the child, which gives one a second, is ended. Ray gives up after 60."""
+FIRST_WAIT_S = 2.0
+LONGEST_WAIT_S = 30.0
+_STOP_S = 10.0
+
+Start = Callable[[tuple[NodeSeed, ...]], AbstractContextManager[Any]]
+
+
+class Watch:
+    """Keeps a child running until so many seconds have passed, or so many nodes of the cluster are seeded.
+
+    Args:
+        start: a child for as long as its context lasts, given the nodes that are seeded: a connection, over
+            which come the states of all nodes, or why it ends.
+        lines: shows it all.
+        seconds: None for ever.
+        num_nodes: None for any number.
+        clock: seconds, never going back.
+        sleep: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        lines: SeedLines,
+        *,
+        seconds: float | None = None,
+        num_nodes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._start, self._lines, self._clock, self._sleep = start, lines, clock, sleep
+        self._end_s = clock() + (float("inf") if seconds is None else seconds)
+        self._num_nodes = float("inf") if num_nodes is None else num_nodes
+        self._num_failures = 0
+        self._away_s: float | None = None
+
+    def run(self) -> None:
+        """Watch until it is over."""
+        while not self._is_over():
+            with self._start(self._seeded()) as child:
+                why = self._follow(child)
+            if self._is_over():
+                return
+            if self._away_s is None:
+                self._away_s = self._clock()
+                self._lines.say(
+                    f"the cluster is away, and asked again until it is back: {why}", style="yellow"
+                )
+            wait_s = min(FIRST_WAIT_S * 2.0 ** min(self._num_failures, 16), LONGEST_WAIT_S)
+            self._num_failures += 1
+            self._sleep(min(wait_s, self._end_s - self._clock()))
+
+    def _follow(self, child: Any) -> str:
+        """Show what a child says; returns why it is of no more use."""
+        why, heard_s = "the process that watches it ended; Ray ends it without a head", self._clock()
+        while not self._is_over():
+            try:
+                heard = child.recv() if child.poll(STEP_S) else None
+            except (EOFError, OSError):
+                break
+            if isinstance(heard, str):
+                why = heard
+            elif heard is not None:
+                heard_s, self._num_failures = self._clock(), 0
+                if self._away_s is not None:
+                    self._lines.say(
+                        f"the cluster is back after {heard_s - self._away_s:.0f} s", style="green"
+                    )
+                    self._away_s = None
+                self._lines.show(heard)
+            elif self._clock() - heard_s >= HUNG_S:
+                return f"no answer for {HUNG_S:g} s"
+        return why
+
+    def _is_over(self) -> bool:
+        return self._clock() >= self._end_s or len(self._seeded()) >= self._num_nodes
+
+    def _seeded(self) -> tuple[NodeSeed, ...]:
+        return tuple(seed for seed in self._lines.outcomes() if seed.status == "seeded")
+
+
+@contextmanager
+def seeding_process(config: Config, plan: SeedPlan, seeded: tuple[NodeSeed, ...]) -> Iterator[Connection]:
+    """A process that seeds by a plan, for as long as the context lasts."""
+    context = multiprocessing.get_context("spawn")  # a fork would take this process's threads along
+    connection, theirs = context.Pipe()
+    arguments = (theirs, config, replace(plan, watch=True, seeded=seeded))
+    process = context.Process(target=_seed, args=arguments, daemon=True, name="watch")
+    with undisturbed():  # which it inherits, so that no Ctrl-C ends it while it starts
+        process.start()
+    theirs.close()
+    try:
+        yield connection
+    finally:
+        with undisturbed():
+            connection.close()
+            process.join(_STOP_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+
+def _seed(connection: Connection, config: Config, plan: SeedPlan) -> None:
+    """Seed until the parent closes its end of the pipe; Ctrl-C and SIGTERM are the parent's to act on."""
+    # What Ray's core would print into the parent's terminal when a head is away is said there in words.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    with undisturbed(), others_on_stderr():
+        try:
+            with seeding_on_ray(config, plan) as seeding:
+                told_s = float("-inf")
+                while not connection.poll(STEP_S):  # its end of file is something to read, too
+                    seeding.step()
+                    if time.monotonic() - told_s >= ADVANCE_EVERY_S:
+                        told_s = time.monotonic()
+                        connection.send(tuple(seeding.states.values()))
+        except (BrokenPipeError, EOFError):
+            return
+        except (OrchestratorError, OSError) as error:
+            connection.send(str(error))

@@ -76,7 +76,6 @@ class NodeState:
     """A node of the cluster, and how far it is.
 
     Attributes:
-        node: the node.
         phase: ``waiting`` until ``due_s``, for the first time or the next.
         attempts: how often it was started.
         source: where the running or last attempt gets its blobs; None for the store.
@@ -97,11 +96,9 @@ class NodeState:
 
 @dataclass(slots=True, kw_only=True)
 class _Wave:
-    """Nodes that take what one of them has.
+    """Nodes that take what one of them, the source, has read from the store.
 
-    Attributes:
-        source: the one that reads the store.
-        num_holders: nodes that have everything, 0 while the source reads; halved for each that got nothing.
+    ``num_holders`` have everything, 0 while the source reads; halved for each that got nothing.
     """
 
     source: Node
@@ -110,12 +107,6 @@ class _Wave:
 
 class Seeding:
     """Seeds nodes; call `step` again and again.
-
-    Args:
-        cluster: the cluster.
-        plan: what to do.
-        silent_s: how long a running node may get no further.
-        clock: seconds, never going back.
 
     Attributes:
         states: the wanted nodes that are in the cluster, by their ids.
@@ -143,11 +134,7 @@ class Seeding:
         return not self._plan.watch and is_looked and all(s.phase == "ended" for s in self.states.values())
 
     def step(self) -> None:
-        """Do what is due now.
-
-        Raises:
-            UnknownNode: a wanted name fits no node, or several, and none are waited for.
-        """
+        """Do what is due now; raises `UnknownNode` if names fit no node or several, unless it watches."""
         now_s = self._clock()
         if self._look_s is None or (self._plan.watch and now_s >= self._look_s):
             self._look()

@@ -26,11 +26,8 @@ _COLUMNS = ("node", "address", "outcome", "partitions", "files", "there before",
 class SeedLines:
     """Prints a line for each change of a node, and how far all are.
 
-    Args:
-        console: where the lines go.
-        status: shows how far all are, in a terminal; None for a line of it each `LINE_EVERY_S`.
-        ended: hears of each node that ended.
-        clock: seconds, never going back.
+    ``status`` shows how far all are, in a terminal; without it a line says so each `LINE_EVERY_S`. ``ended``
+    hears of each node that ended.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from warmrank.cache_store.publish_pending import QueueReport
     from warmrank.cache_store.sync.pull import PullReport
     from warmrank.cache_store.sync.push import PushReport
-    from warmrank.orchestrator.build.report import BuildReport
+    from warmrank.orchestrator.build.plan import BuildReport
     from warmrank.orchestrator.build.retrace import CacheAudit
     from warmrank.orchestrator.config.doubts import Doubt
     from warmrank.orchestrator.doctor import Diagnosis, Finding

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from tests.support.stored import REPOSITORY, overwrite, store_config, stored
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import to_json
 

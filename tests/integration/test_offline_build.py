@@ -24,9 +24,8 @@ from tests.support.stored import REPOSITORY, open_store, store_config
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.build import ranks as build_launcher
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import target_here
+from warmrank.orchestrator.build.plan import BuildReport, from_json, target_here
 from warmrank.orchestrator.build.ranks import OfflineLauncher
-from warmrank.orchestrator.build.report import BuildReport, from_json
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.launch.driver import launch

@@ -14,8 +14,7 @@ from tests import npu_emulator
 from tests.support.devices import fake_world
 from tests.support.offline_ranks import small
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import target_here
-from warmrank.orchestrator.build.report import BuildReport
+from warmrank.orchestrator.build.plan import BuildReport, target_here
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.worker import groups
 from warmrank.worker.keys import environment as fingerprint

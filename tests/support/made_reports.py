@@ -24,7 +24,7 @@ from warmrank.orchestrator.launch.report import (
     totals,
 )
 from warmrank.orchestrator.launch.state import Course, LaunchState
-from warmrank.orchestrator.seats import Seat
+from warmrank.orchestrator.nodes import Seat
 from warmrank.worker.results import FunctionResult, StageSeconds, Verification
 
 FUNCTIONS = ("Llama.prefill", "Llama.decode")

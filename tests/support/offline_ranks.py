@@ -18,7 +18,7 @@ from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.build.ranks import OfflineHost, OfflineRankInit, imagined
 from warmrank.orchestrator.gang.rank_host import Opened, answer, rank_spec
-from warmrank.orchestrator.seats import Gang, Seat
+from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import Call, RankContext, Workload
@@ -106,7 +106,7 @@ class _Host(OfflineHost):
         launcher.opened[init.rank] = init
         self._init = imagined(init)
         spec = rank_spec(self._init)
-        self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)
+        self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)  # type: ignore[assignment]
         return Opened(place=self._worker.start(), problem="")
 
 

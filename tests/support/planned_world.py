@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from warmrank.orchestrator.launch.plan import (
+from warmrank.orchestrator.launch.plan import plan_round
+from warmrank.orchestrator.launch.plan_state import (
     Action,
     Adopt,
     Attempt,
@@ -18,7 +19,6 @@ from warmrank.orchestrator.launch.plan import (
     Slot,
     apply_round,
     begin,
-    plan_round,
 )
 from warmrank.worker.results import FunctionProbe, ProbeState
 

@@ -13,9 +13,10 @@ from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.config.models import AuditMode, positions
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.plan import auditing, begin, plan_round, rank_classes
+from warmrank.orchestrator.launch.plan import auditing, plan_round, rank_classes
+from warmrank.orchestrator.launch.plan_state import begin
 from warmrank.orchestrator.launch.report import Report
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.audit import TracePrint, first_difference, print_of

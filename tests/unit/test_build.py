@@ -16,15 +16,17 @@ from tests.support.stored import make_partition, open_store
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import (
+    BuildReport,
     built_ranks,
     check_target,
     differences,
+    from_json,
     model_rank,
     read_target,
     replica,
     target_here,
+    to_json,
 )
-from warmrank.orchestrator.build.report import BuildReport, from_json, to_json
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config, groups, parse
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, LaunchFailed

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.support.stored import store_config
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.orchestrator.config.reading import parse as config_of
-from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.steps import order

@@ -51,7 +51,7 @@ from warmrank.orchestrator.errors import (
     NotOurs,
 )
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.launch.report import Report, to_json
 from warmrank.orchestrator.others_output import others_on_stderr

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from warmrank.orchestrator.environ import inherited
+from warmrank.orchestrator.gang.ray_session import inherited
 
 NAME = "WARMRANK_TEST_VARIABLE"
 

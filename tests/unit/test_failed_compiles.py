@@ -45,8 +45,7 @@ class Rounds:
         config = parse({"workload": {"entrypoint": "a:b"}, "ranks": num_ranks, "parallel": {"dp": num_ranks}})
         stages = Stages(config, launcher, self.recorder)
         steps.start(stages, None, no_compile=False)
-        steps.build(stages)
-        probes = steps.probe(stages)
+        probes = steps.build_and_probe(stages)
         return settle_all(stages, probes, no_compile=False, avoid=avoid)
 
     def compiled(self) -> list[tuple[int, str]]:

@@ -18,12 +18,12 @@ from warmrank.orchestrator.cli import console
 from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
-from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.driver import Launch
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
 from warmrank.orchestrator.store.stores import make
 

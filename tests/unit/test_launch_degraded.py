@@ -21,7 +21,7 @@ from warmrank.cache_store.signing.trust_policy import PolicyChoice
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import LaunchFailed
-from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import Event, StageStarted
 from warmrank.orchestrator.launch.identity import launch_key

@@ -44,10 +44,9 @@ from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config, load, node_caches_of, parse
 from warmrank.orchestrator.errors import ConfigError
-from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
-from warmrank.orchestrator.gang.rank_host import RankHost, RankInit
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher, RankHost, RankInit
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Report, from_json, to_json

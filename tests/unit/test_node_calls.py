@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.gang.node_watch import NodeCalls, batches_of
+from warmrank.orchestrator.gang.node_watch import NodeWatch, batches_of
 
 FAILED = WorkerFailure(rank=1, stage="build", kind="E", message="m")
 
@@ -27,6 +27,12 @@ class Actor:
         return (self._answer or f"{stage} {method} {values}", rank)
 
 
+def calls_of(actors: dict[int, Actor]) -> NodeWatch:
+    watch = NodeWatch()
+    watch._actors = dict(actors)
+    return watch
+
+
 @pytest.fixture(autouse=True)
 def ready(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The ranks that answer."""
@@ -41,18 +47,18 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def test_equal_answers_of_ranks_come_once() -> None:
-    calls = NodeCalls({rank: Actor() for rank in range(3)})
+    calls = calls_of({rank: Actor() for rank in range(3)})
     batches = batches_of({0: (same := ("a",)), 1: same, 2: ("b",)})
     assert batches == ((("a",), (0, 1)), (("b",), (2,)))
-    answers, is_all = calls.begin(1, "build", "build", batches)
+    answers, is_all = calls.call(1, "build", "build", batches)
     assert is_all
     assert answers == (("build build ('a',)", (0, 1)), ("build build ('b',)", (2,)))
 
 
 def test_failure_is_told_before_all_have_answered(ready: set[int]) -> None:
-    calls = NodeCalls({0: Actor(), 1: Actor(FAILED), 2: Actor()})
+    calls = calls_of({0: Actor(), 1: Actor(FAILED), 2: Actor()})
     ready.discard(2)
-    answers, is_all = calls.begin(1, "build", "build", batches_of(dict.fromkeys(range(3), ())))
+    answers, is_all = calls.call(1, "build", "build", batches_of(dict.fromkeys(range(3), ())))
     assert not is_all
     assert (FAILED, (1,)) in answers
     ready.add(2)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
-from warmrank.orchestrator.launch.plan import (
+from warmrank.orchestrator.launch.plan import Leaders, forbidden, lanes_of, plan_round
+from warmrank.orchestrator.launch.plan_state import (
     Action,
     Adopt,
     Attempt,
@@ -19,16 +20,11 @@ from warmrank.orchestrator.launch.plan import (
     Compile,
     Failed,
     GiveUp,
-    Leaders,
     Load,
     PlanState,
     Slot,
-    Tried,
     apply_round,
     begin,
-    forbidden,
-    lanes_of,
-    plan_round,
 )
 from warmrank.worker.results import FunctionProbe, ProbeState
 
@@ -241,7 +237,7 @@ def test_node_has_no_more_leaders_than_lanes_while_another_can_lead() -> None:
 
 
 def test_leader_that_failed_is_passed_over_for_another_node_then_for_another_rank() -> None:
-    tried = Tried(ranks=frozenset({0}), nodes=frozenset({0}))
+    tried = {0}, {0}
     assert Leaders(TWO_NODES).choose([0, 1, 2], 1, tried) == 2
     assert Leaders(TWO_NODES).choose([0, 1], 1, tried) == 1
     assert Leaders(TWO_NODES).choose([0], 1, tried) == 0

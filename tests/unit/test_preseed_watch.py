@@ -13,9 +13,9 @@ from rich.console import Console
 from tests.support.ray_cluster import Clock, make_node, seeded
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed, failed
+from warmrank.orchestrator.seed.on_ray import HUNG_S, Watch
 from warmrank.orchestrator.seed.seeding import NodeState
 from warmrank.orchestrator.seed.show import SeedLines
-from warmrank.orchestrator.seed.watch import HUNG_S, Watch
 
 ONE, TWO = make_node(1), make_node(2)
 STEP_S = 10.0

@@ -91,7 +91,7 @@ def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> No
         reason="CompileForbidden: Model.f would have to be",
         error="CompileForbidden",
     )
-    host._worker.first_call = lambda _place: (refused,)
+    host._worker.first_call = lambda _place: (refused,)  # type: ignore[method-assign, assignment]
     failure = answer(host, 1, "first_call", "first_call", (1,))
     assert (failure.kind, failure.function, failure.message) == (
         "CompileForbidden",
@@ -109,7 +109,7 @@ def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path
     def compile_some(functions: tuple[str, ...]) -> Any:
         return real(functions) if functions != FUNCTIONS[:1] else 1 // 0
 
-    host._worker.compile = compile_some
+    host._worker.compile = compile_some  # type: ignore[method-assign]
     first, second = answer(host, 1, "compile", "compile", (FUNCTIONS,))
     assert (first.function, first.ok, first.outcome) == (FUNCTIONS[0], False, "compiled")
     assert first.reason.startswith("ZeroDivisionError: ")

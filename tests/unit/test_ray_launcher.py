@@ -23,7 +23,7 @@ from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Batches, Charge
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 
 LATER_S = 0.2
 NEVER_S = 600.0
@@ -216,7 +216,7 @@ def test_death_that_comes_of_a_driver_that_stood_still_says_so() -> None:
     watch = RayWatch(WatchConfig(lease_s=30), (), {})
     died, other = failure(DIED), failure("WorkloadError")
     assert watch.explained(died) == died
-    watch._silence.note(44.0, 45.0, 100.0)
+    watch._own_silence_s = 45.0
     assert "because this driver had not looked for 45 s" in watch.explained(died).message
     assert watch.explained(other) == other
 

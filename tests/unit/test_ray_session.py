@@ -19,7 +19,7 @@ import pytest
 import ray
 
 from tests.support.processes import marked
-from warmrank.orchestrator import import_root, leaving, reaper
+from warmrank.orchestrator import import_root, reaper, signals
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart
@@ -44,7 +44,7 @@ JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RAY_ADDRESS": "10.0.0.1:6379"}
 @pytest.fixture(autouse=True)
 def _stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens to a Ray here, this process goes on."""
-    monkeypatch.setattr(leaving, "_at_once", [])
+    monkeypatch.setattr(signals, "_at_once", [])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
     assert not caught.value.may_pass  # another attempt would meet the first one in this process
     assert list(tmp_path.iterdir()) == []
     assert [command for command in marked(mark).values() if reaper.__file__ in command] == []
-    assert leaving._at_once
+    assert signals._at_once
 
 
 def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, 
     with sigterm_raises(), pytest.raises(Terminated):
         ray_session.enter(HERE, timeout_s=LONG_S)
     assert list(tmp_path.iterdir()) == []
-    assert leaving._at_once
+    assert signals._at_once
 
 
 def libc() -> ctypes.CDLL:
@@ -276,7 +276,7 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
     monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
     with pytest.raises(KeyboardInterrupt):
         ray_session.enter(HERE, timeout_s=LONG_S)
-    assert leaving._at_once
+    assert signals._at_once
 
 
 def test_own_ray_is_over_once_its_raylet_is_even_as_a_zombie() -> None:

@@ -49,7 +49,7 @@ def test_missing_module_is_told_by_its_name() -> None:
     text = f"{DIED}\nModuleNotFoundError: No module named 'models'"
     failure = failure_of_ray(actor_error(text), rank=0, stage="start")
     assert (failure.kind, failure.message) == ("import", "No module named 'models'")
-    assert "start the launch in the directory" in failure.remedy
+    assert "start the launch in the directory" in failure.advice()
 
 
 @pytest.mark.parametrize(

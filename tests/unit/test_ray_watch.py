@@ -16,7 +16,7 @@ from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ran
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge
 from warmrank.orchestrator.gang.ray_watch import RayWatch
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 
 SETTINGS = WatchConfig(every_s=1, node_silent_s=15, lease_s=30)
 AT_WORK = {0: ProcessStatus(state="R")}

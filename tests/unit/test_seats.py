@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.seats import straddle_text, straddling_groups
+from warmrank.orchestrator.nodes import straddle_text, straddling_groups
 
 
 def processes(nodes: list[str]) -> list[Process]:

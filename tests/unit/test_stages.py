@@ -12,10 +12,11 @@ from warmrank.cache_store import connect
 from warmrank.cache_store.backends.places import Circuits
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.events import Ending, RankFinished, StillWaiting
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import silence
-from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.store.stores import silent_places
 
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
@@ -122,7 +123,7 @@ def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_ano
     ranks = Late(took_s)
     data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": STORE}
     stages = Stages(parse(data), ranks, silence, clock=lambda: ranks.now_s)
-    answers = stages.try_ask("fetch", "fetch", dict.fromkeys(range(3), ()))
+    answers: dict[int, Any] = stages.try_ask("fetch", RankHost.fetch, dict.fromkeys(range(3), ()))
     late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
     assert late == silent
     assert answers[1] == "done"

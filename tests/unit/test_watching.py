@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED
+from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.gang.ray_watch import Limits, Watching
+from warmrank.orchestrator.gang.ray_watch import Watching
 
-LIMITS = Limits(node_silent_s=10, stopped_s=3)
+LIMITS = WatchConfig(node_silent_s=10, stopped_s=3)
 AT_WORK = ProcessStatus(state="R")
 
 
