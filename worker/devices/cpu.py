@@ -9,7 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
-    from warmrank.worker.devices.memory import ArenaPool
+    from warmrank.worker.devices.arena import ArenaPool
 
 
 class CpuBackend:
@@ -25,15 +25,15 @@ class CpuBackend:
 
     def new_handle(self) -> PoolHandle:
         """See `worker.devices.DeviceBackend.new_handle`."""
-        from warmrank.worker.devices.memory import new_handle
+        from warmrank.worker.devices.arena import new_handle
 
         return new_handle()
 
     def pool(self, handle: PoolHandle | None = None) -> ArenaPool:
         """See `worker.devices.DeviceBackend.pool`."""
-        from warmrank.worker.devices.memory import POOLS
+        from warmrank.worker.devices.arena import pool_of
 
-        return POOLS.pool(handle)
+        return pool_of(handle)
 
     def capture(
         self,
@@ -46,7 +46,7 @@ class CpuBackend:
     ) -> CapturedGraph:
         """See `worker.devices.DeviceBackend.capture`; which outputs share memory is seen in the recording."""
         del aliased
-        from warmrank.worker.devices.memory import ArenaPool
+        from warmrank.worker.devices.arena import ArenaPool
 
         if not isinstance(pool, ArenaPool):
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"

@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import Gears, carried, geared_arguments
+from warmrank.worker.gears.carried import Gears, carried
 from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, evaluate, hold, merged
-from warmrank.worker.gears.rules import condition_text, membership, refuse_arguments, refuse_miss
+from warmrank.worker.gears.rules import (
+    condition_text,
+    geared_arguments,
+    membership,
+    refuse_arguments,
+    refuse_miss,
+)
 from warmrank.worker.gears.runner import refuse_unpaddable
 from warmrank.worker.runtime.artifact import MUTATED, USER
 from warmrank.worker.runtime.check import node_values

@@ -14,9 +14,10 @@ In all cases with gears the sizes must be one of the combinations, or lie under 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from types import FunctionType
@@ -33,9 +34,11 @@ from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from types import FunctionType
+    from types import CodeType
 
-    from warmrank.worker.runtime.artifact import Check, PortableGuards
+    import torch
+
+    from warmrank.worker.runtime.artifact import Check
 
 Shape = tuple[str, tuple[int, ...]]
 
@@ -239,3 +242,54 @@ class LoadedGears:
     def _fits_any_size(self) -> Callable[..., bool]:
         assert self.gears is not None  # noqa: S101 - asked before
         return compile_input_check(any_size(self._guards, self.gears), self._function)
+
+
+_MAX_DEPTH = 16
+
+
+def geared_arguments(
+    function: FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor with gears among a call's arguments (without the module), once, and where it stands."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    if any_set():
+        named = [*zip(_positional(function.__code__, len(args)), args, strict=True), *kwargs.items()]
+        seen: set[int] = set()
+        for where, value in named:
+            for place, tensor in _tensors(where, value, seen, _MAX_DEPTH):
+                found.setdefault(id(tensor), (place, tensor))
+    return list(found.values())
+
+
+def _positional(code: CodeType, count: int) -> list[str]:
+    """Names of the first positional arguments after the module; those beyond the parameters are ``*args``."""
+    own = code.co_varnames[1 : code.co_argcount][:count]
+    takes_more = bool(code.co_flags & inspect.CO_VARARGS)
+    rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if takes_more else "argument"
+    return [*own, *(f"{rest}[{index}]" for index in range(count - len(own)))]
+
+
+def _tensors(where: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if carried(value):
+            yield where, value
+        return
+    if depth == 0 or id(value) in seen or isinstance(value, type | torch.nn.Module):
+        return
+    members = _members(value)
+    if members:
+        seen.add(id(value))
+    for name, member in members:
+        yield from _tensors(f"{where}{name}", member, seen, depth - 1)
+
+
+def _members(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", member) for key, member in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(f"[{index}]", member) for index, member in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return [(f".{name}", member) for name, member in getattr(value, "__dict__", {}).items()]

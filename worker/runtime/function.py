@@ -30,7 +30,7 @@ from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Outliner, Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged
-from warmrank.worker.gears.carried import any_set, geared_arguments
+from warmrank.worker.gears.carried import any_set
 from warmrank.worker.keys.request import Request, code_in_options, request
 from warmrank.worker.results import FunctionResult, Outcome, StageSeconds
 from warmrank.worker.runtime import ambient
@@ -366,7 +366,7 @@ class CachedFunction:
             variant.refuse_gear_miss(args, kwargs)
         if not any_set():
             return
-        from warmrank.worker.gears.rules import refuse_arguments
+        from warmrank.worker.gears.rules import geared_arguments, refuse_arguments
 
         policy = options.config.inference_config.dynamic_gears_merge_policy
         geared = geared_arguments(function_of(self._method), args, kwargs)
