@@ -110,14 +110,9 @@ def collect(
 ) -> Collected:
     """Keep what is new in node caches below the cache directory, and say what the node has.
 
-    Args:
-        caches: the node's.
-        cache_root: the cache directory.
-        room: what the manifest leaves to the node.
-        before: what was there before; without it everything is new.
-        carried: what the launch got from the store; what is new of the same path, or of the same artifact of
-            an engine, takes its place.
-        refusal: why a directory's files are not to be taken by now; empty if they may be.
+    Without ``before``, what was there, everything is new. What is new of the same path as ``carried`` (what
+    the launch got from the store), or of the same artifact of an engine, takes its place. ``room`` is what
+    the manifest leaves to the node; ``refusal`` says why a directory's files are not to be taken by now.
     """
     taking = _Taking(cache_root, room)
     found = {cache: _found(cache, room.artifacts, before or {}, taking.leave_out) for cache in caches}

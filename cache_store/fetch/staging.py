@@ -22,9 +22,9 @@ from warmrank.cache_store.cache_dir.local import (
     place,
     place_companion,
     place_directory,
-    variant_name,
 )
 from warmrank.cache_store.cache_dir.marks import Permit
+from warmrank.cache_store.cache_dir.names import variant_name
 from warmrank.cache_store.cache_dir.private_files import (
     date_back,
     digest_private,

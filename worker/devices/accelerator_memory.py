@@ -53,7 +53,7 @@ class AcceleratorPool:
 
     @property
     def size_bytes(self) -> int:
-        """See `worker.devices.Pool.size_bytes`: what the allocator holds for it, and the input buffers."""
+        """See `Pool.size_bytes`: what the allocator holds for it, and the input buffers."""
         held = sum(end - start for private in self._private for start, end in self._spans(private))
         return held + sum(segment.nbytes for segment in self._segments)
 

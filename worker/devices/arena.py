@@ -178,7 +178,7 @@ class ArenaPool:
 
     @property
     def size_bytes(self) -> int:
-        """See `worker.devices.Pool.size_bytes`."""
+        """See `Pool.size_bytes`."""
         return self.inputs.size_bytes + self.work.size_bytes
 
 

@@ -38,7 +38,7 @@ from warmrank.worker.values import Value
 def captured(
     graph: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], *, copied: frozenset[int], pool: ArenaPool
 ) -> CapturedGraph:
-    """Record ``graph`` on ``inputs``; see `worker.devices.DeviceBackend.capture`."""
+    """Record ``graph`` on ``inputs``; see `DeviceBackend.capture`."""
     for value in inputs:
         if isinstance(value, torch.Tensor):
             check(value)

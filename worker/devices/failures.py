@@ -71,9 +71,7 @@ def limit_of(soc: str) -> int:
 def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:
     """Streams that these graphs take in all, with those of their communicators.
 
-    Args:
-        captures: what a rank will capture.
-        expansion: ``HCCL_OP_EXPANSION_MODE``; empty where it is not set.
+    ``expansion`` is ``HCCL_OP_EXPANSION_MODE``; empty where it is not set.
     """
     planned = tuple(captures)
     aiv = expansion == "AIV"
@@ -85,10 +83,7 @@ def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:
 def problem(captures: Iterable[Captures], *, soc: str, expansion: str = "") -> str:
     """What to say before too much is captured; empty where the streams suffice.
 
-    Args:
-        captures: what a rank will capture.
-        soc: model of its NPU.
-        expansion: ``HCCL_OP_EXPANSION_MODE``; empty where it is not set.
+    ``expansion`` as in `needed`; ``soc`` is the NPU's model.
     """
     planned = tuple(captures)
     limit, wanted = limit_of(soc), needed(planned, expansion=expansion)

@@ -38,12 +38,12 @@ class GraphEngine:
     captures_itself = False
 
     def check(self, device_kind: str) -> None:
-        """See `worker.engines.Engine.check`; torch alone is enough."""
+        """See `Engine.check`; torch alone is enough."""
 
     def compile(
         self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
     ) -> Built:
-        """See `worker.engines.Engine.compile`; there are no compiled kernels to keep."""
+        """See `Engine.compile`; there are no compiled kernels to keep."""
         del facts, keep_compiled, site
         from warmrank.worker.engines.graph_source import pack_constants, written
 
@@ -59,7 +59,7 @@ class GraphEngine:
     def outline(
         self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
     ) -> Mapping[str, bytes]:
-        """See `worker.engines.Engine.outline`; there are no kernels."""
+        """See `Engine.outline`; there are no kernels."""
         return self.compile(lowered, facts, keep_compiled=False, site=site).sections
 
     def load(
@@ -70,7 +70,7 @@ class GraphEngine:
         *,
         site: Site | None = None,
     ) -> Graph:
-        """See `worker.engines.Engine.load`."""
+        """See `Engine.load`."""
         del files, site
         scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
         # The file is private to this user, or was fetched under a signature that the store's policy checked.

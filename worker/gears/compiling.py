@@ -78,11 +78,6 @@ class GearCompile(Value):
     ) -> tuple[GraphFacts, PortableGuards]:
         """Facts and guards with the gears in them; as they are where no gears were traced.
 
-        Args:
-            lowered: the traced graph.
-            facts: of that graph.
-            guards: of that trace.
-
         Raises:
             GearError: the gears do not fit each other, the call, or the traced code.
         """
@@ -115,13 +110,6 @@ def compiling(
     on_miss: OnGearMiss,
 ) -> Iterator[GearCompile]:
     """The context of one trace: geared dimensions dynamic, all others of all tensors static.
-
-    Args:
-        method: what is compiled.
-        args: of the call.
-        kwargs: likewise.
-        policy: how gears are merged.
-        on_miss: what a shape that is no gear means.
 
     Raises:
         GearError: a tensor's own size is none of its gears, or a tensor of the module has gears.
@@ -282,11 +270,8 @@ def settled(
 ) -> tuple[GearFacts, PortableGuards]:
     """Gears and guards that fit each other: the combinations stand in the place of conditions on axes.
 
-    Args:
-        gears: as `record` gave them.
-        guards: of the same trace.
-        sizes: of the axes in the call that was traced.
-        unlike: combinations with which the graph does something else than was traced, and what.
+    ``sizes`` are those of the traced call; ``unlike`` names combinations with which the graph does something
+    else than was traced, and what.
 
     Raises:
         GearError: the traced code can run with none of the combinations, or not with this call's.

@@ -83,10 +83,8 @@ def merged(
 ) -> tuple[Combination, ...]:
     """The combinations, each once, in the order in which the policy gives them.
 
-    Args:
-        gears: one list of sizes per geared dimension.
-        policy: ``zip`` takes the first of each list, then the second; ``product`` takes all with all.
-        names: of the dimensions, for the error.
+    ``zip`` takes the first of each list, then the second; ``product`` takes all with all. The ``names`` of
+    the dimensions are for the error.
 
     Raises:
         GearError: ``zip`` of lists of different lengths, or more than `MAX_COMBINATIONS`.

@@ -18,7 +18,6 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from warmrank.worker.runtime.check import node_values
 from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.runtime.per_call import compile_input_check
 from warmrank.worker.torch_private.operators import readable
-from warmrank.worker.values import Value
+from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -41,18 +40,6 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.artifact import Check
 
 Shape = tuple[str, tuple[int, ...]]
-
-
-class GearRule(Value):
-    """How calls are measured.
-
-    Attributes:
-        on_miss: what a shape that is no gear means.
-        learned: tensors need not carry the gears any more.
-    """
-
-    on_miss: OnGearMiss = "error"
-    learned: bool = False
 
 
 def membership(gears: GearFacts) -> Shape:
@@ -91,14 +78,16 @@ def _nodes(gears: GearFacts) -> tuple[int, ...]:
     return tuple(dict.fromkeys(axis.node for axis in gears.axes))
 
 
-def call_guards(guards: PortableGuards, gears: GearFacts | None, rule: GearRule) -> PortableGuards:
-    """The guards of an artifact under a rule."""
+def call_guards(
+    guards: PortableGuards, gears: GearFacts | None, on_miss: OnGearMiss, *, learned: bool
+) -> PortableGuards:
+    """The guards of an artifact for a call; ``learned``: its tensors need not carry the gears any more."""
     if gears is None:
-        return _without_gears(guards) if any_set() else guards
-    if rule.on_miss == "pad":
+        return replace(guards, checks=(*guards.checks, *_carry_none(guards))) if any_set() else guards
+    if on_miss == "pad":
         exact, wide = membership(gears), coverage(gears)
         guards = replace(guards, shapes=tuple(wide if shape == exact else shape for shape in guards.shapes))
-    if rule.learned:
+    if learned:
         return guards
     checks = tuple(
         (node, "geared" if kind == "gears" else kind, wanted) for node, kind, wanted in guards.checks
@@ -106,27 +95,15 @@ def call_guards(guards: PortableGuards, gears: GearFacts | None, rule: GearRule)
     return replace(guards, checks=checks)
 
 
-def _without_gears(guards: PortableGuards) -> PortableGuards:
-    tensors: tuple[Check, ...] = tuple(
-        (node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor"
-    )
-    return replace(guards, checks=(*guards.checks, *tensors))
+def _carry_none(guards: PortableGuards) -> tuple[Check, ...]:
+    """The conditions that none of the tensors that the guards name carries gears."""
+    return tuple((node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor")
 
 
 def any_size(guards: PortableGuards, gears: GearFacts) -> PortableGuards:
     """The guards without their condition on geared sizes."""
     both = (membership(gears), coverage(gears))
     return replace(guards, shapes=tuple(shape for shape in guards.shapes if shape not in both))
-
-
-def compile_carries_none(guards: PortableGuards, function: FunctionType) -> Callable[..., bool]:
-    """A function of a call's arguments: whether none of the tensors that the guards name carries gears."""
-    from warmrank.worker.runtime.per_call import compile_input_check
-
-    tensors: tuple[Check, ...] = tuple(
-        (node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor"
-    )
-    return compile_input_check(replace(guards, checks=tensors, shapes=()), function)
 
 
 _SHOWN = 12
@@ -203,14 +180,16 @@ class LoadedGears:
         on_miss: OnGearMiss,
     ) -> None:
         self.gears = gears
-        self.rule = GearRule(on_miss=on_miss, learned=True)
+        self._on_miss: OnGearMiss = on_miss
         self._guards = guards
         self._function = function
 
     @property
     def guards(self) -> PortableGuards:
         """The artifact's guards for calls in this process."""
-        return self._guards if self.gears is None else call_guards(self._guards, self.gears, self.rule)
+        if self.gears is None:
+            return self._guards
+        return call_guards(self._guards, self.gears, self._on_miss, learned=True)
 
     def suit(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call that fits the guards may run an artifact that was made without gears."""
@@ -232,11 +211,12 @@ class LoadedGears:
         sizes = tuple(values[axis.node].shape[axis.dim] for axis in self.gears.axes)
         if sizes in self.gears.dropped and all(carried(values[axis.node]) for axis in self.gears.axes):
             return
-        refuse_miss(self.gears, sizes, self.rule.on_miss)
+        refuse_miss(self.gears, sizes, self._on_miss)
 
     @cached_property
     def _carries_none(self) -> Callable[..., bool]:
-        return compile_carries_none(self._guards, self._function)
+        guards = replace(self._guards, checks=_carry_none(self._guards), shapes=())
+        return compile_input_check(guards, self._function)
 
     @cached_property
     def _fits_any_size(self) -> Callable[..., bool]:

@@ -83,12 +83,7 @@ def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     Each role gets groups of its own, also where they hold the same ranks as another role's: an artifact
     binds to the role, and in another launch the roles' groups may differ.
 
-    Args:
-        spec: this rank's place.
-        backend: name of the collectives' backend (``gloo``).
-
-    Returns:
-        Role -> the group of that role that this rank is in.
+    Returned by role: the group that this rank is in.
     """
     import torch.distributed as dist
 
@@ -153,8 +148,7 @@ def _world() -> ProcessGroup:
 def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
     """Bring up the device and the process groups.
 
-    Returns:
-        Role -> the group of that role that this rank is in; empty where none are wanted.
+    Returned by role: the group that this rank is in; empty where none are wanted.
 
     Raises:
         DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
