@@ -91,8 +91,6 @@ class NodeCache(Value):
     """A node cache of this node.
 
     Attributes:
-        name: its name.
-        directory: where it lies on this node.
         patterns: which files below it belong to it; a ``*`` stands for slashes too.
         collect: ``new``: what a launch adds or changes; ``all``: also what was there before; ``none``.
         in_sets: engine torchair fills it with an archive for each artifact.

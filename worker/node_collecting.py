@@ -51,10 +51,6 @@ class Room(Value):
 
     Attributes:
         artifacts: beginnings of the digests of its artifacts, as prefixes of an engine's files.
-        num_files: how many node artifacts it has room for.
-        size_bytes: how large they may be together.
-        document_bytes: how long what it says of them may be.
-        file_bytes: how large one may be.
     """
 
     artifacts: frozenset[str] = frozenset()
@@ -69,8 +65,6 @@ class Collected(Value):
 
     Attributes:
         files: the node artifacts of its manifest; the cache directory keeps their bytes.
-        num_new: how many of them are new or changed.
-        bytes_new: their size.
         left_out: why other files are not among them, one line each.
     """
 

@@ -32,7 +32,6 @@ class PrivatePool:
 
     Attributes:
         pool_id: the allocator's name for it.
-        device_index: the device whose memory it is.
         anchor: the graph that keeps it.
     """
 

@@ -51,7 +51,6 @@ class Captures(Value):
     """Graphs of one artifact that a rank will capture.
 
     Attributes:
-        name: of the function.
         num_graphs: graphs: one for each shape or gear.
         roles: roles of the communicators that each graph uses.
         num_side_streams: further streams of each graph, where the model spreads its operators.

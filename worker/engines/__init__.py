@@ -42,8 +42,6 @@ class Site(Value):
     """The function that an engine works for, for engines that need more of it than its graph.
 
     Attributes:
-        method: the bound method.
-        config: how it is compiled.
         dynamic: traced with symbolic sizes.
         decompositions: operator overload -> function that replaces it.
         ge_cache: keep what GE compiles (TorchAir's parameter, in mode max-autotune).

@@ -104,10 +104,8 @@ class Parts(NamedTuple):
         numbers: positions of the numbers that it takes, as sizes.
         constants: tensors that it takes after them.
         tail: makes the results of the tail's inputs and the library's results; None where these are they.
-        tail_inputs: positions of the inputs that the tail takes.
         on_cpu: no input lies on an accelerator.
         written: positions of the inputs that the library writes to.
-        classes: `worker.graph_facts` on each input.
         replay: the graph, operator by operator.
     """
 

@@ -50,10 +50,7 @@ class GearCompile(Value):
     """The gears of the call that is compiled.
 
     Attributes:
-        method: what is compiled.
         arguments: of the call, by parameter name.
-        policy: how gears are merged.
-        on_miss: what a shape that is no gear means.
         traced: fills with Dynamo's name of each geared tensor that the function uses, while it is traced.
     """
 

@@ -127,8 +127,6 @@ class Axis(Value):
     Attributes:
         source: the input, as Dynamo names it.
         node: the input in the guards' table; -1 where there are no guards (``torch.compile``).
-        dim: the dimension.
-        gears: sizes it may have.
         symbol: name of the symbol that stands for its size.
         position: of the tensor among the graph's inputs; -1 if the graph takes only its size.
         number: position of a number input that is its size; -1 if there is none.

@@ -26,19 +26,9 @@ class RankSpec(Value):
     """What the driver tells one rank.
 
     Attributes:
-        rank: global rank, from 0.
-        world_size: number of ranks.
-        local_rank: rank within its node.
-        local_world_size: ranks on its node.
-        node_rank: number of its node.
-        master_addr: address of rank 0's node.
         master_port: free port there; 0 where no process groups are wanted.
-        device_kind: ``cpu``, ``cuda`` or ``npu``.
         groups: role -> the ranks of every group of that role; every rank is in one group of each role.
         entrypoint: ``module:function``; empty for a script.
-        arguments: keyword arguments of the entrypoint.
-        cache_dir: the rank's cache directory.
-        guards: ``once``, ``always`` or ``skip``.
         timeout_s: time-out of collectives, in seconds.
         no_compile: a miss is an error, wherever on this rank it comes up.
         engine: ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say.

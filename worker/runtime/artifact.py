@@ -103,7 +103,6 @@ class GraphFacts(Value):
         input_names: where each input comes from, for people: ``self.layers.0.weight``.
         module_inputs: positions of the inputs that are tensors of the module, not of the call.
         anchored_inputs: positions of the inputs that `as_strided` looks at, by their place in the storage.
-        gears: of its inputs, if they were given any.
     """
 
     input_classes: tuple[str, ...]
@@ -198,13 +197,8 @@ class Artifact(Value):
     Attributes:
         name: qualified name and signature, as TorchAir's log prints it.
         function: digest of the function; another one may have the same name.
-        engine: name of the engine that made and loads it.
-        components: the named components of the request that it answers.
         frame: unpacks arguments and packs outputs.
-        facts: what the runtime must know of the graph.
-        roles: roles of the process groups that the graph uses.
         sections: the engine's own bytes, and `ABOUT`, what `worker.compile.origins` keeps for people.
-        files: files beside the artifact.
     """
 
     name: str
@@ -334,7 +328,7 @@ def _from_body(body: bytes) -> Artifact:
     header: dict[str, Any] = json.loads(line)
     sections: dict[str, bytes] = {}
     offset = 0
-    for name, length in header.pop("sections"):
+    for name, length in header["sections"]:
         sections[name] = raw[offset : offset + length]
         offset += length
     if offset != len(raw):
