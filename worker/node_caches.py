@@ -90,8 +90,6 @@ class NodeCache(Value):
     """A node cache of this node.
 
     Attributes:
-        name: its name.
-        directory: where it lies on this node.
         patterns: which files below it belong to it; a ``*`` stands for slashes too.
         collect: ``new``: what a launch adds or changes; ``all``: also what was there before; ``none``.
         in_sets: engine torchair fills it with an archive for each artifact.
@@ -115,10 +113,7 @@ def destinations(caches: Iterable[NodeCache]) -> dict[str, Destination]:
 def place_faults(caches: Sequence[NodeCache], cache_dir: Path, own: Mapping[str, Path]) -> dict[str, str]:
     """Why node caches cannot lie where they are declared, by their names.
 
-    Args:
-        caches: all that are declared.
-        cache_dir: the cache directory, absolute.
-        own: the directories below it that engine torchair fills, by name.
+    ``own`` gives the directories below the cache directory (absolute) that engine torchair fills, by name.
     """
     places = {cache.name: os.path.realpath(cache.directory) for cache in caches}
     places |= {name: os.path.realpath(path) for name, path in own.items()}

@@ -51,10 +51,6 @@ class Room(Value):
 
     Attributes:
         artifacts: beginnings of the digests of its artifacts, as prefixes of an engine's files.
-        num_files: how many node artifacts it has room for.
-        size_bytes: how large they may be together.
-        document_bytes: how long what it says of them may be.
-        file_bytes: how large one may be.
     """
 
     artifacts: frozenset[str] = frozenset()
@@ -69,8 +65,6 @@ class Collected(Value):
 
     Attributes:
         files: the node artifacts of its manifest; the cache directory keeps their bytes.
-        num_new: how many of them are new or changed.
-        bytes_new: their size.
         left_out: why other files are not among them, one line each.
     """
 
@@ -110,14 +104,9 @@ def collect(
 ) -> Collected:
     """Keep what is new in node caches below the cache directory, and say what the node has.
 
-    Args:
-        caches: the node's.
-        cache_root: the cache directory.
-        room: what the manifest leaves to the node.
-        before: what was there before; without it everything is new.
-        carried: what the launch got from the store; what is new of the same path, or of the same artifact of
-            an engine, takes its place.
-        refusal: why a directory's files are not to be taken by now; empty if they may be.
+    Without ``before``, what was there, everything is new. What is new of the same path as ``carried`` (what
+    the launch got from the store), or of the same artifact of an engine, takes its place. ``room`` is what
+    the manifest leaves to the node; ``refusal`` says why a directory's files are not to be taken by now.
     """
     taking = _Taking(cache_root, room)
     found = {cache: _found(cache, room.artifacts, before or {}, taking.leave_out) for cache in caches}

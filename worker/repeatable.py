@@ -18,10 +18,7 @@ def order_of_set(*members: Any) -> list[Any]:
 def kept_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What a function makes that keeps its results (``functools.lru_cache``), in plain values.
 
-    Args:
-        name: ``module:name`` of the function.
-        args: constants.
-        kwargs: constants.
+    ``name`` is the function's ``module:name``; its arguments are constants.
 
     Raises:
         TypeError: the result holds something else than values and objects of such.

@@ -44,12 +44,9 @@ class FunctionProbe(Value):
     """What one rank found for one cached function, before anything was compiled.
 
     Attributes:
-        function: name of the cached function, unique within the rank (``Llama.decode``).
         request_key: hex key of what was asked; equal on ranks that ask for the same.
-        components: the named components behind ``request_key``, each a short string.
         state: ``hit`` (own partition), ``adoptable`` (another partition's artifact fits), ``miss``.
         reason: one line; for a miss, what was looked at and why it did not fit.
-        digest: sha256 hex of the artifact found; empty for a miss.
         runtime_state: what is declared for the function, name -> text (`worker.runtime.runtime_state`).
         cost: what compiling it takes, compared with other functions; 1 where nothing is to be compiled.
         trace: digest of the trace that the artifact found was made of, where its audits were not through, or
@@ -82,17 +79,10 @@ class FunctionResult(Value):
     """What became of one function on one rank.
 
     Attributes:
-        function: as in `FunctionProbe`.
         ok: false when the stage failed on this rank for this function; ``reason`` then says why.
-        outcome: how the rank got its artifact.
-        reason: why this outcome (why it missed, what it adopted from, why it failed).
         failure: kind of the failure; None where the stage went well.
         error: name of the type of the exception that it failed with; ``reason`` then begins with it.
-        digest: sha256 hex of the artifact.
-        size_bytes: size of the artifact.
         beside: SHA-256 and size of each file beside it, such as compiled kernels.
-        path: where it lies on this rank's node.
-        seconds: time spent so far, by stage.
         num_captures: graphs captured for this cached function so far, in all its calls.
         pool_bytes: bytes of the pools that these graphs use, which other functions may share.
         runtime_state: declared values that the artifact was made with, name -> text.
@@ -125,11 +115,7 @@ class TraceResult(Value):
     """What a rank traced of a function, to be compared with what others made of it.
 
     Attributes:
-        function: as in `FunctionProbe`.
         trace: digest of the trace; empty where it failed.
-        reason: why it failed.
-        seconds: wall seconds that it took.
-        cpu_s: CPU seconds of the rank's process meanwhile.
     """
 
     function: str
@@ -143,13 +129,8 @@ class Retraced(Value):
     """What came of tracing a function again, to be compared with the artifact that a rank would load.
 
     Attributes:
-        function: as in `FunctionProbe`.
         outcome: ``equal``; ``differs``; ``missing``: there is no artifact; ``failed``: it cannot be traced.
         reason: the first difference (the artifact's / this trace's), or why there is nothing to compare.
-        digest: the artifact's; empty where there is none.
-        request_key: what the rank asks for.
-        seconds: wall seconds that it took.
-        cpu_s: CPU seconds of the rank's process meanwhile.
     """
 
     function: str
@@ -172,7 +153,6 @@ class CaptureProposal(Value):
     """One graph, or the graphs of one call, that a rank would capture.
 
     Attributes:
-        function: the unit of work, as in `FunctionProbe`.
         signature: what the capture plan says of it; empty for a call that captures nothing.
         shapes: the same without the artifact, equal on ranks that have other artifacts but equal shapes.
         num_elements: its size; the largest is captured first.
@@ -190,7 +170,6 @@ class Verification(Value):
     """Comparison of the warm model's output with its reference.
 
     Attributes:
-        ok: every compared value lies within the tolerance.
         max_error: largest absolute difference seen.
         tolerance: largest absolute difference allowed.
         compared: what was compared with what, in words; empty when the workload has no check.
@@ -206,10 +185,8 @@ class RankPlace(Value):
     """Where a rank runs, and in what.
 
     Attributes:
-        rank: global rank, from 0.
         host: host name of the node (for people; never part of a key).
         pid: process id (likewise).
-        environment: named components of the environment fingerprint.
     """
 
     rank: int
@@ -225,10 +202,6 @@ class Published(Value):
         ref: what a launch record says of it; None for one that is not in the store.
         conflicts: functions that compiled to other bytes than the store holds.
         num_blobs_new: blobs that the store did not have before this rank compiled or published them.
-        bytes_new: their size.
-        environment: that it was made in.
-        partition: its name.
-        key: its key.
         queued: why it waits on this node's disk to be published; empty when it does not.
         problems: places of the store that this rank went on without, one line each.
     """

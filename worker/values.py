@@ -10,7 +10,9 @@ from copy import copy
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from functools import cache
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+
+V = TypeVar("V", bound="Value")
 
 
 @cache
@@ -90,6 +92,11 @@ class Value:
     def __delattr__(self, name: str) -> None:
         msg = f"cannot delete field {name!r} of a {type(self).__qualname__}"
         raise FrozenInstanceError(msg)
+
+
+def replace(value: V, /, **changes: Any) -> V:
+    """A value with other fields; as `dataclasses.replace`, without making fields first."""
+    return type(value)(**{**{name: value.__dict__[name] for name in value.value_fields}, **changes})
 
 
 def _default(made: Value, name: str) -> Any:

@@ -9,8 +9,7 @@ A function has up to `MAX_VARIANTS` variants (more while they are fresh); a high
 companion (a file beside variants, such as compiled kernels) is written before the variant that needs it; what
 takes its name as ``beside`` means a variant by none. Files are created whole, with mode 0600, and share no
 inode, because TorchAir truncates its cache in place. No lock is needed. What a power cut tore is no variant:
-a load verifies every byte. Every fault of the disk is `UnusableCache`. A rank's warm load imports this: the
-standard library only.
+a load verifies every byte. Every fault of the disk is `UnusableCache`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.names import file_names, variant_name, variant_numbers, variants
 from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     digest_private,
@@ -40,19 +40,12 @@ from warmrank.cache_store.digests import Digest, Readable, TooLong, Writable, co
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 
 logger = logging.getLogger(__name__)
-VARIANT_NAME = "compiled_module"
 MAX_VARIANTS = 64
 FRESH_S = 3600.0
 _TEMPORARY_SUFFIX = ".tmp"
 _CROWDED = MAX_VARIANTS // 2  # a touch changes what an index of digests goes by, so only where a trim is near
-_VARIANT = re.compile(rf"{VARIANT_NAME}(?:\.([1-9][0-9]{{0,8}}))?", re.ASCII)
 _COMPANION = re.compile(r"ge_cache_([0-9a-f]{16})\.pt2", re.ASCII)
 _DigestOf = Callable[[Path], Digest]
-
-
-def is_variant_name(name: str) -> bool:
-    """Whether ``name`` is ``compiled_module`` or ``compiled_module.N`` with N from 1."""
-    return _VARIANT.fullmatch(name) is not None
 
 
 def is_companion_name(name: str) -> bool:
@@ -66,24 +59,14 @@ def holds_what_it_says(name: str, digest: Digest) -> bool:
     return match is not None and digest.sha256.startswith(match[1])
 
 
-def variant_name(number: int) -> str:
-    """Name of the variant that is added after ``number`` others."""
-    return f"{VARIANT_NAME}.{number}" if number else VARIANT_NAME
-
-
 def temporary_file(function_dir: Path) -> Path:
     """A name for a file on its way in; a file left under it is swept."""
     return function_dir / f".{temporary_name()}{_TEMPORARY_SUFFIX}"
 
 
-def variants(function_dir: Path) -> tuple[Path, ...]:
-    """Variants of one function, oldest first; none where there is no directory."""
-    return tuple(function_dir / variant_name(number) for number in _variant_numbers(function_dir))
-
-
 def companions(function_dir: Path) -> tuple[Path, ...]:
     """Files beside the variants of a function, sorted by name."""
-    names = sorted(_names(function_dir, (FileNotFoundError, NotADirectoryError)))
+    names = sorted(file_names(function_dir, (FileNotFoundError, NotADirectoryError)))
     return tuple(function_dir / name for name in names if is_companion_name(name))
 
 
@@ -235,7 +218,7 @@ def _copy_verified(stream: Readable, file: Writable, expected: Digest | None, so
 def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:
     while True:
         # Listed before looking: whoever adds the same bytes after the look takes this very name.
-        numbers = _variant_numbers(function_dir)
+        numbers = variant_numbers(function_dir)
         if existing := find_file(function_dir, digest, digest_of=digest_of):
             return existing
         target = function_dir / variant_name(numbers[-1] + 1 if numbers else 0)
@@ -269,16 +252,3 @@ def _drop_orphans(function_dir: Path) -> None:
             if is_old and not any(path.name.encode() in text for text in texts):
                 path.unlink()
                 logger.info("Removed %s, which no variant needs any more", path)
-
-
-def _variant_numbers(function_dir: Path) -> list[int]:
-    matches = (_VARIANT.fullmatch(name) for name in _names(function_dir))
-    return sorted(int(match[1] or 0) for match in matches if match)
-
-
-def _names(function_dir: Path, absent: tuple[type[OSError], ...] = (FileNotFoundError,)) -> list[str]:
-    with os_errors_are_unusable("directory", function_dir):
-        try:
-            return os.listdir(function_dir)  # noqa: PTH208 - only names are needed, and loads are timed
-        except absent:
-            return []

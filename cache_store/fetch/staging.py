@@ -21,9 +21,9 @@ from warmrank.cache_store.cache_dir.local import (
     is_companion_name,
     place_directory,
     place_file,
-    variant_name,
 )
 from warmrank.cache_store.cache_dir.marks import Permit
+from warmrank.cache_store.cache_dir.names import variant_name
 from warmrank.cache_store.cache_dir.private_files import (
     date_back,
     digest_private,

@@ -35,7 +35,8 @@ from pydantic import (
     model_validator,
 )
 
-from warmrank.cache_store.cache_dir.local import VARIANT_NAME, is_companion_name, is_variant_name
+from warmrank.cache_store.cache_dir.local import is_companion_name
+from warmrank.cache_store.cache_dir.names import VARIANT_NAME, is_variant_name
 from warmrank.cache_store.cache_dir.node_files import NODE, NodeFile, kept_path, split_node_path
 from warmrank.cache_store.digests import Digest, is_sha256
 from warmrank.cache_store.keys import canonical_json, key_of

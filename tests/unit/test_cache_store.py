@@ -20,7 +20,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_warm_load_imports_the_standard_library_only():
-    statement = "from warmrank.cache_store.cache_dir import local, marks"
+    statement = "from warmrank.cache_store.cache_dir import marks, names"
     assert loaded_by(statement) & HEAVY == set()
 
 

@@ -26,7 +26,7 @@ from warmrank.worker.engines import engine_named
 from warmrank.worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, RandomOp
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.describe import explain_absence
-from warmrank.worker.runtime.find import model_directory, partition_name, sibling_variants
+from warmrank.worker.runtime.find import Place, model_directory, partition_name, sibling_variants
 from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -405,7 +405,9 @@ def test_siblings_are_the_same_function_of_other_partitions(tmp_path: Path) -> N
         add_variant(tmp_path / partition / "decode", partition.encode())
         add_variant(tmp_path / partition / "prefill", partition.encode())
     own = tmp_path / "world2global_rank0" / "decode"
-    assert [path.parent.parent.name for path in sibling_variants(own, tmp_path)] == [
+    assert [
+        path.parent.parent.name for path in sibling_variants(Place(model_dir=tmp_path, function_dir=own))
+    ] == [
         "world1",
         "world2global_rank1",
     ]
@@ -414,4 +416,4 @@ def test_siblings_are_the_same_function_of_other_partitions(tmp_path: Path) -> N
 def test_siblings_of_a_partition_include_the_artifact_of_a_single_rank(tmp_path: Path) -> None:
     alone = add_variant(tmp_path / "decode", b"made by one rank")
     own = tmp_path / "world2global_rank0" / "decode"
-    assert sibling_variants(own, tmp_path) == (alone,)
+    assert sibling_variants(Place(model_dir=tmp_path, function_dir=own)) == (alone,)

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import warmrank
 from tests.support.devices import warm
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
-from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.devices.memory import (
+from warmrank.worker.devices.arena import (
     ALIGNMENT,
     ArenaPool,
     Lifetime,
@@ -25,6 +24,7 @@ from warmrank.worker.devices.memory import (
     planned,
     tensor_in,
 )
+from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.runtime.artifact import GraphFacts
 
@@ -206,10 +206,10 @@ def test_tensor_in_a_block_keeps_its_memory_when_the_segment_is_gone() -> None:
 
 def test_buffers_never_lie_where_an_input_lies() -> None:
     pool = ArenaPool()
-    first = buffers(pool, [torch.ones(4)], frozenset({0}))
-    second = buffers(pool, [first.values[0] * 0, first.values[0]], frozenset({0, 1}))
-    assert torch.equal(first.values[0], torch.ones(4))
-    assert second.segment is not first.segment
+    (value,), _, first = buffers(pool, [torch.ones(4)], frozenset({0}))
+    _, _, second = buffers(pool, [value * 0, value], frozenset({0, 1}))
+    assert torch.equal(value, torch.ones(4))
+    assert second is not first
 
 
 def block(size_bytes: int, first: int, last: int) -> Lifetime:
@@ -226,11 +226,11 @@ LIFETIMES = st.builds(
 
 @given(st.lists(LIFETIMES, max_size=40))
 def test_blocks_that_are_needed_in_one_step_do_not_overlap(blocks: list[Lifetime]) -> None:
-    plan = planned(blocks)
-    placed = list(zip(blocks, plan.offsets, strict=True))
+    offsets, size_bytes = planned(blocks)
+    placed = list(zip(blocks, offsets, strict=True))
     for position, (one, begin) in enumerate(placed):
         assert begin % ALIGNMENT == 0
-        assert begin + one.size_bytes <= plan.size_bytes
+        assert begin + one.size_bytes <= size_bytes
         for other, start in placed[position + 1 :]:
             at_once = one.first <= other.last and other.first <= one.last
             at_once = at_once and one.size_bytes > 0 and other.size_bytes > 0  # nothing overlaps with nothing

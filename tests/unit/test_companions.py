@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.cache_dir import local
+from warmrank.cache_store.cache_dir import names
 from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
@@ -95,7 +95,7 @@ def test_trim_takes_what_no_variant_names_any_more(function_dir: Path) -> None:
     add_variant(function_dir, f"names {kept.name}".encode())
     assert companions(function_dir) == (kept,)
     assert not orphan.exists()
-    assert len(local.variants(function_dir)) == MAX_VARIANTS
+    assert len(names.variants(function_dir)) == MAX_VARIANTS
 
 
 def test_manifest_takes_companions_and_nothing_else() -> None:

@@ -29,8 +29,9 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
-from warmrank.cache_store.cache_dir.local import add_variant, variants
+from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
+from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
     Corrupt,

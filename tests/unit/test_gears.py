@@ -13,9 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears import checked_gears, set_dim_gears
-from warmrank.worker.gears.carried import geared_arguments
-from warmrank.worker.gears.model import MAX_COMBINATIONS, Axis, GearedInput, GearFacts, covering, merged
+from warmrank.worker.gears.carried import set_dim_gears
+from warmrank.worker.gears.model import (
+    MAX_COMBINATIONS,
+    Axis,
+    GearedInput,
+    GearFacts,
+    checked_gears,
+    covering,
+    merged,
+)
+from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.torch_private.marks import mark_geared, marked_dims, refuse_unbacked, traced_as
 
 

@@ -19,7 +19,8 @@ from tests.support.small_models import Cached, Plain, Spread
 from tests.support.tracing import operators_of, traced
 from warmrank.worker import groups
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.engines.graph import BINDINGS, GraphEngine, pack_constants, unpack_constants
+from warmrank.worker.engines.graph import GraphEngine, unpack_constants
+from warmrank.worker.engines.graph_source import BINDINGS, pack_constants
 from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower
 from warmrank.worker.torch_private.tracing import Trace

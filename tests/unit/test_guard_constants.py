@@ -25,7 +25,8 @@ from tests.support.small_models import Plain
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys import code
 from warmrank.worker.keys.code import class_digest, function_digest
-from warmrank.worker.runtime.constants import decode, describe, encode
+from warmrank.worker.runtime.constants import describe, encode
+from warmrank.worker.runtime.decoding import decode
 
 
 class Colour(enum.Enum):

@@ -17,8 +17,8 @@ from warmrank.cache_store.cache_dir.local import (
     find_file,
     place_directory,
     temporary_file,
-    variants,
 )
+from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 

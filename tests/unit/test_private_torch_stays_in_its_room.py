@@ -2,7 +2,7 @@
 
 Private is what has a name with a leading underscore below ``torch`` or ``torch_npu``, and all of
 ``torch.fx.experimental``. Names as mere text are not looked at: a module's name that is compared with, and
-the paths in `worker.engines.graph`, which are written into generated source and which
+the paths in `worker.engines.graph_source`, which are written into generated source and which
 ``tests/unit/test_graph_engine.py`` calls one by one.
 """
 

@@ -17,7 +17,7 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.cache_dir.local import variants
+from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
 from warmrank.cache_store.fetch.staging import replicate
 from warmrank.cache_store.layout import manifest_name

@@ -15,7 +15,7 @@ from warmrank.worker.devices.memory import memory_of
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics
-    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.engines import Graph
     from warmrank.worker.runtime.artifact import GraphFacts
 

@@ -103,9 +103,7 @@ class Entry:
     def fits(self, inputs: Sequence[Any], settled: Settled | None = None) -> bool:
         """Whether a replay computes what the graph would compute of these inputs; a few microseconds.
 
-        Args:
-            inputs: of the graph.
-            settled: those of them that were just looked at, if any were: where they lay, too.
+        ``settled`` are those that were just looked at, where they lie, too.
         """
         if not self._lie_where_captured(inputs, settled):
             return False

@@ -148,11 +148,6 @@ def inputs_for(shapes: Shapes, layout: InputLayout, example: Sequence[Any]) -> t
 
     User inputs are zeros of the planned shapes; all others are those of the example call, which must have
     the planned shapes: what is used where it lies has to be the real one.
-
-    Args:
-        shapes: what is planned.
-        layout: of the graph.
-        example: the graph's inputs in some call of it.
     """
     if {item.position for item in shapes.inputs} != set(layout.shaped) or {
         position for position, _ in shapes.numbers

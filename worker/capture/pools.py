@@ -17,7 +17,8 @@ from warmrank.worker.devices import KINDS, backend_for
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.entry import Entry
-    from warmrank.worker.devices import DeviceBackend, PoolHandle
+    from warmrank.worker.devices import PoolHandle
+    from warmrank.worker.devices.port import DeviceBackend
 
 
 class CapturePool:
@@ -32,9 +33,7 @@ class CapturePool:
     def add(self, entry: Entry, aliased: frozenset[int]) -> None:
         """Count a graph that was captured into this pool, for as long as it is kept.
 
-        Args:
-            entry: the graph.
-            aliased: positions of its outputs that lie in its inputs, not in the pool.
+        Outputs at the positions ``aliased`` lie in its inputs, not in the pool.
         """
         storages = (
             value.untyped_storage()
@@ -80,8 +79,7 @@ def graph_pool_handle(device_kind: str | None = None) -> PoolHandle:
 
     TorchAir's scripts call ``torch.npu.graph_pool_handle()``.
 
-    Args:
-        device_kind: ``cpu``, ``cuda`` or ``npu``; by default the accelerator that torch finds, else the CPU.
+    It is ``cpu``, ``cuda`` or ``npu``; by default the accelerator that torch finds, else the CPU.
 
     Raises:
         DeviceUnavailable: this machine has no such device, or there is no such device kind.

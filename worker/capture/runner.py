@@ -30,13 +30,16 @@ from warmrank.worker.errors import NotCapturable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
+    from warmrank.worker.engines.port import Engine
+
     from warmrank.worker.capture.entry import Entry
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.pools import CapturePool
     from warmrank.worker.capture.statistics import CaptureStatistics
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.devices import DeviceBackend, PoolHandle
-    from warmrank.worker.engines import Engine, Graph
+    from warmrank.worker.devices import PoolHandle
+    from warmrank.worker.devices.port import DeviceBackend
+    from warmrank.worker.engines import Graph
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _log = logging.getLogger("torchair")
@@ -95,11 +98,7 @@ class FirstCalls:
     """
 
     def __init__(self, limit: int) -> None:
-        """As of a function of which nothing ran.
-
-        Args:
-            limit: captured graphs that the function may have.
-        """
+        """As of a function of which nothing ran."""
         self._most = max(1, limit * _SHAPES_PER_CAPTURE)
         self._ran: dict[int, None] = {}
 

@@ -15,8 +15,9 @@ from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.artifact import MUTATED, STATE, USER
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices import DeviceBackend
-    from warmrank.worker.engines import SelfCapturing
+    from warmrank.worker.engines.port import SelfCapturing
+
+    from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -87,7 +88,7 @@ class SelfCapturingRunner(EagerRunner):
             raise NotCapturable(msg, operator="")
 
     def hand_over(self) -> None:
-        """See `worker.engines.SelfCapturing.hand_over`."""
+        """See `SelfCapturing.hand_over`."""
         self._capturing.hand_over()
 
     def shapes(self) -> tuple[Shapes, ...]:

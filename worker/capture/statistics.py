@@ -21,7 +21,6 @@ class PoolStatistics(Value):
     Attributes:
         handle: of a pool that was given (``use_custom_pool``); None for a function's own.
         num_graphs: graphs captured into it, those of other functions included.
-        size_bytes: bytes that it holds.
         saved_bytes: how many more its graphs would hold without sharing.
     """
 
@@ -36,11 +35,8 @@ class CaptureStatistics(Value):
 
     Attributes:
         captures: graphs captured, recaptures included.
-        recapture_causes: why graphs were captured again.
         replays: calls that replayed a captured graph.
         warm_up_runs: first calls of a shape, which run the graph as it is; the next call captures it.
-        eager_causes: why calls ran without one.
-        pools: the pools in use.
     """
 
     captures: int = 0

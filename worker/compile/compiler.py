@@ -27,8 +27,8 @@ from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.errors import BackwardNotSupported, BadPass, FunctionRaised, GraphBreak, WorkerError
 from warmrank.worker.frame import extract
-from warmrank.worker.gears.carried import geared_arguments
 from warmrank.worker.gears.compiling import compiling
+from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.runtime import ambient

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from warmrank.worker.engines.port import Engine
+
 from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     os_errors_are_unusable,
@@ -27,7 +29,7 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.origins import Origins
-from warmrank.worker.engines import Engine, engine_named
+from warmrank.worker.engines import engine_named
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
 from warmrank.worker.runtime.artifact import (
     MUTATED,

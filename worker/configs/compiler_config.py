@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import replace
 
 from warmrank.worker.configs.options import (
     ASCEND,
@@ -37,6 +36,7 @@ from warmrank.worker.configs.options import (
     no_effect,
     options,
 )
+from warmrank.worker.values import replace
 
 __all__ = ["CompilerConfig"]
 

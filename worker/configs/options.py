@@ -13,12 +13,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 from warmrank.worker.errors import BadConfig, UnknownOption
-from warmrank.worker.values import Value
+from warmrank.worker.values import Value, replace
 
 MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
 TORCHAIR = "torchair"

@@ -1,30 +1,20 @@
-"""Device kinds behind one port; one file or folder per implementation."""
+"""Device kinds behind one port (`worker.devices.port`); one file per implementation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.keys.environment import target
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    import torch
-
+    from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.torch_private.places import Origin
 
 KINDS = ("cpu", "cuda", "npu")
 
 PoolHandle = tuple[Any, ...]
-
-
-class Pool(Protocol):
-    """Memory that captured graphs share: a replay of one may overwrite what another one returned."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that the pool holds."""
-        ...
 
 
 class CapturedGraph(Value):
@@ -45,52 +35,6 @@ class CapturedGraph(Value):
     size_bytes: int
     replay: Callable[[], None]
     held: tuple[object, ...]
-
-
-class DeviceBackend(Protocol):
-    """What the capture runtime and a rank need of a device kind."""
-
-    kind: str
-    collectives: str
-
-    def device(self, local_rank: int) -> torch.device:
-        """The device that a rank computes on."""
-        ...
-
-    def new_handle(self) -> PoolHandle:
-        """A handle that no pool has yet; what ``graph_pool_handle()`` returns."""
-        ...
-
-    def pool(self, handle: PoolHandle | None = None) -> Pool:
-        """The pool with this handle, for all who ask with it; without one, a pool of its own."""
-        ...
-
-    def capture(
-        self,
-        graph: Callable[..., tuple[Any, ...]],
-        inputs: Sequence[Any],
-        *,
-        copied: frozenset[int],
-        aliased: frozenset[int],
-        pool: Pool,
-    ) -> CapturedGraph:
-        """Warm ``graph`` up where the device needs that, and record it.
-
-        The graph really runs, once or more, so mutated inputs change: the caller restores them. No memory
-        that the recording takes out of the pool overlaps with ``inputs``, although those may lie in the pool
-        (an output of an earlier replay).
-
-        Args:
-            graph: the callable to record.
-            inputs: its inputs: tensors and numbers.
-            copied: positions of inputs that get a buffer in the pool, filled with the given values.
-            aliased: positions of outputs that share memory with an input that is not copied.
-            pool: where buffers, intermediate values and outputs lie; of this backend.
-
-        Raises:
-            NotCapturable: the graph does something that cannot be recorded; the message names the operator.
-        """
-        ...
 
 
 def backend_for(kind: str) -> DeviceBackend:

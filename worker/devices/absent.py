@@ -9,7 +9,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
+from warmrank.worker.devices import CapturedGraph, PoolHandle
+from warmrank.worker.devices.port import Pool
 from warmrank.worker.errors import DeviceUnavailable
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class AbsentPool:
 
 
 class AbsentBackend:
-    """`worker.devices.DeviceBackend` of the machines that an offline build is for."""
+    """`DeviceBackend` of the machines that an offline build is for."""
 
     collectives = "fake"
 
@@ -33,18 +34,18 @@ class AbsentBackend:
         self.kind = kind
 
     def device(self, local_rank: int) -> torch.device:
-        """See `worker.devices.DeviceBackend.device`; every rank of a launch sees its own as the first."""
+        """See `DeviceBackend.device`; every rank of a launch sees its own as the first."""
         from warmrank.worker.torch_private.fake_ranks import fake_device
 
         del local_rank
         return fake_device(self.kind)
 
     def new_handle(self) -> PoolHandle:
-        """See `worker.devices.DeviceBackend.new_handle`."""
+        """See `DeviceBackend.new_handle`."""
         return (0, next(_HANDLES))
 
     def pool(self, handle: PoolHandle | None = None) -> Pool:
-        """See `worker.devices.DeviceBackend.pool`."""
+        """See `DeviceBackend.pool`."""
         del handle
         return AbsentPool()
 

@@ -20,9 +20,10 @@ from warmrank.worker.ascend.chips import device_numbers, visible_devices
 from warmrank.worker.ascend.places import here
 from warmrank.worker.ascend.versions import cann_of, driver_of
 from warmrank.worker.device_kinds import memory_of
-from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
+from warmrank.worker.devices import CapturedGraph, PoolHandle
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool, PrivatePool, Recorder
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
+from warmrank.worker.devices.port import Pool
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.graph_memory import borrowed
@@ -36,13 +37,7 @@ class AcceleratorBackend:
     """An accelerator as a device kind."""
 
     def __init__(self, kind: str, module: Any, *, memory: str = "") -> None:
-        """Makes a backend.
-
-        Args:
-            kind: ``cuda`` or ``npu``.
-            module: ``torch.cuda``, ``torch.npu``, or what stands in for it.
-            memory: type of the tensors' device, where it is not ``kind``.
-        """
+        """Makes a backend."""
         self.kind = kind
         self.collectives = _COLLECTIVES[kind]
         self._module = module
@@ -51,7 +46,7 @@ class AcceleratorBackend:
         self._pools: weakref.WeakValueDictionary[PoolHandle, AcceleratorPool] = weakref.WeakValueDictionary()
 
     def device(self, local_rank: int) -> torch.device:
-        """See `worker.devices.DeviceBackend.device`; where Ray shows a rank one device only, it is that one.
+        """See `DeviceBackend.device`; where Ray shows a rank one device only, it is that one.
 
         Raises:
             DeviceUnavailable: fewer devices are visible than ranks are on this node.
@@ -70,11 +65,11 @@ class AcceleratorBackend:
         return torch.device(self.kind, local_rank)
 
     def new_handle(self) -> PoolHandle:
-        """See `worker.devices.DeviceBackend.new_handle`, as torch numbers them."""
+        """See `DeviceBackend.new_handle`, as torch numbers them."""
         return tuple(self._module.graph_pool_handle())
 
     def pool(self, handle: PoolHandle | None = None) -> AcceleratorPool:
-        """See `worker.devices.DeviceBackend.pool`.
+        """See `DeviceBackend.pool`.
 
         Raises:
             ValueError: this is no handle as ``torch.cuda.graph_pool_handle()`` makes them.
@@ -95,7 +90,7 @@ class AcceleratorBackend:
         aliased: frozenset[int],
         pool: Pool,
     ) -> CapturedGraph:
-        """See `worker.devices.DeviceBackend.capture`."""
+        """See `DeviceBackend.capture`."""
         if not isinstance(pool, AcceleratorPool):
             msg = f"a pool of another device kind ({type(pool).__name__}); take one from this backend"
             raise TypeError(msg)

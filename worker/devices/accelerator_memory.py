@@ -32,7 +32,6 @@ class PrivatePool:
 
     Attributes:
         pool_id: the allocator's name for it.
-        device_index: the device whose memory it is.
         anchor: the graph that keeps it.
     """
 
@@ -53,7 +52,7 @@ class AcceleratorPool:
 
     @property
     def size_bytes(self) -> int:
-        """See `worker.devices.Pool.size_bytes`: what the allocator holds for it, and the input buffers."""
+        """See `Pool.size_bytes`: what the allocator holds for it, and the input buffers."""
         held = sum(end - start for private in self._private for start, end in self._spans(private))
         return held + sum(segment.nbytes for segment in self._segments)
 

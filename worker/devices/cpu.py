@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices import CapturedGraph, Pool, PoolHandle
-    from warmrank.worker.devices.memory import ArenaPool
+    from warmrank.worker.devices import CapturedGraph, PoolHandle
+    from warmrank.worker.devices.arena import ArenaPool
+    from warmrank.worker.devices.port import Pool
 
 
 class CpuBackend:
@@ -19,21 +20,21 @@ class CpuBackend:
     collectives = "gloo"
 
     def device(self, local_rank: int) -> torch.device:
-        """See `worker.devices.DeviceBackend.device`; all ranks of a node share the CPU."""
+        """See `DeviceBackend.device`; all ranks of a node share the CPU."""
         del local_rank
         return torch.device("cpu")
 
     def new_handle(self) -> PoolHandle:
-        """See `worker.devices.DeviceBackend.new_handle`."""
-        from warmrank.worker.devices.memory import new_handle
+        """See `DeviceBackend.new_handle`."""
+        from warmrank.worker.devices.arena import new_handle
 
         return new_handle()
 
     def pool(self, handle: PoolHandle | None = None) -> ArenaPool:
-        """See `worker.devices.DeviceBackend.pool`."""
-        from warmrank.worker.devices.memory import POOLS
+        """See `DeviceBackend.pool`."""
+        from warmrank.worker.devices.arena import pool_of
 
-        return POOLS.pool(handle)
+        return pool_of(handle)
 
     def capture(
         self,
@@ -44,9 +45,9 @@ class CpuBackend:
         aliased: frozenset[int],
         pool: Pool,
     ) -> CapturedGraph:
-        """See `worker.devices.DeviceBackend.capture`; which outputs share memory is seen in the recording."""
+        """See `DeviceBackend.capture`; which outputs share memory is seen in the recording."""
         del aliased
-        from warmrank.worker.devices.memory import ArenaPool
+        from warmrank.worker.devices.arena import ArenaPool
 
         if not isinstance(pool, ArenaPool):
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"

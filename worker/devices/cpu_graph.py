@@ -1,7 +1,7 @@
 """A captured graph on the CPU; imported with the first capture, which a process that only loads never makes.
 
 A recording of one run says which kernels the graph calls on which memory (`worker.torch_private.recording`).
-All that the run allocated gets a place in the work region of a pool (`worker.devices.memory`), and a replay
+All that the run allocated gets a place in the work region of a pool (`worker.devices.arena`), and a replay
 calls the same kernels on these fixed addresses: no Python of the graph, no views, no allocator. As on a
 device, outputs hold nothing before the first replay, and every replay in the pool may overwrite them. Each
 operation becomes one call that leaves its results where the plan says:
@@ -26,16 +26,8 @@ import torch
 
 from warmrank.worker import collection
 from warmrank.worker.devices import CapturedGraph
-from warmrank.worker.devices.memory import (
-    ArenaPool,
-    Lifetime,
-    Region,
-    Segment,
-    buffers,
-    memory_of,
-    planned,
-    tensor_in,
-)
+from warmrank.worker.devices.arena import ArenaPool, Lifetime, Region, Segment, buffers, planned, tensor_in
+from warmrank.worker.devices.memory import memory_of
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run, waited
 from warmrank.worker.torch_private.places import Place, check, lazily
@@ -46,68 +38,46 @@ from warmrank.worker.values import Value
 def captured(
     graph: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], *, copied: frozenset[int], pool: ArenaPool
 ) -> CapturedGraph:
-    """Record ``graph`` on ``inputs``; see `worker.devices.DeviceBackend.capture`."""
+    """Record ``graph`` on ``inputs``; see `DeviceBackend.capture`."""
     for value in inputs:
         if isinstance(value, torch.Tensor):
             check(value)
     # Out of inference mode, so that what is made here can be written in and out of it.
     with collection.paused(), torch.inference_mode(mode=False), torch.no_grad():
-        given = buffers(pool, inputs, copied)
-        recording = record(graph, given.values, copied)
-        made = program(recording, copied=copied, region=pool.work)
+        values, input_bytes, input_segment = buffers(pool, inputs, copied)
+        recording = record(graph, values, copied)
+        calls, outputs, work_bytes, segment = _program(recording, copied, pool.work)
     return CapturedGraph(
-        inputs=given.values,
-        outputs=made.outputs,
+        inputs=values,
+        outputs=outputs,
         origins=recording.origins,
-        size_bytes=given.size_bytes + made.size_bytes,
-        replay=functools.partial(run, made.calls),
-        held=(pool, given.segment, made.segment),
+        size_bytes=input_bytes + work_bytes,
+        replay=functools.partial(run, calls),
+        held=(pool, input_segment, segment),
     )
 
 
-class Program(Value):
-    """What a replay does.
-
-    Attributes:
-        calls: in their order.
-        outputs: of the graph, at fixed addresses.
-        size_bytes: work memory that the plan spans.
-        segment: where it lies; hold it as long as the calls are used.
-    """
-
-    calls: tuple[Call, ...]
-    outputs: tuple[Any, ...]
-    size_bytes: int
-    segment: Segment
-
-
-def program(recording: Recording, *, copied: frozenset[int], region: Region) -> Program:
+def _program(
+    recording: Recording, copied: frozenset[int], region: Region
+) -> tuple[tuple[Call, ...], tuple[Any, ...], int, Segment]:
     """Plan the memory of a recording, take it out of a region, and bind every call to it.
 
-    Args:
-        recording: of a run.
-        copied: positions of the inputs that are buffers.
-        region: where the memory comes from.
+    Returns the calls, the graph's outputs, the bytes that the plan spans, and the segment to hold for both.
     """
     buffers = frozenset(recording.inputs[index].storage for index in copied)
     twins = {storage: -1 - storage for storage in buffers & _storages(recording.outputs)}
     steps = _steps(recording)
     lifetimes = _lifetimes(recording, steps, twins)
-    plan = planned(list(lifetimes.values()))
+    offsets, size_bytes = planned(list(lifetimes.values()))
     apart = [tensor for storage, tensor in recording.given.items() if storage not in buffers]
-    segment = region.segment(plan.size_bytes, apart)
+    segment = region.segment(size_bytes, apart)
     memory = _Memory(recording)
-    for (storage, lifetime), offset in zip(lifetimes.items(), plan.offsets, strict=True):
+    for (storage, lifetime), offset in zip(lifetimes.items(), offsets, strict=True):
         memory.storages[storage] = segment.block(offset, lifetime.size_bytes)
     calls = [_call(step, memory) for step in steps]
     calls += [memory.copied(storage, twin) for storage, twin in twins.items()]
     outputs = tuple(_output(value, memory, twins) for value in recording.outputs)
-    return Program(
-        calls=tuple(calls),
-        outputs=outputs,
-        size_bytes=plan.size_bytes,
-        segment=segment,
-    )
+    return tuple(calls), outputs, size_bytes, segment
 
 
 class _Way(enum.Enum):

@@ -51,7 +51,6 @@ class Captures(Value):
     """Graphs of one artifact that a rank will capture.
 
     Attributes:
-        name: of the function.
         num_graphs: graphs: one for each shape or gear.
         roles: roles of the communicators that each graph uses.
         num_side_streams: further streams of each graph, where the model spreads its operators.
@@ -71,9 +70,7 @@ def limit_of(soc: str) -> int:
 def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:
     """Streams that these graphs take in all, with those of their communicators.
 
-    Args:
-        captures: what a rank will capture.
-        expansion: ``HCCL_OP_EXPANSION_MODE``; empty where it is not set.
+    ``expansion`` is ``HCCL_OP_EXPANSION_MODE``; empty where it is not set.
     """
     planned = tuple(captures)
     aiv = expansion == "AIV"
@@ -85,10 +82,7 @@ def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:
 def problem(captures: Iterable[Captures], *, soc: str, expansion: str = "") -> str:
     """What to say before too much is captured; empty where the streams suffice.
 
-    Args:
-        captures: what a rank will capture.
-        soc: model of its NPU.
-        expansion: ``HCCL_OP_EXPANSION_MODE``; empty where it is not set.
+    ``expansion`` as in `needed`; ``soc`` is the NPU's model.
     """
     planned = tuple(captures)
     limit, wanted = limit_of(soc), needed(planned, expansion=expansion)

@@ -104,10 +104,8 @@ class Parts(NamedTuple):
         numbers: positions of the numbers that it takes, as sizes.
         constants: tensors that it takes after them.
         tail: makes the results of the tail's inputs and the library's results; None where these are they.
-        tail_inputs: positions of the inputs that the tail takes.
         on_cpu: no input lies on an accelerator.
         written: positions of the inputs that the library writes to.
-        classes: `worker.graph_facts` on each input.
         replay: the graph, operator by operator.
     """
 
@@ -234,7 +232,7 @@ class AotiEngine:
     captures_itself = False
 
     def check(self, device_kind: str) -> None:
-        """See `worker.engines.Engine.check`.
+        """See `Engine.check`.
 
         Raises:
             BadConfig: it does not compile for this kind of device.
@@ -257,7 +255,7 @@ class AotiEngine:
     def compile(
         self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
     ) -> Built:
-        """See `worker.engines.Engine.compile`.
+        """See `Engine.compile`.
 
         Raises:
             NotPortable: the graph holds what a library cannot give back as eager does; says what.
@@ -287,7 +285,7 @@ class AotiEngine:
     def outline(
         self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
     ) -> Mapping[str, bytes]:
-        """See `worker.engines.Engine.outline`; of section ``aoti`` what describes the inputs.
+        """See `Engine.outline`; of section ``aoti`` what describes the inputs.
 
         Raises:
             NotPortable: as `compile`.
@@ -311,7 +309,7 @@ class AotiEngine:
         *,
         site: Site | None = None,
     ) -> Graph:
-        """See `worker.engines.Engine.load`; compiles where the artifact keeps no kernels.
+        """See `Engine.load`; compiles where the artifact keeps no kernels.
 
         Raises:
             ArtifactMissing: the kernels are not there.

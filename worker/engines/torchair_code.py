@@ -33,7 +33,8 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.engines.graph import pack_constants, unpack_constants
+from warmrank.worker.engines.graph import unpack_constants
+from warmrank.worker.engines.graph_source import pack_constants
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.values import Value
 

@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import Gears, carried, geared_arguments
+from warmrank.worker.gears.carried import Gears, carried
 from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, evaluate, hold, merged
-from warmrank.worker.gears.rules import condition_text, membership, refuse_arguments, refuse_miss
+from warmrank.worker.gears.rules import (
+    condition_text,
+    geared_arguments,
+    membership,
+    refuse_arguments,
+    refuse_miss,
+)
 from warmrank.worker.gears.runner import refuse_unpaddable
 from warmrank.worker.runtime.artifact import MUTATED, USER
 from warmrank.worker.runtime.check import node_values
@@ -44,10 +50,7 @@ class GearCompile(Value):
     """The gears of the call that is compiled.
 
     Attributes:
-        method: what is compiled.
         arguments: of the call, by parameter name.
-        policy: how gears are merged.
-        on_miss: what a shape that is no gear means.
         traced: fills with Dynamo's name of each geared tensor that the function uses, while it is traced.
     """
 
@@ -71,11 +74,6 @@ class GearCompile(Value):
         self, lowered: LoweredGraph, facts: GraphFacts, guards: PortableGuards
     ) -> tuple[GraphFacts, PortableGuards]:
         """Facts and guards with the gears in them; as they are where no gears were traced.
-
-        Args:
-            lowered: the traced graph.
-            facts: of that graph.
-            guards: of that trace.
 
         Raises:
             GearError: the gears do not fit each other, the call, or the traced code.
@@ -109,13 +107,6 @@ def compiling(
     on_miss: OnGearMiss,
 ) -> Iterator[GearCompile]:
     """The context of one trace: geared dimensions dynamic, all others of all tensors static.
-
-    Args:
-        method: what is compiled.
-        args: of the call.
-        kwargs: likewise.
-        policy: how gears are merged.
-        on_miss: what a shape that is no gear means.
 
     Raises:
         GearError: a tensor's own size is none of its gears, or a tensor of the module has gears.
@@ -276,11 +267,8 @@ def settled(
 ) -> tuple[GearFacts, PortableGuards]:
     """Gears and guards that fit each other: the combinations stand in the place of conditions on axes.
 
-    Args:
-        gears: as `record` gave them.
-        guards: of the same trace.
-        sizes: of the axes in the call that was traced.
-        unlike: combinations with which the graph does something else than was traced, and what.
+    ``sizes`` are those of the traced call; ``unlike`` names combinations with which the graph does something
+    else than was traced, and what.
 
     Raises:
         GearError: the traced code can run with none of the combinations, or not with this call's.

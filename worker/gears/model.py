@@ -15,11 +15,67 @@ from dataclasses import asdict
 from typing import Any
 
 from warmrank.worker.errors import GearError
+from warmrank.worker.gears.carried import Gears
 from warmrank.worker.values import Value
 
+MIN_GEARS = 2
+MAX_GEARS = 100
 MAX_COMBINATIONS = 100
 
 Combination = tuple[int, ...]
+
+
+def checked_gears(shape: Sequence[int], dim_gears: Mapping[int, Sequence[int]]) -> Gears:
+    """The gears as tuples by dimension, if they are allowed.
+
+    Dimensions count from 0, never from the end. As in TorchAir, a gear may stand there twice (``zip`` pairs
+    it with two of another dimension), and there may be none at all.
+
+    Raises:
+        GearError: gears that are not allowed, in TorchAir's words.
+    """
+    if not isinstance(dim_gears, Mapping):
+        msg = (
+            f"set_dim_gears: dim_gears is of type {type(dim_gears).__qualname__}; "
+            "expected a dict from dimension to gears, such as {0: [2, 4]}"
+        )
+        raise GearError(msg, found=type(dim_gears).__qualname__)
+    for dim, gears in dim_gears.items():
+        _check_dim(dim, len(shape))
+        _check_gears(dim, gears)
+    return {dim: tuple(gears) for dim, gears in dim_gears.items()}
+
+
+def _check_dim(dim: object, num_dims: int) -> None:
+    if type(dim) is not int:
+        msg = f"Dim index in dim_gears must be an integer, but got {type(dim)}."
+        raise GearError(msg, dim=repr(dim))
+    if not 0 <= dim < num_dims:
+        msg = f"Dim index in dim_gears must be in range [0, {num_dims - 1}], but got {dim}."
+        raise GearError(msg, dim=repr(dim), allowed=f"0 to {num_dims - 1}")
+
+
+def _check_gears(dim: int, gears: object) -> None:
+    if not isinstance(gears, list | tuple):
+        msg = f"Gears for dim index {dim} in dim_gears must be a list or tuple, but got {type(gears)}."
+        raise GearError(msg, dim=repr(dim), found=type(gears).__qualname__)
+    if not MIN_GEARS <= len(gears) <= MAX_GEARS:
+        msg = (
+            f"Length of gears for dim index {dim} in dim_gears must be in range [{MIN_GEARS}, {MAX_GEARS}], "
+            f"but got {len(gears)}."
+        )
+        raise GearError(msg, dim=repr(dim), found=repr(len(gears)))
+    for position, gear in enumerate(gears):
+        if type(gear) is not int:
+            msg = (
+                f"Element at index {position} of value for dim index {dim} in dim_gears must be an integer, "
+                f"but got {type(gear)}."
+            )
+            raise GearError(msg, dim=repr(dim), found=repr(gear))
+        if gear < 1:
+            fault = "must not be 0" if gear == 0 else "must be a size of 1 or more"
+            msg = f"Gear value at index {position} for dim index {dim} {fault}, but got {gear}."
+            raise GearError(msg, dim=repr(dim), found=repr(gear))
 
 
 def merged(
@@ -27,10 +83,8 @@ def merged(
 ) -> tuple[Combination, ...]:
     """The combinations, each once, in the order in which the policy gives them.
 
-    Args:
-        gears: one list of sizes per geared dimension.
-        policy: ``zip`` takes the first of each list, then the second; ``product`` takes all with all.
-        names: of the dimensions, for the error.
+    ``zip`` takes the first of each list, then the second; ``product`` takes all with all. The ``names`` of
+    the dimensions are for the error.
 
     Raises:
         GearError: ``zip`` of lists of different lengths, or more than `MAX_COMBINATIONS`.
@@ -73,8 +127,6 @@ class Axis(Value):
     Attributes:
         source: the input, as Dynamo names it.
         node: the input in the guards' table; -1 where there are no guards (``torch.compile``).
-        dim: the dimension.
-        gears: sizes it may have.
         symbol: name of the symbol that stands for its size.
         position: of the tensor among the graph's inputs; -1 if the graph takes only its size.
         number: position of a number input that is its size; -1 if there is none.

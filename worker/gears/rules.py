@@ -14,10 +14,10 @@ In all cases with gears the sizes must be one of the combinations, or lie under 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -30,26 +30,16 @@ from warmrank.worker.runtime.check import node_values
 from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.runtime.per_call import compile_input_check
 from warmrank.worker.torch_private.operators import readable
-from warmrank.worker.values import Value
+from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
-    from types import FunctionType
+    from types import CodeType
 
-    from warmrank.worker.runtime.artifact import Check, PortableGuards
+    import torch
+
+    from warmrank.worker.runtime.artifact import Check
 
 Shape = tuple[str, tuple[int, ...]]
-
-
-class GearRule(Value):
-    """How calls are measured.
-
-    Attributes:
-        on_miss: what a shape that is no gear means.
-        learned: tensors need not carry the gears any more.
-    """
-
-    on_miss: OnGearMiss = "error"
-    learned: bool = False
 
 
 def membership(gears: GearFacts) -> Shape:
@@ -88,14 +78,16 @@ def _nodes(gears: GearFacts) -> tuple[int, ...]:
     return tuple(dict.fromkeys(axis.node for axis in gears.axes))
 
 
-def call_guards(guards: PortableGuards, gears: GearFacts | None, rule: GearRule) -> PortableGuards:
-    """The guards of an artifact under a rule."""
+def call_guards(
+    guards: PortableGuards, gears: GearFacts | None, on_miss: OnGearMiss, *, learned: bool
+) -> PortableGuards:
+    """The guards of an artifact for a call; ``learned``: its tensors need not carry the gears any more."""
     if gears is None:
-        return _without_gears(guards) if any_set() else guards
-    if rule.on_miss == "pad":
+        return replace(guards, checks=(*guards.checks, *_carry_none(guards))) if any_set() else guards
+    if on_miss == "pad":
         exact, wide = membership(gears), coverage(gears)
         guards = replace(guards, shapes=tuple(wide if shape == exact else shape for shape in guards.shapes))
-    if rule.learned:
+    if learned:
         return guards
     checks = tuple(
         (node, "geared" if kind == "gears" else kind, wanted) for node, kind, wanted in guards.checks
@@ -103,27 +95,15 @@ def call_guards(guards: PortableGuards, gears: GearFacts | None, rule: GearRule)
     return replace(guards, checks=checks)
 
 
-def _without_gears(guards: PortableGuards) -> PortableGuards:
-    tensors: tuple[Check, ...] = tuple(
-        (node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor"
-    )
-    return replace(guards, checks=(*guards.checks, *tensors))
+def _carry_none(guards: PortableGuards) -> tuple[Check, ...]:
+    """The conditions that none of the tensors that the guards name carries gears."""
+    return tuple((node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor")
 
 
 def any_size(guards: PortableGuards, gears: GearFacts) -> PortableGuards:
     """The guards without their condition on geared sizes."""
     both = (membership(gears), coverage(gears))
     return replace(guards, shapes=tuple(shape for shape in guards.shapes if shape not in both))
-
-
-def compile_carries_none(guards: PortableGuards, function: FunctionType) -> Callable[..., bool]:
-    """A function of a call's arguments: whether none of the tensors that the guards name carries gears."""
-    from warmrank.worker.runtime.per_call import compile_input_check
-
-    tensors: tuple[Check, ...] = tuple(
-        (node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor"
-    )
-    return compile_input_check(replace(guards, checks=tensors, shapes=()), function)
 
 
 _SHOWN = 12
@@ -200,14 +180,16 @@ class LoadedGears:
         on_miss: OnGearMiss,
     ) -> None:
         self.gears = gears
-        self.rule = GearRule(on_miss=on_miss, learned=True)
+        self._on_miss: OnGearMiss = on_miss
         self._guards = guards
         self._function = function
 
     @property
     def guards(self) -> PortableGuards:
         """The artifact's guards for calls in this process."""
-        return self._guards if self.gears is None else call_guards(self._guards, self.gears, self.rule)
+        if self.gears is None:
+            return self._guards
+        return call_guards(self._guards, self.gears, self._on_miss, learned=True)
 
     def suit(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call that fits the guards may run an artifact that was made without gears."""
@@ -229,13 +211,65 @@ class LoadedGears:
         sizes = tuple(values[axis.node].shape[axis.dim] for axis in self.gears.axes)
         if sizes in self.gears.dropped and all(carried(values[axis.node]) for axis in self.gears.axes):
             return
-        refuse_miss(self.gears, sizes, self.rule.on_miss)
+        refuse_miss(self.gears, sizes, self._on_miss)
 
     @cached_property
     def _carries_none(self) -> Callable[..., bool]:
-        return compile_carries_none(self._guards, self._function)
+        guards = replace(self._guards, checks=_carry_none(self._guards), shapes=())
+        return compile_input_check(guards, self._function)
 
     @cached_property
     def _fits_any_size(self) -> Callable[..., bool]:
         assert self.gears is not None  # noqa: S101 - asked before
         return compile_input_check(any_size(self._guards, self.gears), self._function)
+
+
+_MAX_DEPTH = 16
+
+
+def geared_arguments(
+    function: FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor with gears among a call's arguments (without the module), once, and where it stands."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    if any_set():
+        named = [*zip(_positional(function.__code__, len(args)), args, strict=True), *kwargs.items()]
+        seen: set[int] = set()
+        for where, value in named:
+            for place, tensor in _tensors(where, value, seen, _MAX_DEPTH):
+                found.setdefault(id(tensor), (place, tensor))
+    return list(found.values())
+
+
+def _positional(code: CodeType, count: int) -> list[str]:
+    """Names of the first positional arguments after the module; those beyond the parameters are ``*args``."""
+    own = code.co_varnames[1 : code.co_argcount][:count]
+    takes_more = bool(code.co_flags & inspect.CO_VARARGS)
+    rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if takes_more else "argument"
+    return [*own, *(f"{rest}[{index}]" for index in range(count - len(own)))]
+
+
+def _tensors(where: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if carried(value):
+            yield where, value
+        return
+    if depth == 0 or id(value) in seen or isinstance(value, type | torch.nn.Module):
+        return
+    members = _members(value)
+    if members:
+        seen.add(id(value))
+    for name, member in members:
+        yield from _tensors(f"{where}{name}", member, seen, depth - 1)
+
+
+def _members(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", member) for key, member in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(f"[{index}]", member) for index, member in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    return [(f".{name}", member) for name, member in getattr(value, "__dict__", {}).items()]

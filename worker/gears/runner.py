@@ -51,12 +51,6 @@ class GearedRunner:
     ) -> None:
         """As a runner of its own.
 
-        Args:
-            runner: what runs calls whose sizes are a gear.
-            gears: of the graph.
-            on_miss: what a shape that is no gear means.
-            plain: the graph, run without capture; it tells whether padding changes results.
-
         Raises:
             GearError: padding is asked for, and inputs of this graph cannot be padded.
         """

@@ -20,8 +20,9 @@ from warmrank.worker.keys.code import forget_types, type_name
 from warmrank.worker.keys.sources import collect
 from warmrank.worker.runtime import asked, constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
-from warmrank.worker.runtime.check import is_plain_tensor, plain_type
+from warmrank.worker.runtime.check import plain_type
 from warmrank.worker.runtime.constants import describe, encode_key, keys_of
+from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.sources import operator_digest, patch_sources
 from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
@@ -202,7 +203,7 @@ def _evaluated(table: PathTable, fact: Evaluated, values: NodeValues) -> Check:
 def _refuse_unnamed(classes: tuple[type, ...], encoded: Any) -> None:
     """Refuse classes that no name leads to."""
     try:
-        if constants.decode(encoded) == classes:
+        if decode(encoded) == classes:
             return
     except (AttributeError, ImportError):
         pass
@@ -317,7 +318,7 @@ def _keys(guard: TracedGuard) -> _Translated:
 
 def _tensor(guard: TracedGuard) -> _Translated:
     tensor: torch.Tensor = guard.value
-    if not is_plain_tensor(tensor):
+    if not _is_plain_tensor(tensor):
         kind = type(tensor).__qualname__
         msg = f"it is a {kind}; hand over a plain tensor (as_subclass(torch.Tensor), or what it wraps)"
         raise NotPortable(msg, what=kind)
@@ -440,3 +441,18 @@ def _by(leaf: Leaf, ambient: Container[str], translated: Container[str]) -> str:
         "Pass the object as an argument, keep it as a plain attribute, or leave it out of the function."
     )
     raise NotPortable(msg, guard=leaf.kind, source=leaf.source)
+
+
+def _is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """Whether operators take a tensor as they take any other: not so those of a class with rules of its own.
+
+    Subclasses of Parameter with attributes and methods of their own (vLLM's weights) are plain.
+    """
+    kind = type(tensor)
+    if kind in (torch.Tensor, torch.nn.Buffer) or hasattr(tensor, "fake_mode"):
+        return True
+    return (
+        isinstance(tensor, torch.nn.Parameter)
+        and kind.__torch_function__ is torch.nn.Parameter.__torch_function__
+        and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )

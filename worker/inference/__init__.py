@@ -16,7 +16,7 @@ from warmrank.worker import collection
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.of_torchair import of_torchair, with_options
 from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
-from warmrank.worker.gears import set_dim_gears
+from warmrank.worker.gears.carried import set_dim_gears
 
 if TYPE_CHECKING:
     from warmrank.worker.runtime.function import CachedFunction

@@ -7,13 +7,14 @@ pinned by the versions in the environment fingerprint, so only what somebody els
 from __future__ import annotations
 
 import ast
+import contextlib
 import dis
 import functools
 import hashlib
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _STANDARD_LIBRARY = Path(os.__file__).parent
 _INSTALLED = ("site-packages", "dist-packages")
 _DIGEST_CHARS = 32
 _type_names: dict[type, str] = {}
+_patched: dict[type, bool] | None = None  # within `types_anew`
 _IGNORED_CLASS_NAMES = frozenset(
     {
         "__dict__",
@@ -120,6 +122,12 @@ def joint_digest(digests: list[str]) -> str:
         if len(digests) == 1
         else hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGEST_CHARS]
     )
+
+
+def digest_of_texts(texts: Iterable[str]) -> str:
+    """Digest of lines of text."""
+    joined = "\n".join(texts).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(joined).hexdigest()[:_DIGEST_CHARS]
 
 
 def _feed(hasher: Any, *texts: str) -> None:
@@ -345,10 +353,31 @@ def type_name(cls: type) -> str:
     known = _type_names.get(cls)
     if known is None:
         known = f"{cls.__module__}:{cls.__qualname__}"
-        if not is_pinned_module(cls.__module__) or any(map(_foreign_members, cls.__mro__)):
+        if not is_pinned_module(cls.__module__) or any(map(_is_patched, cls.__mro__)):
             known = f"{known}#{class_digest(cls)}"
         _type_names[cls] = known
     return known
+
+
+def _is_patched(cls: type) -> bool:
+    known = _patched  # another thread may take it away
+    if known is None:
+        return bool(_foreign_members(cls))
+    if cls not in known:
+        known[cls] = bool(_foreign_members(cls))
+    return known[cls]
+
+
+@contextlib.contextmanager
+def types_anew() -> Iterator[None]:
+    """Compute the names of layers anew, looking at each class once within."""
+    global _patched  # noqa: PLW0603
+    forget_types()
+    _patched = {}
+    try:
+        yield
+    finally:
+        _patched = None
 
 
 def forget_types() -> None:

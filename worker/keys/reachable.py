@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from warmrank.worker.keys.code import (
+    digest_of_texts,
     file_digest,
     function_digest,
     globals_module,
@@ -32,7 +33,6 @@ from warmrank.worker.keys.code import (
     stable_text,
 )
 
-_DIGEST_CHARS = 32
 _ADDRESS = r"\bat 0x[0-9a-f]+"
 _CONSTANTS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, types.MappingProxyType)
@@ -47,8 +47,7 @@ def reachable_digest(*values: Any, of_state: bool = True) -> str:
         of_state: containers and other objects that may change count with what they hold.
     """
     walk = _Walk(of_state=of_state)
-    texts = "\n".join(text for value in values for text in walk.texts(value))
-    return hashlib.sha256(texts.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
+    return digest_of_texts(text for value in values for text in walk.texts(value))
 
 
 def functions_of_file(module: types.ModuleType, file: str) -> list[Any]:

@@ -1,6 +1,6 @@
 """The audit's print of a trace: what must be equal on all ranks that share an artifact, as text.
 
-Made of an artifact, whether it was compiled or only outlined (`worker.engines.Engine.outline`), so that an
+Made of an artifact, whether it was compiled or only outlined (`Engine.outline`), so that an
 audit and a compile cannot part ways. It holds graph, constants, conditions, frame and facts; neither kernels
 nor lines of source, which follow from these or change no result. Where an engine compiles kernels, conditions
 on sizes are those of the trace, without what its compiler added.

@@ -39,9 +39,7 @@ class Unit(Protocol):
 def propose(units: Sequence[Unit], planned: Iterable[CaptureEntry]) -> tuple[CaptureProposal, ...]:
     """The calls of the workload whose graphs are captured, and what else of a plan this rank can capture.
 
-    Args:
-        units: the calls.
-        planned: of manifests of earlier launches, of this rank and of others.
+    ``planned`` are of manifests of earlier launches, of this rank and of others.
     """
     for unit in units:
         unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in _shapes(unit))

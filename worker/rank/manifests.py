@@ -73,14 +73,7 @@ def of_script(spec: RankSpec) -> PartitionManifest:
 
 
 def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path) -> PartitionManifest:
-    """Manifest of what the processes of one rank used, from their journals, the newest last.
-
-    Args:
-        files: the journals.
-        rank: whose they are.
-        world_size: number of ranks.
-        root: the cache directory.
-    """
+    """Manifest of what the processes of one rank used, from their journals, the newest last."""
     from warmrank.cache_store.keys import key_of
 
     requests: dict[tuple[str, frozenset[tuple[str, str]]], RequestEntry] = {}
@@ -167,12 +160,7 @@ def publish(
 ) -> Published:
     """Publish a manifest with its artifacts, and say where it lies.
 
-    Args:
-        store: the store.
-        launch_key: the launch's.
-        manifest: of this rank.
-        root: the launch's cache directory.
-        shared: blobs that this rank added to the store before.
+    ``shared`` are blobs that this rank added to the store before.
     """
     report = store.publish_partition(launch_key, manifest, root)
     return Published(

@@ -147,9 +147,8 @@ class RankWorker:
     def adopt(self, offers: Mapping[str, str], fresh: Collection[str] = ()) -> tuple[FunctionResult, ...]:
         """Take over artifacts of other ranks, by digest; their guards decide whether they fit here.
 
-        Args:
-            offers: function -> digest.
-            fresh: functions whose artifact this launch compiled; `release` lets other partitions have it.
+        ``offers`` gives digests by function; of ``fresh`` functions this launch compiled the artifact, and
+        `release` lets other partitions have it.
         """
         return tuple(
             self._units[name].guarded(functools.partial(self._adopt, digest=digest, is_fresh=name in fresh))
@@ -169,9 +168,7 @@ class RankWorker:
     ) -> tuple[CaptureProposal, ...]:
         """What this rank would capture: the workload's calls, and what it can of an earlier launch's plan.
 
-        Args:
-            planned: of earlier launches.
-            names: units to capture; None for all.
+        ``names`` are the units to capture; None for all.
         """
         from warmrank.worker.rank import captures
 

@@ -26,19 +26,9 @@ class RankSpec(Value):
     """What the driver tells one rank.
 
     Attributes:
-        rank: global rank, from 0.
-        world_size: number of ranks.
-        local_rank: rank within its node.
-        local_world_size: ranks on its node.
-        node_rank: number of its node.
-        master_addr: address of rank 0's node.
         master_port: free port there; 0 where no process groups are wanted.
-        device_kind: ``cpu``, ``cuda`` or ``npu``.
         groups: role -> the ranks of every group of that role; every rank is in one group of each role.
         entrypoint: ``module:function``; empty for a script.
-        arguments: keyword arguments of the entrypoint.
-        cache_dir: the rank's cache directory.
-        guards: ``once``, ``always`` or ``skip``.
         timeout_s: time-out of collectives, in seconds.
         no_compile: a miss is an error, wherever on this rank it comes up.
         engine: ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say.
@@ -83,12 +73,7 @@ def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     Each role gets groups of its own, also where they hold the same ranks as another role's: an artifact
     binds to the role, and in another launch the roles' groups may differ.
 
-    Args:
-        spec: this rank's place.
-        backend: name of the collectives' backend (``gloo``).
-
-    Returns:
-        Role -> the group of that role that this rank is in.
+    Returned by role: the group that this rank is in.
     """
     import torch.distributed as dist
 
@@ -153,8 +138,7 @@ def _world() -> ProcessGroup:
 def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
     """Bring up the device and the process groups.
 
-    Returns:
-        Role -> the group of that role that this rank is in; empty where none are wanted.
+    Returned by role: the group that this rank is in; empty where none are wanted.
 
     Raises:
         DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.

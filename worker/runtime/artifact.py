@@ -35,7 +35,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,11 @@ from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
-from warmrank.worker.values import Value
+from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
     from warmrank.worker.gears.model import GearFacts
     from warmrank.worker.runtime.asked import Call
-
 
 FORMAT = 4
 ABOUT = "about"
@@ -62,7 +61,6 @@ _MEMBER = r"\._(?:modules|parameters|buffers)\['([^']*)'\]"
 _ROOT = r"^[LG]\['([^']*)'\]"
 
 Node = tuple[int, str, Any]
-
 Check = tuple[int, str, Any]
 
 
@@ -98,7 +96,6 @@ class GraphFacts(Value):
 
     Attributes:
         input_classes: one of ``state``, ``mutated``, ``user``, ``number`` per input.
-        num_outputs: number of outputs.
         aliased_outputs: positions of outputs that share memory with an input.
         data_dependent: the first operator whose result's size depends on values (``aten.nonzero``), or which
             runs one graph or another: such a graph cannot be captured. Empty if there is none.
@@ -106,7 +103,6 @@ class GraphFacts(Value):
         input_names: where each input comes from, for people: ``self.layers.0.weight``.
         module_inputs: positions of the inputs that are tensors of the module, not of the call.
         anchored_inputs: positions of the inputs that `as_strided` looks at, by their place in the storage.
-        gears: of its inputs, if they were given any.
     """
 
     input_classes: tuple[str, ...]
@@ -126,23 +122,17 @@ class GraphFacts(Value):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GraphFacts:
         """From an artifact's header."""
-        return cls(
-            input_classes=tuple(data["input_classes"]),
-            num_outputs=data["num_outputs"],
-            aliased_outputs=tuple(data["aliased_outputs"]),
-            data_dependent=data["data_dependent"],
-            random=data["random"],
-            input_names=tuple(data["input_names"]),
-            module_inputs=tuple(data["module_inputs"]),
-            anchored_inputs=tuple(data["anchored_inputs"]),
-            gears=_gears(data["gears"]) if data["gears"] else None,
-        )
+        gears = data["gears"]
+        if gears:
+            from warmrank.worker.gears.model import GearFacts
+
+            gears = GearFacts.from_json(gears)
+        facts = {name: _frozen(data[name]) for name in cls.value_fields}
+        return cls(**{**facts, "gears": gears or None})
 
 
-def _gears(data: Mapping[str, Any]) -> GearFacts:
-    from warmrank.worker.gears.model import GearFacts
-
-    return GearFacts.from_json(data)
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def readable(source: str) -> str:
@@ -168,44 +158,33 @@ class PortableGuards(Value):
         return replace(self, checks=checks, ambient={}, sources=(), asked=(), runtime_state={})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "nodes": [list(node) for node in self.nodes],
-            "checks": [list(check) for check in self.checks],
-            "shapes": [[expression, list(used)] for expression, used in self.shapes],
-            "ambient": self.ambient,
-            "sources": [[item.kind, item.module, item.name, item.digest] for item in self.sources],
-            "asked": [list(call) for call in self.asked],
-            "volatile": list(self.volatile),
-            **({"runtime_state": self.runtime_state} if self.runtime_state else {}),
-        }
+        """As they stand in an artifact's header."""
+        sources = [[item.kind, item.module, item.name, item.digest] for item in self.sources]
+        data = {**self.__dict__, "sources": sources}
+        if not self.runtime_state:
+            del data["runtime_state"]
+        return data
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> PortableGuards:
-        """The guards that `to_json` gave."""
+    def from_json(cls, data: Mapping[str, Any]) -> PortableGuards:
+        """From an artifact's header."""
         return cls(
-            nodes=tuple((node[0], node[1], node[2]) for node in data["nodes"]),
-            checks=tuple((check[0], check[1], check[2]) for check in data["checks"]),
+            nodes=tuple((parent, step, argument) for parent, step, argument in data["nodes"]),
+            checks=tuple((node, kind, expected) for node, kind, expected in data["checks"]),
             shapes=tuple((expression, tuple(used)) for expression, used in data["shapes"]),
             ambient=data["ambient"],
             sources=tuple(
                 TracedSource(kind=kind, module=module, name=name, digest=digest)
                 for kind, module, name, digest in data["sources"]
             ),
-            asked=tuple((call[0], call[1], call[2], call[3]) for call in data["asked"]),
+            asked=tuple((name, args, kwargs, result) for name, args, kwargs, result in data["asked"]),
             volatile=tuple(data["volatile"]),
             runtime_state=data.get("runtime_state", {}),
         )
 
 
 class ArtifactFile(Value):
-    """A file that lies beside an artifact and belongs to it (compiled kernels).
-
-    Attributes:
-        name: of the file; no directory.
-        sha256: digest of its bytes, hex.
-        size_bytes: its size.
-    """
+    """A file beside an artifact that belongs to it (compiled kernels): its name, SHA-256 and size."""
 
     name: str
     sha256: str
@@ -218,15 +197,8 @@ class Artifact(Value):
     Attributes:
         name: qualified name and signature, as TorchAir's log prints it.
         function: digest of the function; another one may have the same name.
-        engine: name of the engine that made and loads it.
-        engine_version: that engine's version.
-        components: the named components of the request that it answers.
-        guards: conditions under which it may be used.
         frame: unpacks arguments and packs outputs.
-        facts: what the runtime must know of the graph.
-        roles: roles of the process groups that the graph uses.
         sections: the engine's own bytes, and `ABOUT`, what `worker.compile.origins` keeps for people.
-        files: files beside the artifact.
     """
 
     name: str
@@ -254,7 +226,7 @@ class Artifact(Value):
                 "guards": self.guards.to_json(),
                 "frame": self.frame.names,
                 "facts": self.facts.to_json(),
-                "roles": list(self.roles),
+                "roles": self.roles,
                 "files": [[file.name, file.sha256, file.size_bytes] for file in self.files],
                 "sections": [[name, len(sections[name])] for name in sorted(sections)],
             }
@@ -276,7 +248,7 @@ class Artifact(Value):
 
 def is_artifact(first: bytes) -> bool:
     """Whether a file that begins so is one that this cache, or TorchAir's, wrote; whole or not."""
-    return first.startswith(_MAGIC) or first.startswith(_PICKLES)
+    return first.startswith((_MAGIC, *_PICKLES))
 
 
 def read(path: Path) -> tuple[Artifact, str, int]:
@@ -335,12 +307,12 @@ def damaged_files(directory: Path, files: Iterable[ArtifactFile]) -> tuple[Path,
     """Those files beside an artifact that are this user's own and hold other bytes than they should."""
     found = []
     for file in files:
-        path = directory / file.name
         try:
             verified(directory, file)
+        except ArtifactMissing:
+            continue
         except ArtifactCorrupt:
-            if path.exists():
-                found.append(path)
+            found.append(directory / file.name)
         except UnusableCache:
             continue
     return tuple(found)
@@ -362,21 +334,17 @@ def _from_body(body: bytes) -> Artifact:
     if offset != len(raw):
         msg = f"sections are {len(raw)} bytes, the header says {offset}"
         raise ValueError(msg)
-    return Artifact(
-        name=header["name"],
-        function=header["function"],
-        engine=header["engine"],
-        engine_version=header["engine_version"],
-        components=header["components"],
-        guards=PortableGuards.from_json(header["guards"]),
-        frame=Frame(code=sections.pop("frame.code"), names=header["frame"]),
-        facts=GraphFacts.from_json(header["facts"]),
-        roles=tuple(header["roles"]),
-        files=tuple(
+    made = {
+        "guards": PortableGuards.from_json(header["guards"]),
+        "frame": Frame(code=sections.pop("frame.code"), names=header["frame"]),
+        "facts": GraphFacts.from_json(header["facts"]),
+        "roles": tuple(header["roles"]),
+        "files": tuple(
             ArtifactFile(name=name, sha256=sha256, size_bytes=size) for name, sha256, size in header["files"]
         ),
-        sections=sections,
-    )
+        "sections": sections,
+    }
+    return Artifact(**{**header, **made})
 
 
 def withheld_mark(function_dir: Path, sha256: str) -> Path:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.groups import resolve, role_of
 from warmrank.worker.runtime import constants
+from warmrank.worker.runtime.decoding import decode, equal
 from warmrank.worker.torch_private.process_groups import group_addresses, known_groups
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def from_trace(calls: Iterable[AskedCall]) -> Iterator[Call]:
                 "and keep the result as an attribute."
             )
             raise NotPortable(msg, what=name) from error
-        if constants.equal(result_of(call), call[3]):
+        if equal(result_of(call), call[3]):
             yield call
 
 
@@ -122,7 +123,7 @@ def _decoded(argument: Any) -> Any:
     if isinstance(argument, dict) and (role := argument.get(_GROUP) or argument.get(f"{_GROUP}_name")):
         name, group = resolve(role)
         return group if _GROUP in argument else name
-    return constants.decode(argument)
+    return decode(argument)
 
 
 def result_of(call: Call) -> Any:
@@ -148,7 +149,7 @@ def mismatches(calls: Iterable[Call]) -> Iterator[str]:
     """In words, calls whose results are not as traced."""
     for call in calls:
         present = result_of(call)
-        if not constants.equal(present, call[3]):
+        if not equal(present, call[3]):
             yield f"{text(call)}: {_shown(call[3])} -> {_shown(present)}"
 
 
@@ -169,8 +170,7 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
             known = present
         try:
             return all(
-                constants.equal(_encoded_result(made(*args, **kwargs)), result)
-                for made, args, kwargs, result in here
+                equal(_encoded_result(made(*args, **kwargs)), result) for made, args, kwargs, result in here
             )
         except _REFUSALS:
             return False
@@ -192,7 +192,7 @@ def text(call: Call) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping) and len(value) == 1:
         ((tag, payload),) = value.items()
-        return str(payload) if tag.startswith((_GROUP, _MODULE)) else repr(constants.decode(dict(value)))
+        return str(payload) if tag.startswith((_GROUP, _MODULE)) else repr(decode(dict(value)))
     return str(value)
 
 

@@ -15,6 +15,7 @@ once. Roots have parent -1:
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import importlib
 import math
@@ -25,26 +26,24 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.gears.carried import carried, encoded
-from warmrank.worker.keys.code import forget_types, type_name
-from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.keys.code import type_name, types_anew
+from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
-from warmrank.worker.runtime.constants import describe, keys_of
+from warmrank.worker.runtime.decoding import decode, equal
 from warmrank.worker.runtime.sources import changed
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
 
 
-class Missing:
-    """Stands for an object that is not there; a class of its own so that no real value equals it."""
-
+class _Missing:
     def __repr__(self) -> str:
         return "<missing>"
 
 
-MISSING = Missing()
+MISSING = _Missing()
+"""Stands for an object that is not there; of a class of its own so that no real value equals it."""
 
 
 def root_names(nodes: Sequence[Node]) -> list[tuple[str, str]]:
@@ -59,16 +58,12 @@ def text(nodes: Sequence[Node], index: int) -> str:
     """A node's path as a reader would write it: ``self.layers['0'].weight``."""
     parent, step, argument = nodes[index]
     if parent < 0:
-        return {"local": str(argument), "global": str(argument), "import": str(argument)}.get(
-            step, "builtins"
-        )
+        return "builtins" if step == "builtins" else str(argument)
     base = text(nodes, parent)
-    if step == "attr":
-        return f"{base}.{argument}"
     if step == "item":
-        return f"{base}[{constants.decode(argument)!r}]"
+        return f"{base}[{decode(argument)!r}]"
     named = {
-        "type": f"type({base})",
+        "attr": f"{base}.{argument}",
         "nth": f"list({base})[{argument}]",
         "nth_value": f"list({base}.values())[{argument}]",
         "call": f"{base}()",
@@ -80,17 +75,15 @@ def text(nodes: Sequence[Node], index: int) -> str:
 def resolve(
     nodes: Sequence[Node], values: list[Any], index: int, roots: Mapping[str, Mapping[str, Any]]
 ) -> Any:
-    """Value of node ``index``, given the values of the nodes before it; `MISSING` where there is none.
-
-    Args:
-        nodes: the table.
-        values: values of the nodes before ``index``.
-        index: the node to evaluate.
-        roots: mappings for the roots ``local`` and ``global``.
-    """
+    """Value of node ``index``, given those of the nodes before it; `MISSING` where there is none."""
     parent, step, argument = nodes[index]
     if parent < 0:
-        return _root_value(step, argument, roots)
+        if step == "import":
+            try:
+                return importlib.import_module(argument)
+            except ImportError:
+                return MISSING
+        return vars(builtins) if step == "builtins" else roots[step].get(argument, MISSING)
     base = values[parent]
     if base is MISSING:
         return MISSING
@@ -98,17 +91,6 @@ def resolve(
         return STEPS[step](base, argument)
     except Exception:  # noqa: BLE001 - a property or __getitem__ of the user's, or NumPy, may raise anything
         return MISSING
-
-
-def _root_value(step: str, argument: str, roots: Mapping[str, Mapping[str, Any]]) -> Any:
-    if step == "import":
-        try:
-            return importlib.import_module(argument)
-        except ImportError:
-            return MISSING
-    if step == "builtins":
-        return vars(builtins)
-    return roots[step].get(argument, MISSING)
 
 
 def _members(base: Any) -> list[Any]:
@@ -127,9 +109,7 @@ def _from_numpy(array: Any) -> torch.Tensor:
 
 STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
-    "item": lambda base, argument: base[
-        argument if argument.__class__ is not dict else constants.decode(argument)
-    ],
+    "item": lambda base, argument: base[argument if argument.__class__ is not dict else decode(argument)],
     "nth": lambda base, argument: _members(base)[argument],
     "nth_value": lambda base, argument: dict.__getitem__(base, _members(base)[argument]),
     "type": lambda base, _: type(base),
@@ -148,21 +128,6 @@ def plain_type(value: Any) -> type[Any]:
     return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
 
 
-def is_plain_tensor(tensor: torch.Tensor) -> bool:
-    """Whether operators take a tensor as they take any other: not so those of a class with rules of its own.
-
-    Subclasses of Parameter with attributes and methods of their own (vLLM's weights) are plain.
-    """
-    kind = type(tensor)
-    if kind in (torch.Tensor, torch.nn.Buffer) or hasattr(tensor, "fake_mode"):
-        return True
-    return (
-        isinstance(tensor, torch.nn.Parameter)
-        and kind.__torch_function__ is torch.nn.Parameter.__torch_function__
-        and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    )
-
-
 def mismatches(
     guards: PortableGuards,
     function: FunctionType,
@@ -172,22 +137,24 @@ def mismatches(
 ) -> tuple[str, ...]:
     """All conditions that do not hold, in words, at most `MAX_REASONS`; empty if the artifact may be used.
 
-    Args:
-        guards: the artifact's conditions.
-        function: the function under the bound method.
-        arguments: the call's arguments by parameter name, ``self`` included.
-        device_kind: whose autocast state counts beside the CPU's.
+    ``arguments`` are by parameter name, ``self`` included; the autocast state of ``device_kind`` counts
+    beside the CPU's.
     """
-    forget_types()
-    found = list(changed(guards.sources))
-    if not found:
-        found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
-        if guards.asked:
-            from warmrank.worker.runtime import asked
+    with types_anew():
+        found = list(changed(guards.sources))
+        if not found:
+            found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
+            if guards.asked:
+                from warmrank.worker.runtime import asked
 
-            found.extend(asked.mismatches(guards.asked))
-        found.extend(_object_mismatches(guards, function, arguments))
-        found.extend(_gradient_mismatches(guards, function))
+                found.extend(asked.mismatches(guards.asked))
+            found.extend(_object_mismatches(guards, function, arguments))
+            if torch.is_grad_enabled():
+                found.extend(
+                    f"{text(guards.nodes, check[0])} requires gradients, and they are recorded"
+                    for check in guards.checks
+                    if asks_for_gradients(guards.nodes, check, function.__code__)
+                )
     return tuple(found[:MAX_REASONS])
 
 
@@ -220,33 +187,12 @@ def tensor_mismatches(
     return tuple(_object_mismatches(guards.of_tensors(), function, arguments))
 
 
-def _gradient_mismatches(guards: PortableGuards, function: FunctionType) -> list[str]:
-    if not torch.is_grad_enabled():
-        return []
-    return [
-        f"{text(guards.nodes, check[0])} requires gradients, and they are recorded"
-        for check in guards.checks
-        if asks_for_gradients(guards.nodes, check, function.__code__)
-    ]
-
-
-def free_variables(function: FunctionType) -> dict[str, Any]:
-    """Values of the function's free variables, by name; empty cells are left out."""
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return found
-
-
 def _object_mismatches(
     guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
 ) -> list[str]:
     values = node_values(guards.nodes, function, arguments)
-    failed = [check for check in guards.checks if not holds(check, values)]
-    unmet = [shape for shape in guards.shapes if not shape_holds(shape[0], {i: values[i] for i in shape[1]})]
+    failed = [check for check in guards.checks if not _holds(check, values)]
+    unmet = [shape for shape in guards.shapes if not _shape_holds(*shape, values)]
     if not failed and not unmet:
         return []
     from warmrank.worker.runtime.describe import describe_failure, describe_shape
@@ -261,28 +207,25 @@ def node_values(nodes: Sequence[Node], function: FunctionType, arguments: Mappin
     """What every node stands for in a call; `MISSING` where there is nothing."""
     roots = roots_of(function, arguments)
     values: list[Any] = []
-    for parent, step, argument in nodes:
-        if parent < 0:
-            values.append(_root_value(step, argument, roots))
-            continue
-        base = values[parent]
-        try:
-            values.append(MISSING if base is MISSING else STEPS[step](base, argument))
-        except Exception:  # noqa: BLE001 - as in `resolve`
-            values.append(MISSING)
+    for index in range(len(nodes)):
+        values.append(resolve(nodes, values, index, roots))
     return values
 
 
 def roots_of(function: FunctionType, arguments: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Values of the roots of a call, by step and name."""
-    return {"local": {**free_variables(function), **arguments}, "global": function.__globals__}
+    """Values of the roots of a call, by step and name; an empty cell's variable is missing."""
+    free = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            free[name] = cell.cell_contents
+    return {"local": {**free, **arguments}, "global": function.__globals__}
 
 
-def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:
+def _shape_holds(expression: str, used: Sequence[int], values: Sequence[Any]) -> bool:
     """Whether a condition on sizes holds; false where a value is missing."""
-    if any(value is MISSING for value in values.values()):
+    scope = {f"p{index}": values[index] for index in used}
+    if any(value is MISSING for value in scope.values()):
         return False
-    scope = {f"p{index}": value for index, value in values.items()}
     try:
         # The expression comes from an artifact, which is code and was trusted as such before it was read.
         return bool(eval(expression, {"math": math, "torch": torch}, scope))  # noqa: S307
@@ -290,7 +233,7 @@ def shape_holds(expression: str, values: Mapping[int, Any]) -> bool:
         return False  # of a tensor of another size, say, for whose value it asks
 
 
-def holds(check: Check, values: Sequence[Any]) -> bool:
+def _holds(check: Check, values: Sequence[Any]) -> bool:
     """Whether one condition holds."""
     node, kind, expected = check
     value = values[node]
@@ -299,41 +242,39 @@ def holds(check: Check, values: Sequence[Any]) -> bool:
     if kind == "same":
         return value is values[expected]
     if kind == "distinct":
-        return _distinct([value, *(values[other] for other in expected)])
+        ids = {id(value), *(id(values[other]) for other in expected)}
+        return len(ids) == len(expected) + 1 and id(MISSING) not in ids
     try:
         return HOLDS[kind](value, expected)
     except Exception:  # noqa: BLE001
-        return False  # a value of quite another kind, which has no length, no keys, no __dict__
-
-
-def _distinct(values: Sequence[Any]) -> bool:
-    ids = {*map(id, values)}
-    return len(ids) == len(values) and id(MISSING) not in ids
+        return False
 
 
 def _equal(value: Any, expected: Any) -> bool:
     if expected is None or expected.__class__ in (bool, int, str):
         return type(value) is type(expected) and value == expected
-    if isinstance(expected, dict) and "device" in expected:
-        return isinstance(value, torch.device) and value.type == expected["device"]
-    try:
-        return constants.equal(constants.encode(value), expected)
-    except WorkerError:
-        return False
+    if isinstance(expected, dict):
+        if "device" in expected:
+            return isinstance(value, torch.device) and value.type == expected["device"]
+        if "float" in expected:
+            return type(value) is float and value.hex() == expected["float"]
+        if "dtype" in expected:
+            return value is decode(expected)
+    from warmrank.worker.runtime.constants import encode
+
+    return equal(encode(value), expected)
 
 
 def _identical(value: Any, expected: Any) -> bool:
-    try:
-        return constants.equal(describe(value), expected)
-    except WorkerError:
-        return False
+    from warmrank.worker.runtime.constants import describe
+
+    return equal(describe(value), expected)
 
 
 def _keys_equal(value: Any, expected: list[Any]) -> bool:
-    try:
-        keys = keys_of(value)
-    except NotPortable:
-        return False
+    from warmrank.worker.runtime.constants import keys_of
+
+    keys = keys_of(value)
     return len(keys) == len(expected) and all(map(_key_equal, keys, expected))
 
 
@@ -343,14 +284,14 @@ def _key_equal(key: Any, expected: Any) -> bool:
     return _equal(key, expected)
 
 
-def tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
+def _tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
     """Whether a tensor is as traced: type, dtype, device kind, layout, static sizes and strides."""
     return (
         isinstance(value, torch.Tensor)
         and type_name(plain_type(value)) == expected["type"]
-        and value.dtype is constants.decode(expected["dtype"])
+        and value.dtype is decode(expected["dtype"])
         and value.device.type == expected["device"]
-        and value.layout is constants.decode(expected["layout"])
+        and value.layout is decode(expected["layout"])
         and value.requires_grad == expected["requires_grad"]
         and [value.is_conj(), value.is_neg()] == expected["lazy_bits"]
         and (
@@ -368,24 +309,13 @@ def _fits(present: Sequence[int], expected: Sequence[int | None]) -> bool:
     )
 
 
-def _group_holds(value: Any, expected: list[Any]) -> bool:
+def _has_role(value: Any, role: str) -> bool:
     from warmrank.worker.groups import role_of
 
-    try:
-        return role_of(value) == expected[0] and bool(value.size() == expected[1])
-    except (WorkerError, AttributeError):
-        return False
+    return role_of(value) == role
 
 
-def _group_name_holds(value: Any, expected: str) -> bool:
-    from warmrank.worker.groups import role_of
-
-    try:
-        return isinstance(value, str) and role_of(value) == expected
-    except WorkerError:
-        return False
-
-
+# By kind of check; what raises, of a value of quite another kind, does not hold.
 HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "type": lambda value, expected: type_name(plain_type(value)) == expected,
     "equals": _equal,
@@ -394,20 +324,20 @@ HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "length": lambda value, expected: len(value) == expected,
     "keys": _keys_equal,
     "order": lambda value, expected: len(value) == len(expected) and all(map(_key_equal, value, expected)),
-    "has_key": lambda value, expected: constants.decode(expected) in value,
-    "no_key": lambda value, expected: constants.decode(expected) not in value,
+    "has_key": lambda value, expected: decode(expected) in value,
+    "no_key": lambda value, expected: decode(expected) not in value,
     "has_attr": hasattr,
     "no_attr": lambda value, expected: not hasattr(value, expected),
     "not_in_dict": lambda value, expected: expected not in value.__dict__,
-    "instance": lambda value, expected: isinstance(value, constants.decode(expected[0])) is expected[1],
-    "subclass": lambda value, expected: issubclass(value, constants.decode(expected[0])) is expected[1],
+    "instance": lambda value, expected: isinstance(value, decode(expected[0])) is expected[1],
+    "subclass": lambda value, expected: issubclass(value, decode(expected[0])) is expected[1],
     "empty": lambda value, _: len(value) == 0,
     "present": lambda _value, _: True,  # what is missing has failed before
     "none": lambda value, _: value is None,
     "not_none": lambda value, _: value is not None,
-    "tensor": tensor_holds,
+    "tensor": _tensor_holds,
     "gears": lambda value, expected: not carried(value) or encoded(carried(value)) == expected,
     "geared": lambda value, expected: encoded(carried(value)) == expected,
-    "group": _group_holds,
-    "group_name": _group_name_holds,
+    "group": lambda value, expected: _has_role(value, expected[0]) and value.size() == expected[1],
+    "group_name": lambda value, expected: isinstance(value, str) and _has_role(value, expected),
 }

@@ -1,8 +1,8 @@
-"""Python constants as JSON and back: what a guard may compare with, and nothing else.
+"""Python constants as JSON: what a guard may compare with, and nothing else.
 
 Layout: JSON scalars stand for themselves, except floats (``{"float": hex}``, so that NaN and infinities
 survive); everything else is ``{tag: payload}``. A class of the user's carries its digest, and a member of an
-enum its value, so that another class or value under the same name does not pass; `decode` needs neither.
+enum its value, so that another class or value under the same name does not pass; decoding needs neither.
 Values of classes derived from int, float, complex, str and bytes are told from plain ones.
 
 A description is a JSON list whose first item is the kind; two objects are taken for the same if their
@@ -15,8 +15,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import importlib
-import json
 import operator
 import re
 import sys
@@ -26,6 +24,8 @@ from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     code_digest,
@@ -34,21 +34,15 @@ from warmrank.worker.keys.code import (
     is_pinned_module,
     type_name,
 )
+from warmrank.worker.runtime.decoding import class_named
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
-# Classes of Python's own that `builtins` has no name for: NoneType, function, ...
-_UNNAMED = {
-    value.__qualname__: value
-    for value in vars(types).values()
-    if isinstance(value, type) and value.__module__ == "builtins"
-}
 # How to get the plain value out of one whose class may answer otherwise.
 _PLAIN: dict[type, Any] = {
     int: int.__int__, float: float.__float__, complex: complex.__complex__, str: str.__str__,
     bytes: bytes.__bytes__,
 }  # fmt: skip
-_TORCH_NAMED = ("dtype", "layout", "memory_format")
 
 
 def encode(value: Any) -> Any:
@@ -101,11 +95,6 @@ def _encode_python(value: Any) -> Any:
     return _encode_torch(value)
 
 
-def equal(encoded: Any, other: Any) -> bool:
-    """Whether two JSON forms are the same text, of which Python's ``==`` says too much: ``True == 1``."""
-    return bool(encoded == other) and json.dumps(encoded) == json.dumps(other)
-
-
 def _is_member_in_c(value: Any) -> bool:
     """Whether a value is a member of what torch makes in C++ for an enum, such as ``dist.ReduceOp.SUM``."""
     kind = type(value)
@@ -115,8 +104,6 @@ def _is_member_in_c(value: Any) -> bool:
 
 def encode_index(value: Any) -> Any:
     """The JSON form of a key that is looked up: an accelerator's index counts here."""
-    import torch
-
     if isinstance(value, torch.device) and value.index is not None:
         return {"indexed_device": str(value)}
     return encode(value)
@@ -153,8 +140,6 @@ def _encode_number(value: complex | bytes) -> Any:
 
 
 def _encode_torch(value: Any) -> Any:
-    import torch
-
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return {type(value).__name__: str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
@@ -178,95 +163,10 @@ def _encode_torch(value: Any) -> Any:
 def _is_found_again(function: types.FunctionType) -> bool:
     """Whether a function's names lead to it, and not to another one."""
     try:
-        return _class([function.__module__, function.__qualname__]) is function
+        return class_named([function.__module__, function.__qualname__]) is function
     except (ImportError, AttributeError):
         return False
 
-
-def decode(encoded: Any) -> Any:
-    """The constant that `encode` was given.
-
-    Raises:
-        NotPortable: the JSON has a tag that this version does not know.
-    """
-    if not isinstance(encoded, dict):
-        return encoded
-    ((tag, payload),) = encoded.items()
-    decoder = _DECODERS.get(tag)
-    if decoder is not None:
-        return decoder(payload)
-    if tag in _TORCH_NAMED:
-        import torch
-
-        return getattr(torch, payload)
-    msg = f"unknown constant tag {tag!r}; the artifact was written by another version of warmrank"
-    raise NotPortable(msg, what=tag)
-
-
-def _items(payload: list[Any]) -> list[Any]:
-    return [decode(item) for item in payload]
-
-
-def _class(payload: list[str]) -> Any:
-    module, qualname = payload[0], payload[1]
-    if module == "builtins" and qualname in _UNNAMED:
-        return _UNNAMED[qualname]
-    value: Any = importlib.import_module(module)
-    for part in qualname.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _device(payload: str) -> Any:
-    import torch
-
-    return torch.device(payload)
-
-
-def _numpy(payload: list[Any]) -> Any:
-    import numpy as np
-
-    dtype, shape, data = payload
-    array = np.frombuffer(bytes.fromhex(data), dtype=dtype)
-    return array[0] if shape is None else array.reshape(shape).copy()
-
-
-def _derived(payload: list[Any]) -> Any:
-    plain = decode(payload[-1])
-    return type(plain).__new__(_class(payload), plain)
-
-
-def _size(payload: list[int]) -> Any:
-    import torch
-
-    return torch.Size(payload)
-
-
-_DECODERS: dict[str, Any] = {
-    "float": float.fromhex,
-    "complex": lambda parts: complex(float.fromhex(parts[0]), float.fromhex(parts[1])),
-    "bytes": bytes.fromhex,
-    "text": lambda data: bytes.fromhex(data).decode("utf-8", "surrogatepass"),
-    "tuple": lambda items: tuple(_items(items)),
-    "list": _items,
-    "set": lambda items: set(_items(items)),
-    "frozenset": lambda items: frozenset(_items(items)),
-    "dict": lambda pairs: {decode(key): decode(item) for key, item in pairs},
-    "slice": lambda items: slice(*_items(items)),
-    "range": lambda items: range(*_items(items)),
-    "ellipsis": lambda _: Ellipsis,
-    "enum": lambda parts: _class(parts[:2]).__members__[parts[2]],
-    "class": _class,
-    "function": _class,
-    "classmethod": lambda parts: getattr(decode(parts[0]), parts[1]),
-    "namedtuple": lambda parts: _class(parts[:2])(*_items(parts[-1])),
-    "device": _device,
-    "indexed_device": _device,
-    "Size": _size,
-    "pattern": lambda parts: re.compile(decode(parts[0]), parts[1]),
-    "numpy": _numpy,
-    "derived": _derived,
-}
 
 _ADDRESS = " at 0x"
 
@@ -375,8 +275,6 @@ def _describe_builtin(value: Any) -> list[Any]:
 
 
 def _describe_torch(value: Any) -> list[Any]:
-    import torch
-
     from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
     if isinstance(value, OPERATORS):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from warmrank.cache_store.cache_dir.local import variants
+from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.errors import ArtifactCorrupt, WorkerError
 from warmrank.worker.gears.carried import carried, encoded
@@ -19,6 +19,7 @@ from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, read
 from warmrank.worker.runtime.check import MISSING, plain_type, text
+from warmrank.worker.runtime.decoding import decode
 
 MAX_SHOWN = 80
 MAX_REASONS_SHOWN = 3
@@ -163,7 +164,7 @@ def check_words(guards: PortableGuards, check: Check) -> list[str]:
         return [text(guards.nodes, other) for other in (node, *expected)]
     if kind == "tensor":
         sizes = ["*" if size is None else size for size in expected["sizes"]]
-        dtype = constants.decode(expected["dtype"])
+        dtype = decode(expected["dtype"])
         return [f"{where} is a {dtype} tensor of sizes {sizes} on {expected['device']}"]
     phrase = _PHRASES.get(kind, f"{kind.replace('_', ' ')} {{}}")
     return [f"{where} {phrase.format(_expected(kind, expected))}"]
@@ -212,7 +213,7 @@ def plain(encoded: Any) -> Any:
     if tag in ("dtype", "layout", "memory_format", "device"):
         return payload
     try:
-        return constants.decode(encoded)
+        return decode(encoded)
     except (AttributeError, ImportError, LookupError, TypeError, WorkerError):
         return payload
 
@@ -236,12 +237,8 @@ def explain_absence(
 ) -> str:
     """One line: the components in which the nearest stored artifact of this function differs.
 
-    Args:
-        model_dir: the directory in which the function was looked for.
-        function: name of the method.
-        asked: the request.
-        misfits: the conditions of an artifact that do not hold; asked of the nearest where module or
-            parameters differ, whose components are digests, to name what differs in them.
+    ``misfits`` gives an artifact's conditions that do not hold; it is asked of the nearest where module or
+    parameters differ, whose components are digests, to name what differs in them.
     """
     if model_dir.is_dir():
         return f"no artifact of {function} in {model_dir.name}"

@@ -24,8 +24,8 @@ from warmrank.cache_store.cache_dir.local import (
     add_companion,
     add_variant,
     companions,
-    variants,
 )
+from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.worker.runtime.artifact import withheld_mark
@@ -49,12 +49,8 @@ def save(
 ) -> StoredArtifact:
     """Save a new artifact, and the files beside it, by name.
 
-    Args:
-        function_dir: where to.
-        artifact: what was compiled.
-        files: those beside it.
-        withheld: no other partition takes it by itself.
-        kept: write at all; without a file the engine goes on with what it just compiled.
+    ``withheld``: no other partition takes it by itself. Not ``kept``, nothing is written: the engine goes on
+    with what it just compiled.
     """
     data = artifact.to_bytes()
     digest = digest_bytes(data)

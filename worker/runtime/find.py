@@ -5,15 +5,15 @@ TorchAir's paths: ``<cache_dir>/<Class>_<dynamic|static>[_aclgraphcache]_<key>/[
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.local import variants
+from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.cache_dir.private_files import read_private, set_aside
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
@@ -25,30 +25,25 @@ from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.artifact import Artifact, damaged_files, is_withheld, parse, verified
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismatches
 from warmrank.worker.runtime.runtime_state import declared_for, differences
-from warmrank.worker.values import Value
+from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
     from warmrank.worker.runtime.artifact import PortableGuards
     from warmrank.worker.runtime.options import OnGearMiss
 
-
 _log = logging.getLogger("torchair")
-
 _MAX_SHOWN = 3
-
-Misfits = Callable[["StoredArtifact"], tuple[str, ...]]
 _META_VERSION = "1.0.0"
+Misfits = Callable[["StoredArtifact"], tuple[str, ...]]
 
 
 class StoredArtifact(Value):
     """An artifact as read from a file.
 
     Attributes:
-        artifact: its content.
-        path: the file.
         sha256: digest of the whole file, hex.
         size_bytes: size of the whole file.
-        beside: where the files beside it lie, by name, if they were verified already.
+        beside: the verified files beside it, by name; None until they are.
     """
 
     artifact: Artifact
@@ -58,7 +53,7 @@ class StoredArtifact(Value):
     beside: Mapping[str, Path] | None = None
 
     def files(self) -> Mapping[str, Path]:
-        """Where the files beside the artifact lie, by name; each was verified.
+        """The verified files beside the artifact, by name.
 
         Raises:
             ArtifactCorrupt: one is missing or holds other bytes.
@@ -93,13 +88,7 @@ class StoredArtifact(Value):
     ) -> tuple[str, ...]:
         """Conditions that do not hold for this module and call, in words; empty if the artifact fits.
 
-        Args:
-            method: the cached method.
-            args: positional arguments of the call, without the module.
-            kwargs: keyword arguments of the call.
-            device_kind: whose autocast state counts beside the CPU's.
-            on_gear_miss: what a shape that is no gear means.
-            learned: tensors need not carry the gears of the artifact any more.
+        ``learned``: tensors need not carry the artifact's gears any more.
 
         Raises:
             TypeError: the function's signature does not take these arguments.
@@ -108,9 +97,9 @@ class StoredArtifact(Value):
         arguments = arguments_of(method, args, kwargs)
         guards, gears = self.artifact.guards, self.artifact.facts.gears
         if gears is not None or any_set():
-            from warmrank.worker.gears.rules import GearRule, call_guards
+            from warmrank.worker.gears.rules import call_guards
 
-            guards = call_guards(guards, gears, GearRule(on_miss=on_gear_miss, learned=learned))
+            guards = call_guards(guards, gears, on_gear_miss, learned=learned)
         state = differences(guards.runtime_state, declared_for(method.__self__))  # type: ignore[arg-type]
         wrong = (*state, *mismatches(guards, function, arguments, device_kind=device_kind))[:MAX_REASONS]
         if not wrong and self.artifact.function != function_digest(function):
@@ -160,10 +149,8 @@ def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, A
 
 def model_directory(class_name: str, *, dynamic: bool, mode: str, key: str) -> str:
     """Name of the directory that all partitions of one model and configuration share."""
-    parts = [class_name, "dynamic" if dynamic else "static"]
-    if mode in ("reduce-overhead", "npugraph_ex"):
-        parts.append("aclgraphcache")
-    return "_".join([*parts, key])
+    captured = "_aclgraphcache" if mode in ("reduce-overhead", "npugraph_ex") else ""
+    return f"{class_name}_{'dynamic' if dynamic else 'static'}{captured}_{key}"
 
 
 def partition_name(
@@ -178,25 +165,40 @@ def partition_name(
     return "_".join(parts)
 
 
-def sibling_variants(function_dir: Path, model_dir: Path) -> tuple[Path, ...]:
+class Place(Value):
+    """Where one function's artifacts lie: the model's directory, and its own in the rank's partition."""
+
+    model_dir: Path
+    function_dir: Path
+
+
+def sibling_variants(place: Place) -> tuple[Path, ...]:
     """Artifacts of the same function in other partitions of the same model directory, in a fixed order."""
+    model_dir, own = place.model_dir, place.function_dir.parent
     if not model_dir.is_dir():
         return ()
-    name = function_dir.name
-    own = function_dir.parent
-    partitions = [model_dir, *sorted(path for path in model_dir.iterdir() if _is_partition(path))]
-    return tuple(path for partition in partitions if partition != own for path in variants(partition / name))
+    partitions = sorted(
+        path for path in model_dir.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
+    return tuple(
+        path
+        for partition in (model_dir, *partitions)
+        if partition != own
+        for path in variants(partition / place.function_dir.name)
+    )
 
 
-def _is_partition(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".")
+def _candidates(place: Place) -> Iterator[Path]:
+    """Files to look at, own partition first; the siblings are listed only if that was not enough."""
+    yield from variants(place.function_dir)
+    yield from sibling_variants(place)
 
 
 class Found(Value):
-    """Result of a look-up: the artifact that fits, or why none does.
+    """Result of a look-up.
 
     Attributes:
-        stored: the artifact, or None.
+        stored: the artifact that fits, or None.
         own: it lies in the partition that was asked, not in a sibling.
         reason: for a sibling's, whose it is; for none, what was looked at and why it did not fit.
     """
@@ -206,26 +208,8 @@ class Found(Value):
     reason: str
 
 
-class Place(Value):
-    """Where one function's artifacts lie.
-
-    Attributes:
-        model_dir: directory of the model and configuration, which all partitions share.
-        function_dir: directory of the function in the rank's own partition.
-    """
-
-    model_dir: Path
-    function_dir: Path
-
-
 def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
-    """The first artifact that fits: own partition first, then sibling partitions.
-
-    Args:
-        place: where to look.
-        asked: the request that an artifact must answer.
-        misfits: says why an artifact may not be used; empty if it may.
-    """
+    """The first artifact that answers the request and that `misfits` names no condition of."""
     reasons: list[str] = []
     unfit: list[tuple[str, ...]] = []
     tried: set[str] = set()
@@ -247,8 +231,27 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
             tried.discard(stored.sha256)  # a sibling's copy may have its files
         else:
             return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
-    reason = _in_words(reasons, unfit) or _nearest(place, asked, misfits)
-    return Found(stored=None, own=False, reason=reason)
+    return Found(stored=None, own=False, reason=_why_none(place, asked, misfits, reasons, unfit))
+
+
+def _why_none(
+    place: Place, asked: Request, misfits: Misfits, faults: list[str], unfit: list[tuple[str, ...]]
+) -> str:
+    """Files with faults and the conditions of the nearest artifacts; else the nearest other request."""
+    from warmrank.worker.runtime.describe import explain_absence, in_brief
+
+    nearest = [*faults, *dict.fromkeys(in_brief(wrong) for wrong in sorted(unfit, key=len))]
+    more = len(nearest) - _MAX_SHOWN
+    if nearest:
+        return " | ".join([*nearest[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+
+    def of_file(path: Path) -> tuple[str, ...]:
+        try:
+            return misfits(StoredArtifact.read(path))
+        except (ArtifactCorrupt, StoreError):
+            return ()
+
+    return explain_absence(place.model_dir, place.function_dir.name, asked, of_file)
 
 
 def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | None:
@@ -267,15 +270,6 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
         reasons.append(str(error))
     _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
     return None
-
-
-def _in_words(faults: Sequence[str], unfit: Sequence[tuple[str, ...]]) -> str:
-    """Why no artifact fits: files with faults, and the conditions of those that are nearest."""
-    from warmrank.worker.runtime.describe import in_brief
-
-    nearest = [*faults, *dict.fromkeys(in_brief(wrong) for wrong in sorted(unfit, key=len))]
-    shown, more = nearest[:_MAX_SHOWN], len(nearest) - _MAX_SHOWN
-    return " | ".join([*shown, f"and {more} more"] if more > 0 else shown)
 
 
 def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
@@ -311,39 +305,16 @@ def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
     return None
 
 
-def _candidates(place: Place) -> Iterator[Path]:
-    """Files to look at, own partition first; the siblings are listed only if that was not enough."""
-    yield from variants(place.function_dir)
-    yield from sibling_variants(place.function_dir, place.model_dir)
-
-
-def _nearest(place: Place, asked: Request, misfits: Misfits) -> str:
-    """Why nothing lies under this request, told by the nearest other request of this class."""
-    from warmrank.worker.runtime.describe import explain_absence
-
-    def of_file(path: Path) -> tuple[str, ...]:
-        try:
-            return misfits(StoredArtifact.read(path))
-        except (ArtifactCorrupt, StoreError):
-            return ()
-
-    return explain_absence(place.model_dir, place.function_dir.name, asked, of_file)
-
-
 def announce(what: str, stored: StoredArtifact) -> None:
     """Log what was done with an artifact in TorchAir's words."""
-    if _log.isEnabledFor(logging.INFO):
-        name = stored.artifact.name
-        meta = f"ModelCacheMeta({name=}, date={_made(stored.path)!r}, version={_META_VERSION!r}, fx=None)"
-        _log.info("Cache %s %s %s", meta, what, stored.path)
-
-
-def _made(path: Path) -> str:
-    """When a file was made, in local time, as TorchAir prints it; nothing for one that is gone by now."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
     from datetime import datetime
 
-    try:
-        moment = datetime.fromtimestamp(path.stat().st_mtime)  # noqa: DTZ006 - TorchAir's is local time
-    except FileNotFoundError:
-        return ""
-    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")
+    made = ""  # of a file that is gone by now
+    with contextlib.suppress(FileNotFoundError):
+        moment = datetime.fromtimestamp(stored.path.stat().st_mtime)  # noqa: DTZ006 - TorchAir's is local time
+        made = moment.strftime("%Y-%m-%d %H:%M:%S.%f")
+    name = stored.artifact.name
+    meta = f"ModelCacheMeta({name=}, date={made!r}, version={_META_VERSION!r}, fx=None)"
+    _log.info("Cache %s %s %s", meta, what, stored.path)

@@ -41,9 +41,6 @@ class LaunchDefaults(Value):
     """What a launch lays down for cached functions that do not say otherwise.
 
     Attributes:
-        cache_dir: the rank's cache directory.
-        guards: when guards are checked.
-        engine: which engine compiles.
         no_compile: a miss is an error.
         place: rank and world size where they do not come from ``torch.distributed``.
     """

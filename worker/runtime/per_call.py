@@ -2,12 +2,11 @@
 
 Conditions that touch an argument are checked on every call, because a call may always bring another shape.
 Those on what the function itself writes to are, too, and those that somebody asks for: what is cheap
-(`worker.runtime.per_call`), or cannot be watched (`worker.runtime.snapshot`).
+(``guards="once"``: numbers, strings, dtypes and tensors that are variables of a module of Python's, some
+50 ns each, a tensor one microsecond), or cannot be watched (`worker.runtime.snapshot`).
 
-Invariant: no name in the generated code but the function's own parameters is one of these.
-
-What ``guards="once"`` looks at beside the arguments is cheap and often changed: numbers, strings, dtypes and
-tensors that are variables of a module of Python's, some 50 ns each, a tensor one microsecond.
+Invariant: no name in the generated code but the function's own parameters is one of these. Our own names
+are written with a ``$``, for which a prefix is put that none of the parameters has.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import keyword
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -23,7 +23,6 @@ import torch
 
 from warmrank.worker.keys.code import is_pinned_module, type_name
 from warmrank.worker.keys.environment import target
-from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.check import (
     HOLDS,
@@ -34,6 +33,7 @@ from warmrank.worker.runtime.check import (
     resolve,
     root_names,
 )
+from warmrank.worker.runtime.decoding import decode
 
 Others = Mapping[int, frozenset[int]]
 
@@ -59,10 +59,11 @@ def compile_input_check(
     if asked is None:
         asked = cheap_globals(guards, function)
     builder = _Builder(guards, function, per_call_nodes(guards, function, asked), others or {})
-    source = "\n".join(builder.lines())
-    scope = builder.scope
+    prefix = _unlike(_parameters(function.__code__))
+    source = "\n".join(builder.lines()).replace("$", prefix)
+    scope = {f"{prefix}{name}": value for name, value in builder.scope.items()}
     exec(compile(source, "<input guards>", "exec"), scope)  # noqa: S102 - source made here from trusted guards
-    check: FunctionType = scope[builder.name("check")]
+    check: FunctionType = scope[f"{prefix}check"]
     check.__defaults__ = function.__defaults__
     check.__kwdefaults__ = function.__kwdefaults__
     check.__name__, check.__qualname__ = function.__name__, function.__qualname__
@@ -83,20 +84,17 @@ def per_call_nodes(
 
 
 class _Builder:
-    """Writes the source of one check function."""
+    """Writes the source of one check function; ``scope`` holds what it names, without the ``$``."""
 
     def __init__(
         self, guards: PortableGuards, function: FunctionType, per_call: frozenset[int], others: Others
     ) -> None:
         self._guards = guards
-        self._function = function
         self._code = function.__code__
         self._per_call = per_call
         self._others = others
         self._cells = dict(zip(self._code.co_freevars, function.__closure__ or (), strict=True))
-        self._globals = function.__globals__
-        self._prefix = _unlike(parameters_of(self._function))
-        known = {
+        self.scope: dict[str, Any] = {
             "torch": torch,
             "type_name": type_name,
             "holds": HOLDS,
@@ -111,14 +109,8 @@ class _Builder:
             "len": len,
             "type": type if target() is None else plain_type,
         }
-        self.scope: dict[str, Any] = {self.name(name): value for name, value in known.items()}
-
-    def name(self, name: str) -> str:
-        """What an object of our own is called in the generated code."""
-        return f"{self._prefix}{name}"
 
     def lines(self) -> Iterator[str]:
-        name = self.name
         narrowed = [self._per_call_part(*numbered) for numbered in enumerate(self._guards.checks)]
         checks = [(check, taken) for check, taken in narrowed if check is not None]
         shapes = [item for item in self._guards.shapes if not self._per_call.isdisjoint(item[1])]
@@ -128,13 +120,13 @@ class _Builder:
         if shapes:
             nodes = tuple(dict.fromkeys(index for _, indexes in shapes for index in indexes))
             fit = self._keep(_shapes_function([expression for expression, _ in shapes], nodes))
-            conditions.append(f"{fit}({', '.join(map(self._value_name, nodes))})")
-        yield f"def {name('check')}({_signature(self._code)}):"
+            conditions.append(f"{fit}({', '.join(f'$p{index}' for index in nodes)})")
+        yield f"def $check({_signature(self._code)}):"
         yield "    try:"
         for index in with_parents(self._guards.nodes, used):
-            yield f"        {self._value_name(index)} = {self._value(index)}"
-        yield f"        return {name('bool')}({' and '.join(conditions) or 'True'})"
-        yield f"    except {name('Exception')}:"
+            yield f"        $p{index} = {self._value(index)}"
+        yield f"        return $bool({' and '.join(conditions) or 'True'})"
+        yield "    except $Exception:"
         yield "        return False"
 
     def _per_call_part(self, position: int, check: Check) -> tuple[Check | None, str]:
@@ -146,107 +138,107 @@ class _Builder:
         if check[1] != "distinct":
             return (check if not self._per_call.isdisjoint(nodes) else None), ""
         first, *rest = [index for index in nodes if index in self._per_call] or [-1]
-        taken = f"{self.name('others')}[{position}]" if position in self._others and first >= 0 else ""
+        taken = f"$others[{position}]" if position in self._others and first >= 0 else ""
         return ((first, "distinct", rest) if rest or taken else None), taken
 
     def _value(self, index: int) -> str:
         parent, step, argument = self._guards.nodes[index]
+        base = f"$p{parent}"
         if parent < 0:
             return self._root(index, step, argument)
-        base = self._value_name(parent)
         if step == "attr" and _is_plain_name(argument):
             return f"{base}.{argument}"
         if step == "item" and not isinstance(argument, dict):
-            return f"{base}[{argument!r}]"
+            return f"{base}[{_literal(argument)}]"
         if step == "type":
-            return f"{self.name('type')}({base})"
-        name = self._keep(lambda value, step=step, argument=argument: STEPS[step](value, argument))
-        return f"{name}({base})"
+            return f"$type({base})"
+        return f"{self._keep(lambda value: STEPS[step](value, argument))}({base})"
 
     def _root(self, index: int, step: str, argument: Any) -> str:
-        if step == "local" and argument in parameters_of(self._function):
+        if step == "local" and argument in _parameters(self._code):
             return str(argument)
         if step == "global":
-            return f"{self.name('globals')}[{argument!r}]"
+            return f"$globals[{_literal(argument)}]"
         if step == "local" and argument in self._cells:
             return f"{self._keep(self._cells[argument])}.cell_contents"
-        return self._keep(resolve(self._guards.nodes, [], index, {"local": {}, "global": self._globals}))
+        return self._keep(resolve(self._guards.nodes, [], index, {"local": {}}))
 
     def _keep(self, value: Any) -> str:
-        name = self.name(f"k{len(self.scope)}")
+        name = f"k{len(self.scope)}"
         self.scope[name] = value
-        return name
-
-    def _value_name(self, index: int) -> str:
-        return self.name(f"p{index}")
+        return f"${name}"
 
     def _conditions(self, check: Check, taken: str) -> Iterator[str]:
         node, kind, expected = check
         if kind != "distinct":
             yield self._condition(check)
             return
-        ids = ", ".join(f"{self.name('id')}({self._value_name(index)})" for index in (node, *expected))
+        ids = ", ".join(f"$id($p{index})" for index in (node, *expected))
         if expected:
-            yield f"{self.name('len')}({{{ids}}}) == {len(expected) + 1}"
+            yield f"$len({{{ids}}}) == {len(expected) + 1}"
         if taken:
             yield f"{taken}.isdisjoint(({ids},))"
 
     def _condition(self, check: Check) -> str:
         node, kind, expected = check
-        value = self._value_name(node)
+        value = f"$p{node}"
         if kind == "same":
-            return f"{value} is {self._value_name(expected)}"
+            return f"{value} is $p{expected}"
         if kind == "type":
-            return f"{self._type_of(value)} == {expected!r}"
+            return f"$type_name($type({value})) == {_literal(expected)}"
         if kind == "none":
             return f"{value} is None"
         if kind == "length":
-            return f"{self.name('len')}({value}) == {expected}"
+            return f"$len({value}) == {expected}"
         if kind == "equals":
             return self._equals(value, expected)
         if kind == "tensor":
             fits = self._tensor(value, expected)
             if asks_for_gradients(self._guards.nodes, check, self._code):
-                return f"({fits} and not {self.name('torch')}.is_grad_enabled())"
+                return f"({fits} and not $torch.is_grad_enabled())"
             return fits
-        return f"{self.name('holds')}[{kind!r}]({value}, {self._keep(expected)})"
-
-    def _type_of(self, value: str) -> str:
-        return f"{self.name('type_name')}({self.name('type')}({value}))"
+        return f"$holds[{kind!r}]({value}, {self._keep(expected)})"
 
     def _equals(self, value: str, expected: Any) -> str:
         if expected.__class__ in (bool, int, str):
-            kind = self.name(expected.__class__.__name__)
-            return f"({value}.__class__ is {kind} and {value} == {expected!r})"
+            kind = expected.__class__.__name__
+            return f"({value}.__class__ is ${kind} and {value} == {_literal(expected)})"
         named = expected if isinstance(expected, dict) else {}
         if "dtype" in named:
-            return f"{value} is {self._keep(constants.decode(named))}"
-        if "float" in named and abs(known := constants.decode(named)) > 0:  # no NaN, no zero with a sign
-            return f"({value}.__class__ is {self.name('float')} and {value} == {self._keep(known)})"
-        return f"{self.name('holds')}['equals']({value}, {self._keep(expected)})"
+            return f"{value} is {self._keep(decode(named))}"
+        if "float" in named and abs(known := decode(named)) > 0:  # no NaN, no zero with a sign
+            return f"({value}.__class__ is $float and {value} == {self._keep(known)})"
+        return f"$holds['equals']({value}, {self._keep(expected)})"
 
     def _tensor(self, value: str, expected: dict[str, Any]) -> str:
+        layout = decode(expected["layout"])
         parts = [
-            f"{self._type_of(value)} == {expected['type']!r}",
-            f"{value}.dtype is {self._keep(constants.decode(expected['dtype']))}",
+            f"$type_name($type({value})) == {_literal(expected['type'])}",
+            f"{value}.dtype is {self._keep(decode(expected['dtype']))}",
             f"{value}.device.type == {expected['device']!r}",
-            f"{value}.layout is {self._keep(constants.decode(expected['layout']))}",
+            f"{value}.layout is {self._keep(layout)}",
             f"{value}.requires_grad is {expected['requires_grad']}",
             f"{value}.is_conj() is {expected['lazy_bits'][0]}",
             f"{value}.is_neg() is {expected['lazy_bits'][1]}",
         ]
-        if constants.decode(expected["layout"]) is torch.strided:
-            parts += self._dimensions(f"{value}.shape", expected["sizes"])
-            parts += self._dimensions(f"{value}.stride()", expected["strides"])
+        if layout is torch.strided:
+            parts += _dimensions(f"{value}.shape", expected["sizes"])
+            parts += _dimensions(f"{value}.stride()", expected["strides"])
         return f"({' and '.join(parts)})"
 
-    def _dimensions(self, value: str, wanted: list[int | None]) -> list[str]:
-        if None not in wanted:
-            return [f"{value} == {tuple(wanted)!r}"]
-        return [
-            f"{self.name('len')}({value}) == {len(wanted)}",
-            *(f"{value}[{index}] == {size}" for index, size in enumerate(wanted) if size is not None),
-        ]
+
+def _dimensions(value: str, wanted: list[int | None]) -> list[str]:
+    if None not in wanted:
+        return [f"{value} == {tuple(wanted)!r}"]
+    return [
+        f"$len({value}) == {len(wanted)}",
+        *(f"{value}[{index}] == {size}" for index, size in enumerate(wanted) if size is not None),
+    ]
+
+
+def _literal(value: Any) -> str:
+    """A constant as source, without a ``$``."""
+    return repr(value).replace("$", r"\x24")
 
 
 def _unlike(names: Iterable[str]) -> str:
@@ -290,41 +282,35 @@ def nodes_of(check: Check) -> tuple[int, ...]:
     return (node, *expected) if kind == "distinct" else (node,)
 
 
-def parameters_of(function: FunctionType) -> tuple[str, ...]:
+def _parameters(code: CodeType) -> tuple[str, ...]:
     """Names of a function's parameters, those that take the rest included."""
-    code = function.__code__
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    return code.co_varnames[:count]
+    starred = bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred]
 
 
 def _signature(code: CodeType) -> str:
     """The parameter list of a function, without defaults (they are set on the finished function)."""
-    names = list(code.co_varnames)
-    positional = names[: code.co_argcount]
-    keyword_only = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    position = code.co_argcount + code.co_kwonlyargcount
+    names = list(_parameters(code))
+    positional, rest = names[: code.co_argcount], names[code.co_argcount :]
+    keyword_only, starred = rest[: code.co_kwonlyargcount], rest[code.co_kwonlyargcount :]
     parts = list(positional)
     if code.co_posonlyargcount:
         parts.insert(code.co_posonlyargcount, "/")
-    if code.co_flags & 4:
-        parts.append(f"*{names[position]}")
-        position += 1
+    if code.co_flags & CO_VARARGS:
+        parts.append(f"*{starred.pop(0)}")
     elif keyword_only:
         parts.append("*")
-    parts += keyword_only
-    if code.co_flags & 8:
-        parts.append(f"**{names[position]}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *keyword_only, *(f"**{name}" for name in starred)])
 
 
-_FLAG = "training"
 _CHEAP = frozenset({"none", "not_none", "tensor", "gears", "geared"})
 
 
 def reads_training(guards: PortableGuards) -> bool:
     """Whether a condition is about the ``training`` flag of any module."""
-    asked = {node for node, _, _ in guards.checks}
-    return any(guards.nodes[node][1:] in (("attr", _FLAG), ("item", _FLAG)) for node in asked)
+    return any(
+        guards.nodes[node][1:] in (("attr", "training"), ("item", "training")) for node, _, _ in guards.checks
+    )
 
 
 def cheap_globals(guards: PortableGuards, function: FunctionType) -> frozenset[int]:

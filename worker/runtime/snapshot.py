@@ -110,11 +110,7 @@ def take(
 ) -> Snapshot:
     """Note what the conditions of a call hang on; a full check after it says whether they hold.
 
-    Args:
-        guards: the conditions.
-        function: the cached function.
-        arguments: of the call, by parameter name.
-        noise: what changes too often to be watched.
+    ``noise`` is what changes too often to be watched.
     """
     collected = _Collector(guards, function, arguments, noise)
     collected.paths()

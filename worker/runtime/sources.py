@@ -23,6 +23,7 @@ from typing import Any, Final
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     code_digest,
+    digest_of_texts,
     file_digest,
     function_digest,
     globals_module,
@@ -35,8 +36,6 @@ from warmrank.worker.runtime.artifact import TracedSource
 
 # Functions that Dynamo calls, or leaves in its graph, without a look into them.
 _PATCHED: Final = (("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""))
-
-_DIGEST_CHARS = 32
 
 
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
@@ -101,17 +100,23 @@ def holder_of(source: TracedSource) -> Any:
 
 def patches_digest(holder: Any) -> str:
     """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
+    found = [
+        (name, value)
+        for name, value in vars(holder).items()
+        # Most are C functions; the others take a closer look.
+        if not (value.__name__ == name if value.__class__ is BuiltinFunctionType else _is_own(name, value))
+    ]
+    patches = [_patch(*member) for member in sorted(found, key=itemgetter(0))]
+    if all(isinstance(patch, str) for patch in patches):
+        return digest_of_texts(map(stable_text, patches))
     from warmrank.worker.keys.reachable import reachable_digest
 
-    members = sorted(vars(holder).items(), key=itemgetter(0))
-    return reachable_digest(*(_patch(*member) for member in members if not _is_own(*member)))
+    return reachable_digest(*patches)
 
 
 def _is_own(name: str, value: Any) -> bool:
     if name == "Storage":  # of the default type, which is a condition of its own
         return True
-    if value.__class__ is BuiltinFunctionType:  # most are
-        return bool(value.__name__ == name)
     if isinstance(value, FunctionType) and value.__code__.co_name not in (name, value.__name__):
         return not _is_users(value) and "<locals>" in value.__code__.co_qualname  # a decorator's
     return not _is_users(value) and (

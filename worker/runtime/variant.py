@@ -18,9 +18,7 @@ import dataclasses
 import importlib
 import itertools
 import marshal
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +28,7 @@ from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.gears.carried import any_set
-from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import (
     NUMBER,
     Frame,
@@ -38,13 +36,15 @@ from warmrank.worker.runtime.artifact import (
     readable,
 )
 from warmrank.worker.runtime.check import argument_names, text
+from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of
 from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
+from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
     import torch
 
-    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.gears.rules import LoadedGears
     from warmrank.worker.gears.runner import GearedRunner
     from warmrank.worker.runtime.artifact import PortableGuards
@@ -56,7 +56,15 @@ PLACEHOLDER = "__warmrank_constant__"
 
 
 class Variant:
-    """A loaded artifact, ready to run."""
+    """A loaded artifact, bound to the method of ``site``.
+
+    ``code_in_options`` gives `worker.keys.request.code_in_options` of the present moment.
+
+    Attributes:
+        stored: the artifact.
+        runner: runs its graph.
+        bind_s: seconds that loading took.
+    """
 
     def __init__(
         self,
@@ -68,27 +76,16 @@ class Variant:
         on_gear_miss: OnGearMiss = "error",
         code_in_options: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """Load an artifact and bind it.
-
-        Args:
-            stored: the artifact.
-            site: the method that it runs for, and how that is cached.
-            backend: of the device that it runs on.
-            guards: when conditions are asked.
-            on_gear_miss: what happens to sizes that no gear stands for.
-            code_in_options: `worker.keys.request.code_in_options` of the present moment.
-        """
         started = perf_counter()
-        artifact, method = stored.artifact, site.method
-        function = function_of(method)
-        groups = _groups(artifact.roles)
+        artifact, facts = stored.artifact, stored.artifact.facts
+        self.stored = stored
+        self._method = site.method
+        self._module: Any = site.method.__self__
+        function = function_of(site.method)
         engine = engine_named(artifact.engine)
         site = replace(site, frame=artifact.frame.code, digest=stored.sha256)
-        graph = engine.load(artifact.sections, stored.files(), groups, site=site)
-        self.stored = stored
-        self.runner = runner_for(engine, graph, artifact.facts, backend, CaptureOptions.of(site.config))
-        self._method = method
-        self._module: Any = method.__self__
+        graph = engine.load(artifact.sections, stored.files(), _groups(artifact.roles), site=site)
+        self.runner = runner_for(engine, graph, facts, backend, CaptureOptions.of(site.config))
         self._guards = guards
         self._device_kind = backend.kind
         self._ambient = ambient.snapshot(backend.kind)
@@ -97,18 +94,17 @@ class Variant:
         if guards == "skip":
             rules = stored.guards_of_any_size
         else:
-            rules = artifact.guards if artifact.facts.gears is None else self._loaded_gears().guards
-        self._calls = CallGuards(rules, function, method.__self__, guards)  # type: ignore[arg-type]
-        declared = artifact.guards.runtime_state
-        self._runtime_state = RuntimeStateGuard(self._module, declared)  # type: ignore[arg-type]
+            rules = artifact.guards if facts.gears is None else self._loaded_gears().guards
+        self._calls = CallGuards(rules, function, self._module, guards)
+        self._runtime_state = RuntimeStateGuard(self._module, artifact.guards.runtime_state)
         self._known_code = code_in_options()
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
-        if artifact.facts.gears is not None:
+        if facts.gears is not None:
             from warmrank.worker.gears.runner import GearedRunner
 
-            plain = EagerRunner(graph, artifact.facts, backend)
-            self._geared = GearedRunner(self.runner, artifact.facts.gears, on_miss=on_gear_miss, plain=plain)
+            plain = EagerRunner(graph, facts, backend)
+            self._geared = GearedRunner(self.runner, facts.gears, on_miss=on_gear_miss, plain=plain)
         # The guards let nothing but gears pass, so the runner needs to be asked only where they do not.
         asked = guards == "skip" or on_gear_miss == "pad"
         runner = self._geared if asked and self._geared is not None else self.runner
@@ -118,12 +114,7 @@ class Variant:
         self.bind_s = perf_counter() - started
 
     def accepts(self, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether this call may run this artifact.
-
-        Args:
-            state: `ambient.snapshot` of the process at the call.
-            args: positional arguments of the call, without the module.
-            kwargs: keyword arguments of the call.
+        """Whether this call may run this artifact, where `ambient.snapshot` gave ``state``.
 
         Raises:
             TypeError: the function's signature does not take these arguments.
@@ -197,7 +188,7 @@ class Variant:
         return tuple(
             index
             for index, (kind, name) in enumerate(zip(facts.input_classes, names, strict=True))
-            if kind != NUMBER and name not in per_call and re.split(r"\W", name)[0] not in arguments
+            if kind != NUMBER and name not in per_call and _variable(name) not in arguments
         )
 
     def _nodes_at(self, positions: Collection[int]) -> list[int]:
@@ -218,11 +209,7 @@ class Variant:
         self.runner.settled.renew(self._settled_positions(self._calls.asked))
 
     def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a call that would fit, were its geared sizes others.
-
-        Raises:
-            GearError: no gear stands for the sizes.
-        """
+        """Raise `GearError` for a call that would fit, were its geared sizes others."""
         if self.stored.artifact.facts.gears is not None:
             self._loaded_gears().refuse_miss(self._module, args, kwargs)
 
@@ -254,6 +241,11 @@ class Variant:
         return [inputs] if self._geared is None else self._geared.gear_inputs(inputs)
 
 
+def _variable(name: str) -> str:
+    """The variable, or function, that an input's name begins with."""
+    return name.partition(".")[0].partition("[")[0].partition("(")[0]
+
+
 def _groups(roles: Sequence[str]) -> dict[str, str]:
     """This process's names of the groups with these roles."""
     if not roles:
@@ -276,14 +268,7 @@ def _hand_over(*inputs: Any) -> tuple[Any, ...]:
 
 
 class CallGuards:
-    """The conditions of one artifact on the calls of one function.
-
-    Args:
-        guards: the conditions.
-        function: the cached function.
-        module: whose method it is.
-        mode: when they are checked.
-    """
+    """The conditions of one artifact on the calls of one module's function."""
 
     def __init__(
         self, guards: PortableGuards, function: FunctionType, module: torch.nn.Module, mode: GuardMode
@@ -296,15 +281,12 @@ class CallGuards:
         self._snapshot: Snapshot | None = None
         self._others: dict[int, frozenset[int]] = {}
         self._fits: Callable[..., bool] | None = None
+        self._reads_training = False
         if not self._watches:
-            from warmrank.worker.runtime.per_call import compile_input_check
+            from warmrank.worker.runtime.per_call import compile_input_check, reads_training
 
             self._fits = compile_input_check(self._guards, function, asked=() if mode == "skip" else None)
-        self._reads_training = False
-        if mode == "once":
-            from warmrank.worker.runtime.per_call import reads_training
-
-            self._reads_training = reads_training(guards)
+            self._reads_training = mode == "once" and reads_training(guards)
         self._training: bool | None = None
         self.settle()
 
@@ -319,14 +301,14 @@ class CallGuards:
         Raises:
             TypeError: the function's signature does not take these arguments.
         """
-        if not self._watches:
-            return (self._training is None or self._module.training is self._training) and (
-                self._fits is not None and self._fits(self._module, *args, **kwargs)
-            )
-        snapshot, fits = self._snapshot, self._fits
-        if snapshot is None or fits is None:
+        fits, snapshot = self._fits, self._snapshot
+        if fits is None:
             return False
-        return fits(self._module, *args, **kwargs) and snapshot.holds()
+        if self._watches:
+            return snapshot is not None and fits(self._module, *args, **kwargs) and snapshot.holds()
+        return (self._training is None or self._module.training is self._training) and (
+            fits(self._module, *args, **kwargs)
+        )
 
     def settle(self) -> None:
         """Note the state of the module for which all conditions were just found to hold."""
@@ -343,21 +325,12 @@ class CallGuards:
         return take(self._guards, self._function, arguments, noise=self._noise)
 
     def changed(self, tensors: Collection[int]) -> None:
-        """All conditions hold: count what nevertheless is not what it was.
-
-        Args:
-            tensors: nodes of tensors that are not what a runner had settled for.
-        """
+        """All conditions hold: count what changed nevertheless, and nodes of the runner's ``tensors``."""
         if self._snapshot is not None and self._noise is not None:
             self._noise.count([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
 
     def keep(self, snapshot: Snapshot, elsewhere: Collection[int]) -> None:
-        """Take what was observed for what the conditions hold for.
-
-        Args:
-            snapshot: what `observe` gave before the check.
-            elsewhere: ids of tensors whose metadata a runner compares.
-        """
+        """Settle on what was observed; tensors with the ids ``elsewhere`` are compared by a runner."""
         if self._fits is None or self.asked != snapshot.asked:
             from warmrank.worker.runtime.per_call import compile_input_check
 
@@ -384,7 +357,7 @@ def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> Fun
             StandIns(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
         )
     for name, encoded in frame.names["objects"].items():
-        scope[name] = constants.decode(encoded)
+        scope[name] = decode(encoded)
     for name in frame.names["builtins"]:
         scope[name] = vars(builtins)
     # The file is private to this user, or was fetched under a signature that the store's policy checked.
@@ -404,7 +377,7 @@ def _restore_constant(value: Any) -> Any:
     if isinstance(value, tuple) and len(value) == 2 and value[0] == PLACEHOLDER:
         import json
 
-        return constants.decode(json.loads(value[1]))
+        return decode(json.loads(value[1]))
     return value
 
 
@@ -428,42 +401,17 @@ class StandIns:
     iter_next = staticmethod(next)
     dataclass_fields = staticmethod(dataclasses.fields)
     make_cell = staticmethod(CellType)
+    # Dynamo's profiler range is not wanted here.
+    record_pregraph_bytecode_enter = staticmethod(lambda: None)
+    record_pregraph_bytecode_exit = staticmethod(lambda _range: None)
+    call_size = staticmethod(lambda tensor, dim: tensor.size(dim))
+    call_stride = staticmethod(lambda tensor, dim: tensor.stride(dim))
+    call_storage_offset = staticmethod(lambda tensor: tensor.storage_offset())
+    dict_keys_getitem = staticmethod(lambda members, n: next(itertools.islice(dict.keys(members), n, None)))
+    set_getitem = staticmethod(lambda members, position: list(members)[position])
 
     def __init__(self, name: str) -> None:
         self._name = name
-
-    @staticmethod
-    def record_pregraph_bytecode_enter() -> None:
-        """Dynamo's profiler range: not wanted here."""
-
-    @staticmethod
-    def record_pregraph_bytecode_exit(_range: Any) -> None:
-        """As above."""
-
-    @staticmethod
-    def call_size(tensor: Any, dim: int) -> Any:
-        """One size of a tensor."""
-        return tensor.size(dim)
-
-    @staticmethod
-    def call_stride(tensor: Any, dim: int) -> Any:
-        """One stride of a tensor."""
-        return tensor.stride(dim)
-
-    @staticmethod
-    def call_storage_offset(tensor: Any) -> Any:
-        """Where a tensor begins in its storage."""
-        return tensor.storage_offset()
-
-    @staticmethod
-    def dict_keys_getitem(mapping: dict[Any, Any], position: int) -> Any:
-        """The key at a position."""
-        return next(itertools.islice(dict.keys(mapping), position, None))
-
-    @staticmethod
-    def set_getitem(members: set[Any], position: int) -> Any:
-        """The member at a position."""
-        return list(members)[position]
 
     @staticmethod
     def tuple_iterator_getitem(iterator: Any, position: int) -> Any:

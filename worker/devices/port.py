@@ -1,0 +1,57 @@
+"""The port of device kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from warmrank.worker.devices import CapturedGraph, PoolHandle
+
+
+class Pool(Protocol):
+    """Memory that captured graphs share: a replay of one may overwrite what another one returned."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the pool holds."""
+
+
+class DeviceBackend(Protocol):
+    """What the capture runtime and a rank need of a device kind."""
+
+    kind: str
+    collectives: str
+
+    def device(self, local_rank: int) -> torch.device:
+        """The device that a rank computes on."""
+
+    def new_handle(self) -> PoolHandle:
+        """A handle that no pool has yet; what ``graph_pool_handle()`` returns."""
+
+    def pool(self, handle: PoolHandle | None = None) -> Pool:
+        """The pool with this handle, for all who ask with it; without one, a pool of its own."""
+
+    def capture(
+        self,
+        graph: Callable[..., tuple[Any, ...]],
+        inputs: Sequence[Any],
+        *,
+        copied: frozenset[int],
+        aliased: frozenset[int],
+        pool: Pool,
+    ) -> CapturedGraph:
+        """Warm ``graph`` up where the device needs that, and record it.
+
+        The graph really runs, once or more, so mutated inputs change: the caller restores them. No memory
+        that the recording takes out of the pool overlaps with ``inputs``, although those may lie in the pool
+        (an output of an earlier replay).
+
+        Inputs at the positions ``copied`` get a buffer in the pool, filled with the given values; outputs at
+        ``aliased`` share memory with an input that is not copied. All else lies in the pool.
+
+        Raises:
+            NotCapturable: the graph does something that cannot be recorded; the message names the operator.
+        """

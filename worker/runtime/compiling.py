@@ -1,0 +1,217 @@
+"""A miss of a cached function: traces and compiles it, once per node, and saves the artifact."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+from warmrank.cache_store.cache_dir.single_flight import one_compile
+from warmrank.worker.engines import Built, Site, engine_named
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.results import StageSeconds
+from warmrank.worker.runtime import files
+from warmrank.worker.values import replace
+
+if TYPE_CHECKING:
+    from warmrank.worker.engines.port import Engine
+
+    from warmrank.worker.compile.compiler import Compiled
+    from warmrank.worker.runtime.artifact import Artifact, GraphFacts
+    from warmrank.worker.runtime.function import CachedFunction
+    from warmrank.worker.runtime.options import CacheOptions
+    from warmrank.worker.runtime.variant import Variant
+    from warmrank.worker.torch_private.lowering import LoweredGraph
+
+_log = logging.getLogger("torchair")
+
+# Another thread may change something between a check and the look at what it noted: TorchAir's compile puts a
+# function of its own into torch for a while.
+_OWN_CHECKS = 5
+# As many as a cache directory keeps of one function, and as many graphs as are captured by default.
+MAX_TRACES = 64
+# Of a function that writes to what its own conditions hang on. torch.compile gives up after 8 recompilations.
+MAX_TRACES_OF_CHANGING = 16
+
+
+class TraceLimit:
+    """Counts the traces of one function.
+
+    Attributes:
+        reached: it was traced too often; nothing is compiled any more.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._traces = 0
+        self._reason = ""
+        self._warned = False
+        self.reached = False
+
+    def count(self, reason: str, *, changes_itself: bool) -> None:
+        """Note one trace; a function that ``changes_itself`` writes to what its own conditions hang on."""
+        self._traces += 1
+        self._reason = reason
+        self.reached = self._traces >= (MAX_TRACES_OF_CHANGING if changes_itself else MAX_TRACES)
+
+    def run_eagerly(self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The method's own result, without gradients, as a cached function's; warns once."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s was traced %d times in this process, so it runs eagerly from now on where nothing that "
+                "is loaded fits; the last trace was needed because: %s. Use dynamic=True for changing "
+                "shapes, and keep what changes from call to call in a tensor, or pass it.",
+                self._name,
+                self._traces,
+                self._reason,
+            )
+        with torch.no_grad():
+            return method(*args, **kwargs)
+
+
+def compile_or_await(
+    function: CachedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, started: float
+) -> Variant:
+    """Compile, unless another process of this node is at it: then look again when it is through."""
+    place = function.place()
+    what = f"{place.model_dir.name}/{place.function_dir.name}"
+    alone = contextlib.nullcontext(False) if function.abandoned else one_compile(function.root(), what)
+    with alone as has_waited:
+        if has_waited and (found := function.find_and_use(args, kwargs, started)[0]) is not None:
+            return found
+        if not function.variants:
+            _log.info("Miss: %s is compiled: %s", function.name, reason)
+        else:
+            number = len(function.variants) + 1
+            _log.warning("%s is traced again (variant %d): %s", function.name, number, reason)
+        return function.compile(args, kwargs, reason=reason)
+
+
+def compiled_and_saved(
+    function: CachedFunction,
+    limit: TraceLimit,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    reason: str,
+    withheld: bool,
+) -> Variant:
+    """See `CachedFunction.compile`."""
+    from warmrank.worker.torch_private import facts
+
+    facts.require("compile", "trial")
+    if function.variants and function.options.on_recompile == "abandon":
+        if not function.abandoned:
+            warnings.warn(
+                f"Skip cache as {function.name} recompiled, set torch._logging.set_logs(recompiles=True) for "
+                f"details; its cache is removed: {reason}",
+                UserWarning,
+                stacklevel=3,
+            )
+        function.abandoned = True
+        files.remove(function.place().function_dir)
+    if not function.abandoned:
+        ensure_cache_dir(function.root())
+    compiled = _compiled(function, args, kwargs, function.options)
+    started = perf_counter()
+    stored = files.save(
+        function.place().function_dir,
+        compiled.artifact,
+        compiled.files,
+        withheld=withheld,
+        kept=not function.abandoned,
+    )
+    variant = function.bind(stored)
+    _check_own_guards(function, variant, args, kwargs)
+    limit.count(reason, changes_itself=bool(stored.artifact.guards.volatile))
+    seconds = StageSeconds(
+        trace_s=compiled.trace_s, compile_s=compiled.compile_s, load_s=perf_counter() - started
+    )
+    function.record("compiled", reason, stored, seconds)
+    return variant
+
+
+def outlined(function: CachedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Artifact:
+    """See `CachedFunction.outline`."""
+    config = copy.deepcopy(function.options.config)
+    config.debug.graph_dump.type = config.debug.fx_summary.type = None  # the compile writes such files
+    return _compiled(function, args, kwargs, replace(function.options, config=config), _Outliner).artifact
+
+
+def _compiled(
+    function: CachedFunction,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: CacheOptions,
+    used: Callable[[Engine], Engine] = lambda engine: engine,
+) -> Compiled:
+    """Compile; with ``engine="auto"`` by engine graph what TorchAir cannot keep."""
+    from warmrank.worker.compile.compiler import compile_call
+
+    asked = function.request()
+
+    def by(engine: Engine) -> Compiled:
+        return compile_call(
+            function.method,
+            args,
+            kwargs,
+            request=replace(asked, engine=used(engine)),
+            options=options,
+            device_kind=function.device_kind,
+        )
+
+    try:
+        return by(asked.engine)
+    except NotPortable as error:
+        if function.wanted != "auto" or error.fields.get("instead") != "graph":
+            raise
+        _log.warning("%s is compiled by engine graph: %s", function.name, error)
+    return by(engine_named("graph"))
+
+
+def _check_own_guards(
+    function: CachedFunction, variant: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse conditions that do not hold where they were made, and would mean a compile on every call."""
+    for _ in range(_OWN_CHECKS):
+        wrong = variant.check(args, kwargs)
+        if wrong or variant.fits(args, kwargs):
+            break
+    else:
+        wrong = ("a condition on its arguments",)
+    if not wrong:
+        return
+    function.forget(variant)
+    msg = (
+        f"{function.name} was compiled, but its conditions do not hold for the very call it was made for: "
+        f"{'; '.join(wrong)}. The function changes what it depends on while it is traced, or this is "
+        "a bug of warmrank."
+    )
+    raise NotPortable(msg, function=function.name, wrong=wrong)
+
+
+class _Outliner:
+    """Stands for an engine where nothing is compiled for use, but outlined for an audit."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.name, self.version = engine.name, engine.version
+        self.captured, self.captures_itself = engine.captured, engine.captures_itself
+        self.outline, self.load = engine.outline, engine.load
+
+    def check(self, device_kind: str) -> None:
+        """An outline needs no compiler."""
+
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
+    ) -> Built:
+        del keep_compiled
+        return Built(sections=self.outline(lowered, facts, site=site))

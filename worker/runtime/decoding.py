@@ -1,0 +1,103 @@
+"""JSON forms of Python constants: decode and compare them (`worker.runtime.constants` writes them)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import types
+from typing import Any
+
+import torch
+
+from warmrank.worker.errors import NotPortable
+
+# Classes of Python's own that `builtins` has no name for: NoneType, function, ...
+_UNNAMED = {
+    value.__qualname__: value
+    for value in vars(types).values()
+    if isinstance(value, type) and value.__module__ == "builtins"
+}
+
+
+def equal(encoded: Any, other: Any) -> bool:
+    """Whether two JSON forms are the same text, of which Python's ``==`` says too much: ``True == 1``."""
+    return bool(encoded == other) and json.dumps(encoded) == json.dumps(other)
+
+
+def decode(encoded: Any) -> Any:
+    """The constant that `encode` was given.
+
+    Raises:
+        NotPortable: the JSON has a tag that this version does not know.
+    """
+    if not isinstance(encoded, dict):
+        return encoded
+    ((tag, payload),) = encoded.items()
+    decoder = _DECODERS.get(tag)
+    if decoder is not None:
+        return decoder(payload)
+    msg = f"unknown constant tag {tag!r}; the artifact was written by another version of warmrank"
+    raise NotPortable(msg, what=tag)
+
+
+def _items(payload: list[Any]) -> list[Any]:
+    return [decode(item) for item in payload]
+
+
+def class_named(payload: list[str]) -> Any:
+    """What stands under a module's name and a qualified name; more items are not looked at."""
+    module, qualname = payload[0], payload[1]
+    if module == "builtins" and qualname in _UNNAMED:
+        return _UNNAMED[qualname]
+    value: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _of_torch(name: str) -> Any:
+    return getattr(torch, name)
+
+
+def _numpy(payload: list[Any]) -> Any:
+    import numpy as np
+
+    dtype, shape, data = payload
+    array = np.frombuffer(bytes.fromhex(data), dtype=dtype)
+    return array[0] if shape is None else array.reshape(shape).copy()
+
+
+def _derived(payload: list[Any]) -> Any:
+    plain = decode(payload[-1])
+    return type(plain).__new__(class_named(payload), plain)
+
+
+_DECODERS: dict[str, Any] = {
+    "float": float.fromhex,
+    "complex": lambda parts: complex(float.fromhex(parts[0]), float.fromhex(parts[1])),
+    "bytes": bytes.fromhex,
+    "text": lambda data: bytes.fromhex(data).decode("utf-8", "surrogatepass"),
+    "tuple": lambda items: tuple(_items(items)),
+    "list": _items,
+    "set": lambda items: set(_items(items)),
+    "frozenset": lambda items: frozenset(_items(items)),
+    "dict": lambda pairs: {decode(key): decode(item) for key, item in pairs},
+    "slice": lambda items: slice(*_items(items)),
+    "range": lambda items: range(*_items(items)),
+    "ellipsis": lambda _: Ellipsis,
+    "enum": lambda parts: class_named(parts[:2]).__members__[parts[2]],
+    "class": class_named,
+    "function": class_named,
+    "classmethod": lambda parts: getattr(decode(parts[0]), parts[1]),
+    "namedtuple": lambda parts: class_named(parts[:2])(*_items(parts[-1])),
+    "device": torch.device,
+    "indexed_device": torch.device,
+    "Size": torch.Size,
+    "dtype": _of_torch,
+    "layout": _of_torch,
+    "memory_format": _of_torch,
+    "pattern": lambda parts: re.compile(decode(parts[0]), parts[1]),
+    "numpy": _numpy,
+    "derived": _derived,
+}
