@@ -1,7 +1,7 @@
 """A script of TorchAir's users, unchanged, and the Python processes that it starts.
 
-The script runs as ``python SCRIPT`` would run it, with TorchAir's names answered by warmrank. A directory in
-``PYTHONPATH`` makes its child processes do the same, by Python's ``sitecustomize``: spawned ones, and commands.
+The script runs as ``python SCRIPT`` would run it, with TorchAir's names answered by warmrank. This
+directory in ``PYTHONPATH`` makes its child processes do the same, by Python's ``sitecustomize``.
 Where torch_npu is not installed, ``import torch_npu`` gives a stand-in that leaves tensors where they are.
 """
 

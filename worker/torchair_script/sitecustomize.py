@@ -1,4 +1,4 @@
-"""Python imports this in processes that a script under ``warmrank run`` starts: they are redirected like it."""
+"""Python imports this in the processes that a script under ``warmrank run`` starts."""
 
 from warmrank.worker.torchair_script import next_on_the_path, redirect
 
