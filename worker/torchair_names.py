@@ -50,6 +50,11 @@ OURS: Mapping[str, str] = {
 }
 """TorchAir's module -> ours, whose names win; empty for a package that only holds such modules."""
 
+_ELSEWHERE = {
+    "torchair.scope": "warmrank.worker.torchair_scope",
+    "npugraph_ex.scope": "warmrank.worker.torchair_scope",
+}
+"""Modules that come from torch_npu where it is installed, and otherwise from us."""
 _FLAT_CONFIG = ("npugraph_ex", "npugraph_ex.configs.compiler_config")
 _ALIASES = {"torch_npu.dynamo.torchair": "torchair", "torch_npu.dynamo.npugraph_ex": "npugraph_ex"}
 _VENDORS = ("torchair", "npugraph_ex", "torch_npu", "warmrank")
@@ -63,6 +68,8 @@ def from_vendor(path: str, name: str) -> Any:
         AttributeError: there is no TorchAir, or it has no such name; the text says which.
     """
     module = _vendor(path)
+    if module is None and f"{path}.{name}" in _ELSEWHERE:
+        return importlib.import_module(_ELSEWHERE[f"{path}.{name}"])
     if module is None:
         msg = (
             f"{path}.{name} is TorchAir's own, which warmrank does not replace; it comes with torch_npu, "
@@ -243,6 +250,8 @@ def _module(path: str) -> ModuleType:
         return facade(path)
     parent, _, name = path.rpartition(".")
     found = _vendor(path)
+    if found is None and path in _ELSEWHERE:
+        found = importlib.import_module(_ELSEWHERE[path])
     if found is None:
         msg = (
             f"no module {path!r}: warmrank replaces TorchAir's public modules; others come with torch_npu, "
