@@ -1,4 +1,4 @@
-"""TorchAir's import paths, answered by warmrank: `redirected`, for one script that says ``import torchair``.
+"""TorchAir's import paths, answered by warmrank: `redirect`, for one script that says ``import torchair``.
 
 A path of TorchAir's is answered in this order: by warmrank's module that stands at it, by the installed
 torch_npu, by an error that names what is missing. The vendor's own modules go on importing each other: what
@@ -11,17 +11,10 @@ import builtins
 import contextlib
 import importlib
 import importlib.util
-import inspect
-import logging
-import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
-
-_log = logging.getLogger("torchair")
 
 _FACE = "warmrank"
 _CONFIGS = "warmrank.configs.compiler_config"
@@ -57,9 +50,15 @@ OURS: Mapping[str, str] = {
 }
 """TorchAir's module -> ours, whose names win; empty for a package that only holds such modules."""
 
+_ELSEWHERE = {
+    "torchair.scope": "warmrank.worker.torchair_scope",
+    "npugraph_ex.scope": "warmrank.worker.torchair_scope",
+}
+"""Modules that come from torch_npu where it is installed, and otherwise from us."""
 _FLAT_CONFIG = ("npugraph_ex", "npugraph_ex.configs.compiler_config")
 _ALIASES = {"torch_npu.dynamo.torchair": "torchair", "torch_npu.dynamo.npugraph_ex": "npugraph_ex"}
 _VENDORS = ("torchair", "npugraph_ex", "torch_npu", "warmrank")
+_MACHINERY = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
 
 
 def from_vendor(path: str, name: str) -> Any:
@@ -69,6 +68,8 @@ def from_vendor(path: str, name: str) -> Any:
         AttributeError: there is no TorchAir, or it has no such name; the text says which.
     """
     module = _vendor(path)
+    if module is None and f"{path}.{name}" in _ELSEWHERE:
+        return importlib.import_module(_ELSEWHERE[f"{path}.{name}"])
     if module is None:
         msg = (
             f"{path}.{name} is TorchAir's own, which warmrank does not replace; it comes with torch_npu, "
@@ -83,20 +84,28 @@ def from_vendor(path: str, name: str) -> Any:
         raise
 
 
-def _has_torch_npu() -> bool:
-    """Whether the real package is imported, or can be."""
+def has_torch_npu() -> bool:
+    """Whether the real package is imported, or can be; a stand-in has no place."""
     known = sys.modules.get("torch_npu")
-    return bool(known.__path__ if known is not None else importlib.util.find_spec("torch_npu"))
+    if known is not None:
+        return bool(known.__path__)
+    spec = importlib.util.find_spec("torch_npu")
+    return spec is not None and bool(spec.submodule_search_locations)
 
 
 def _vendor(path: str) -> ModuleType | None:
     """The installed TorchAir's module of this path; None where there is none."""
-    if not _has_torch_npu():
+    if not has_torch_npu():
         return None
+    from warmrank.worker.engines.torchair_vendor import vendor_package
+
+    # The vendor's first import sets up logging and signals as it likes; this one leaves the script's.
+    vendor_package(path.partition(".")[0])
     try:
-        importlib.import_module("torch_npu")
         return importlib.import_module(path)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise
         return None
 
 
@@ -109,6 +118,8 @@ class Facade(ModuleType):
         self._path = path
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return self._names()
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         below = f"{self._path}.{name}"
@@ -130,9 +141,14 @@ class Facade(ModuleType):
                 return getattr(module, name)
         return from_vendor(self._path, name)
 
+    def _names(self) -> list[str]:
+        """Names of ``import *``: ours, and the vendor's where it is installed."""
+        ours = importlib.import_module(OURS[self._path]) if OURS[self._path] else None
+        names = {*getattr(ours, "__all__", ()), *getattr(_vendor(self._path), "__all__", ())}
+        return sorted(names | ({"CompilerConfig"} if self._path in _FLAT_CONFIG else set()))
+
     def __dir__(self) -> list[str]:
-        ours = OURS[self._path]
-        return sorted({*vars(self), *(dir(importlib.import_module(ours)) if ours else ())})
+        return sorted({*vars(self), *self._names()})
 
 
 _facades: dict[str, Facade] = {}
@@ -145,20 +161,21 @@ def facade(path: str) -> Facade:
     return _facades[path]
 
 
-class _TorchNpu(ModuleType):
-    """``torch_npu`` for ``import torch_npu.dynamo.torchair``: the real package, but for TorchAir below it."""
+class Dynamo(ModuleType):
+    """``torch_npu.dynamo``, whose TorchAir is ours for everybody but the vendor."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self._path = path
+    def __getattribute__(self, name: str) -> Any:
+        path = _ALIASES.get(f"torch_npu.dynamo.{name}")
+        if path is None or _is_exempt(sys._getframe(1).f_globals):  # noqa: SLF001 - who asks decides
+            return super().__getattribute__(name)
+        return facade(path)
 
-    def __getattr__(self, name: str) -> Any:
-        below = f"{self._path}.{name}"
-        if below in _ALIASES:
-            return facade(_ALIASES[below])
-        if below == "torch_npu.dynamo":
-            return _TorchNpu(below)
-        return getattr(importlib.import_module(self._path), name)
+
+def _watch_dynamo() -> None:
+    """Give the vendor's ``torch_npu.dynamo`` its class as soon as it is imported."""
+    module = sys.modules.get("torch_npu.dynamo")
+    if module is not None and type(module) is ModuleType:
+        module.__class__ = Dynamo
 
 
 def _asked(name: str) -> str | None:
@@ -169,17 +186,16 @@ def _asked(name: str) -> str | None:
     return name if name.partition(".")[0] in ("torchair", "npugraph_ex") else None
 
 
-def _is_vendors(namespace: Mapping[str, Any] | None) -> bool:
-    """Whether an import statement stands in the vendor's code, or ours."""
-    name = str((namespace or {}).get("__name__", ""))
-    return name.partition(".")[0] in _VENDORS
+def _is_exempt(namespace: Mapping[str, Any] | None) -> bool:
+    """Code that gets the vendor's modules: the vendor's own, ours, and the import machinery."""
+    name = str((namespace or {}).get("__name__", "")).partition(".")[0]
+    return name in _VENDORS or name in _MACHINERY
 
 
-@contextlib.contextmanager
-def redirected() -> Iterator[None]:
-    """Answer ``import torchair``, ``npugraph_ex`` and ``torch_npu.dynamo.torchair`` by warmrank meanwhile.
+def redirect() -> None:
+    """Answer ``import torchair``, ``npugraph_ex`` and ``torch_npu.dynamo.torchair`` by warmrank from now on.
 
-    For the process that runs one script: it replaces ``builtins.__import__`` and ``importlib.import_module``.
+    For a process that runs one script: it replaces ``builtins.__import__`` and ``importlib.import_module``.
     """
     statement, function = builtins.__import__, importlib.import_module
 
@@ -190,15 +206,16 @@ def redirected() -> Iterator[None]:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        path = _asked(name) if level == 0 and not _is_vendors(globals) else None
-        if (
-            name == "torch_npu.dynamo"
-            and not _is_vendors(globals)
-            and {"torchair", "npugraph_ex"} & {*(fromlist or ())}
-        ):
-            return _TorchNpu(name)
-        if path is None:
+        if level or _is_exempt(globals):
             return statement(name, globals, locals, fromlist, level)
+        path = _asked(name)
+        if path is None:
+            if name == "torch_npu.dynamo":  # TorchAir is not to be imported: `Dynamo` answers
+                fromlist = [wanted for wanted in fromlist or () if f"{name}.{wanted}" not in _ALIASES]
+                return function(name) if not fromlist else statement(name, globals, locals, fromlist, level)
+            found = statement(name, globals, locals, fromlist, level)
+            _watch_dynamo()
+            return found
         module = _module(path)
         if fromlist:
             for wanted in fromlist:
@@ -206,21 +223,21 @@ def redirected() -> Iterator[None]:
                     with contextlib.suppress(ModuleNotFoundError):
                         function(f"{path}.{wanted}")
             return module
-        return _TorchNpu("torch_npu") if name.startswith("torch_npu.") else facade(path.partition(".")[0])
+        if not name.startswith("torch_npu."):
+            return facade(path.partition(".")[0])
+        top = statement("torch_npu.dynamo", globals, locals, (), 0)
+        _watch_dynamo()
+        return top
 
     def import_module(name: str, package: str | None = None) -> ModuleType:
-        path = (
-            None
-            if _is_vendors(getattr(getattr(inspect.currentframe(), "f_back", None), "f_globals", None))
-            else _asked(name)
-        )
-        return function(name, package) if path is None else _module(path)
+        absolute = importlib.util.resolve_name(name, package) if name.startswith(".") and package else name
+        exempt = _is_exempt(sys._getframe(1).f_globals)  # noqa: SLF001 - who asks decides
+        path = None if exempt else _asked(absolute)
+        found = function(name, package) if path is None else _module(path)
+        _watch_dynamo()
+        return found
 
     builtins.__import__, importlib.import_module = imported, import_module
-    try:
-        yield
-    finally:
-        builtins.__import__, importlib.import_module = statement, function
 
 
 def _module(path: str) -> ModuleType:
@@ -233,61 +250,14 @@ def _module(path: str) -> ModuleType:
         return facade(path)
     parent, _, name = path.rpartition(".")
     found = _vendor(path)
+    if found is None and path in _ELSEWHERE:
+        found = importlib.import_module(_ELSEWHERE[path])
     if found is None:
         msg = (
-            f"no module {path!r}: warmrank replaces TorchAir's public modules; others come "
-            "with torch_npu, which is not installed here"
+            f"no module {path!r}: warmrank replaces TorchAir's public modules; others come with torch_npu, "
+            f"which {'has no such module' if has_torch_npu() else 'is not installed here'}"
         )
         raise ModuleNotFoundError(msg, name=path)
     if parent in OURS:
         setattr(facade(parent), name, found)
     return found
-
-
-def run_script(script: Path, arguments: Sequence[str]) -> None:
-    """Run a script as ``python SCRIPT ARGUMENTS`` would, with TorchAir's names answered by warmrank.
-
-    Where torch_npu is not installed, ``import torch_npu`` gives a stand-in that leaves tensors where they
-    are:
-    ``tensor.npu()`` and ``module.npu()`` return what they are called on.
-    """
-    if not _has_torch_npu():
-        _stand_in_for_torch_npu()
-    sys.argv = [str(script), *arguments]
-    sys.path[0] = str(script.resolve().parent)
-    with redirected():
-        runpy.run_path(str(script), run_name="__main__")
-
-
-def _stand_in_for_torch_npu() -> None:
-    """Make ``import torch_npu`` and ``.npu()`` do nothing, and say so."""
-    import torch
-
-    def stays(value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the value: it stays on the CPU."""
-        del args, kwargs
-        return value
-
-    def missing(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        msg = f"torch_npu.{name}: torch_npu is not installed here, and the script runs on the CPU"
-        raise AttributeError(msg)
-
-    _log.warning("torch_npu is not installed: the script runs on the CPU, and .npu() does nothing")
-    npu = ModuleType("torch.npu", "A stand-in: there is no NPU.")
-    npu.is_available = lambda: False  # type: ignore[attr-defined]
-    npu.device_count = lambda: 0  # type: ignore[attr-defined]
-    npu.synchronize = npu.set_device = npu.empty_cache = lambda *_: None  # type: ignore[attr-defined]
-    npu.current_device = lambda: 0  # type: ignore[attr-defined]
-    from warmrank import graph_pool_handle
-
-    npu.graph_pool_handle = graph_pool_handle  # type: ignore[attr-defined]
-    stand_in = ModuleType("torch_npu", "A stand-in: torch_npu is not installed.")
-    stand_in.__spec__ = ModuleSpec("torch_npu", None)
-    stand_in.__path__ = []
-    stand_in.npu = npu  # type: ignore[attr-defined]
-    stand_in.__getattr__ = missing  # type: ignore[method-assign]
-    sys.modules["torch_npu"] = stand_in
-    torch.Tensor.npu = torch.nn.Module.npu = stays  # type: ignore[attr-defined]
-    torch.npu = npu  # type: ignore[attr-defined]

@@ -107,12 +107,11 @@ def outcomes(checkout: Path, suite: str, options: argparse.Namespace) -> dict[st
     file = checkout / SUITES[suite]
     sys.path[:0] = [str(file.parent), str(checkout / "tests" / "st")]
     _answer_helpers()
-    with contextlib.ExitStack() as stack:
-        if options.device == "npu":
-            _prefer_reduce_overhead()
-        if not options.vendor:
-            stack.enter_context(_warmrank(options.device))
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+    if options.device == "npu":
+        _prefer_reduce_overhead()
+    if not options.vendor:
+        _use_warmrank(options.device)
+    with contextlib.redirect_stdout(io.StringIO()):
         if options.device == "npu":
             _keep_the_emulated_npu()
         module = _loaded(file)
@@ -185,11 +184,10 @@ def _prefer_reduce_overhead() -> None:
     torchair.CompilerConfig.__init__ = init
 
 
-@contextlib.contextmanager
-def _warmrank(device: str) -> Any:
+def _use_warmrank(device: str) -> None:
     """TorchAir's names answered by warmrank, and its private ones by `tests.upstream.stand_ins`."""
     from tests.upstream import stand_ins
-    from warmrank.worker import torchair_names
+    from warmrank.worker import torchair_names, torchair_script
 
     paths = torchair_names.OURS
     for package in ("torchair", "npugraph_ex"):
@@ -197,9 +195,10 @@ def _warmrank(device: str) -> Any:
         paths[f"{package}.inference._cache_compiler"] = stand_ins.__name__  # type: ignore[index]
     stand_ins.watch_compiles()
     if device == "cpu":
-        torchair_names._stand_in_for_torch_npu()
-    with torchair_names.redirected():
-        yield
+        torchair_script.redirect()
+        importlib.import_module("torch_npu")
+    else:
+        torchair_names.redirect()
 
 
 if __name__ == "__main__":

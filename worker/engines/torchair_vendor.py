@@ -81,20 +81,38 @@ def vendor_for(mode: str) -> Vendor:
 
 @functools.cache
 def _vendor(name: str) -> Vendor:
+    package = vendor_package(name)
+    with _importing(name):
+        cache = importlib.import_module(f"{name}.inference._cache_compiler")
+        pickling = importlib.import_module(f"{name}._acl_concrete_graph.acl_graph_cache_utils")
+    logging.getLogger(name).addFilter(_is_no_private_file)
+    return Vendor(name=name, package=package, cache=cache, serializer=pickling.SerializableGraphModule)
+
+
+@functools.cache
+def vendor_package(name: str) -> Any:
+    """Import one of the two packages; logging and signal handlers stay as they are.
+
+    Raises:
+        DeviceUnavailable: torch_npu, or this package of it, does not import.
+    """
+    with _importing(name):
+        importlib.import_module("torch_npu")
+        return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _importing(name: str) -> Iterator[None]:
     try:
         with _own_logging(), _own_signals(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of torch, for what TorchAir uses
-            importlib.import_module("torch_npu")
-            package = importlib.import_module(name)
-            cache = importlib.import_module(f"{name}.inference._cache_compiler")
-            pickling = importlib.import_module(f"{name}._acl_concrete_graph.acl_graph_cache_utils")
+            yield
     except ImportError as error:
         msg = (
             f"engine torchair needs {name}, which comes with torch_npu, and it does not import: {error}. "
             "Install torch_npu where CANN is and source CANN's set_env.sh, or use engine graph."
         )
         raise DeviceUnavailable(msg, kind="npu", missing=name) from error
-    return Vendor(name=name, package=package, cache=cache, serializer=pickling.SerializableGraphModule)
 
 
 @contextlib.contextmanager
@@ -166,27 +184,28 @@ def numbered_anew(vendor: Vendor) -> Iterator[None]:
 def complaints(name: str) -> Iterator[list[str]]:
     """What TorchAir's logger warns about meanwhile; TorchAir says nothing else of why it gives a cache up."""
     found: list[str] = []
-    handler = _Collector(found)
+
+    def noted(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            found.append(record.getMessage())
+        return _PREFIX not in record.getMessage()
+
     logger = logging.getLogger(name)
     with _PATCHING:
         disabled, level = logger.disabled, logger.level
-        logger.addHandler(handler)
+        logger.addFilter(noted)
         logger.setLevel(min(level or logging.WARNING, logging.WARNING))
         try:
             yield found
         finally:
-            logger.removeHandler(handler)
+            logger.removeFilter(noted)
             logger.setLevel(level)
             logger.disabled = disabled
 
 
-class _Collector(logging.Handler):
-    def __init__(self, found: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self._found = found
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._found.append(record.getMessage())
+def _is_no_private_file(record: logging.LogRecord) -> bool:
+    """Filter of TorchAir's logger: leave out lines about private files, which are not the cache's."""
+    return record.levelno >= logging.WARNING or _PREFIX not in record.getMessage()
 
 
 _PREFIX = "warmrank-torchair-"

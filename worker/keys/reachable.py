@@ -33,6 +33,7 @@ from warmrank.worker.keys.code import (
     stable_text,
 )
 
+_CACHED_FUNCTIONS = "warmrank.worker.runtime.function"
 _ADDRESS = r"\bat 0x[0-9a-f]+"
 _CONSTANTS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, types.MappingProxyType)
@@ -56,7 +57,13 @@ def functions_of_file(module: types.ModuleType, file: str) -> list[Any]:
         code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
     except OSError:
         return []
-    return [vars(module)[name] for name in sorted(_names(code)) if name in vars(module)]
+    inner = _inner_names(code)  # a function may read any of these; the module's own code only hands them on
+    named = ((name, vars(module)[name]) for name in sorted(_names(code)) if name in vars(module))
+    return [
+        value
+        for name, value in named
+        if name in inner or not isinstance(value, torch.nn.Module | torch.Tensor)
+    ]
 
 
 class _Walk:
@@ -126,6 +133,8 @@ class _Walk:
             return
         if isinstance(value, logging.Logger) or not self._of_state:
             return  # a logger's level and handlers change what is told, not what is made
+        if isinstance(value, getattr(sys.modules.get(_CACHED_FUNCTIONS), "CachedFunction", ())):
+            return  # what it has loaded changes with each call
         if isinstance(value, torch.Tensor):
             held = value.detach().cpu().tolist() if value.device.type != "meta" else list(value.shape)
             yield hashlib.sha256(repr(held).encode()).hexdigest()
@@ -235,8 +244,12 @@ def _slots(cls: type) -> Iterator[str]:
 
 
 def _names(code: types.CodeType) -> frozenset[str]:
+    return _inner_names(code).union(code.co_names)
+
+
+def _inner_names(code: types.CodeType) -> frozenset[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*map(_names, inner))
+    return frozenset[str]().union(*map(_names, inner))
 
 
 def _imported(function: types.FunctionType) -> Iterator[types.ModuleType]:

@@ -71,6 +71,7 @@ _DYNAMO: Final = Path(_TORCH) / "_dynamo"
 _EVALUATING: Final = tuple(str(_DYNAMO / part) for part in ("variables", "symbolic_convert.py", "utils.py"))
 _BUILDING: Final = str(_DYNAMO / "variables" / "builder.py")
 _PLAIN: Final = (int, float, complex, str, bytes, tuple, frozenset)
+_MANY: Final = (*_PLAIN, range, slice, torch.Size)
 _MADE_ONCE: Final = range(-5, 257)
 _NOT_ASKED: Final = frozenset(
     {
@@ -310,7 +311,7 @@ def _plain_value(variable: Any) -> tuple[Any, ...]:
         value = variable.as_python_constant()
     except Exception:  # noqa: BLE001 - Dynamo raises errors of several kinds
         return ()
-    if type(value) not in (*_PLAIN, range, slice, torch.Size) or not value or (type(value) is int and value in _MADE_ONCE):
+    if type(value) not in _MANY or not value or (type(value) is int and value in _MADE_ONCE):
         return ()
     return (value,)
 
