@@ -25,7 +25,7 @@ from warmrank.orchestrator.vllm_plugin.visits import Visit, visit_entry
 logger = logging.getLogger("vllm.warmrank")
 
 
-def hook(backend: type, opened: Access, publisher: Publisher, counter: Any) -> None:
+def hook(backend: Any, opened: Access, publisher: Publisher, counter: Any) -> None:
     """Serve the graphs that a `VllmBackend` compiles by `AscendCompiler`.
 
     Args:
@@ -34,7 +34,7 @@ def hook(backend: type, opened: Access, publisher: Publisher, counter: Any) -> N
         publisher: takes what this process adds.
         counter: vLLM's `compilation_counter`.
     """
-    original = backend.__call__  # type: ignore[operator]
+    original = backend.__call__
 
     @functools.wraps(original)
     def call(self: Any, graph: Any, example_inputs: Any) -> Any:
@@ -53,7 +53,7 @@ def hook(backend: type, opened: Access, publisher: Publisher, counter: Any) -> N
             )
         return result
 
-    backend.__call__ = call  # type: ignore[operator]
+    backend.__call__ = call
 
 
 @contextlib.contextmanager
