@@ -1,4 +1,4 @@
-"""vllm-ascend's graphs through a store, by a stand-in of its file protocol; `make test-vllm` has the real one."""
+"""vllm-ascend's graphs through a store, by a stand-in of its files; `make test-vllm` has the real one."""
 
 from __future__ import annotations
 
