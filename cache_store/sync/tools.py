@@ -11,7 +11,8 @@ Facts relied on:
   a kernel by absolute path, and those that do not exist are passed over.
 * vLLM (``InductorStandaloneAdaptor.load`` in ``vllm/compilation/compiler_interface.py``): the handles in
   ``vllm_compile_cache.py``, a Python literal, are pairs of a key and an absolute path; below the same
-  directory lie Inductor's and Triton's. 0.32 writes no such file, and loads what was moved.
+  directory lie Inductor's and Triton's. 0.32 writes no such file, and loads what was moved; with
+  vllm-ascend's compiler it does (``CompilerManager.save_to_file`` in ``vllm/compilation/backends.py``).
 * TorchAir: ``compiled_module`` is looked up relative to ``cache_dir``, and must be private.
 """
 
@@ -56,6 +57,7 @@ _TOOLS = {
         Tool(name="triton", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
         Tool(name="vllm", rewritten=("vllm_compile_cache.py", _TRITON_GROUPS), ignores_other_mentions=True),
         Tool(name="vllm-aot", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
+        Tool(name="vllm-ascend", rewritten=("vllm_compile_cache.py",), ignores_other_mentions=True),
         Tool(name="torchair", ignores_other_mentions=True),
     )
 }

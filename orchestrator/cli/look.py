@@ -116,9 +116,9 @@ def explain(
         from warmrank.orchestrator.ui.table import render_explanation, render_outcomes
 
         if vllm is not None:
-            from warmrank.orchestrator.vllm_plugin.entries import aot_root, read_outcomes
+            from warmrank.orchestrator.vllm_plugin.entries import read_outcomes
 
-            answer(read_outcomes(aot_root(vllm.expanduser())), render_outcomes, as_json=as_json)
+            answer(read_outcomes(vllm.expanduser()), render_outcomes, as_json=as_json)
             return
         if config is None:
             raise typer.BadParameter("expected CONFIG, or --vllm DIR")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.cache_store.sync.pull import PullReport
     from warmrank.cache_store.sync.push import PushReport
+    from warmrank.orchestrator.vllm_plugin.entries import Entry
 
-TOOL = "vllm-aot"
 TIMEOUT_S = 30.0
 
 T = TypeVar("T")
@@ -50,9 +50,9 @@ class Access:
         trust = load(self.config, to_sign=False)
         check_marks(entry, trust.policy, trust.revoked)
 
-    def pull(self, entry: Path, components: Mapping[str, str]) -> PullReport:
+    def pull(self, entry: Entry, components: Mapping[str, str]) -> PullReport:
         """Lay the stored entry out, verified; raises `StoreError`."""
-        return open_to_fetch(self.config).pull_directory(TOOL, entry, components)
+        return open_to_fetch(self.config).pull_directory(entry.kind.value, entry.root, components)
 
     @property
     def publishes(self) -> bool:
@@ -64,9 +64,9 @@ class Access:
         return open_store(self.config)
 
     @staticmethod
-    def push(store: Store, entry: Path, components: Mapping[str, str]) -> PushReport:
+    def push(store: Store, entry: Entry, components: Mapping[str, str]) -> PushReport:
         """Publish an entry; raises `StoreError`."""
-        return store.push_directory(TOOL, entry, components)
+        return store.push_directory(entry.kind.value, entry.root, components)
 
 
 def access(environ: Mapping[str, str] = os.environ) -> Access:

@@ -1,9 +1,9 @@
 """What an entry of vLLM's compile cache depends on, as named components: its key in the store.
 
-The key is vLLM's own hash, computed by vLLM's functions with the model's path left out, and what that hash
-lacks: rank and world, device, the machine's environment, the model's parameters, and options that vLLM leaves
-out of its hash although they change the graph. vLLM's factors stand beside their hash by name, so that a miss
-names the one that differs.
+The key is vLLM's own hash, computed by vLLM's functions with paths left out, and what that hash lacks: rank
+and world, device, the machine's environment, the model's parameters, options that vLLM leaves out of its hash
+although they change the graph, and what vllm-ascend reads (`ascend`). vLLM's factors stand beside their hash
+by name, so that a miss names the one that differs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import hashlib
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
+from warmrank.orchestrator.vllm_plugin import ascend
 from warmrank.worker.keys.environment import environment
 
 HASH = "vllm hash"
-_LONGEST = 1000
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_LONGEST = 1000
 _ANY_PATH = "(any path)"
+_TORCH = ("aten::", "prims::", "prim::", "higher_order::")
 
 
 class UnknownKey(Exception):
@@ -31,7 +34,7 @@ class UnknownKey(Exception):
 
 
 def components(model: Any, rank: str, vllm_hash: str) -> dict[str, str]:
-    """The named components of the entry that vLLM looks for.
+    """The named components of the artifact that vLLM looks for.
 
     Args:
         model: the module that vLLM is about to compile.
@@ -42,19 +45,66 @@ def components(model: Any, rank: str, vllm_hash: str) -> dict[str, str]:
         UnknownKey: vLLM's functions do not give ``vllm_hash``.
     """
     config = model.vllm_config
-    if (found := _hash(model, config)) != vllm_hash:
-        raise UnknownKey(f"its entry is {vllm_hash[:12]}, and its own functions give {found[:12]}")
+    _check(vllm_hash, _hash(model, config))
     neutral = _without_paths(config)
     return {
-        **_named(neutral),
-        **{f"machine {name}": value for name, value in environment().items()},
-        "rank": rank,
-        "world": _world(config),
-        "device": _device(config),
+        **_common(config, neutral, rank),
         "model class": type(model).__qualname__,
         "model parameters": _parameters(model),
         HASH: _hash(model, neutral),
     }
+
+
+def graph_components(
+    config: Any, graph: Any, rank: str, directory_hash: str, sources: Mapping[str, str], compiler_hash: str
+) -> dict[str, str]:
+    """The named components of the graphs that vLLM's compiler of another make is about to look for.
+
+    Args:
+        config: vLLM's.
+        graph: the `torch.fx.GraphModule` of this part of the model.
+        rank: name of the rank's directory and the part's, such as ``rank_0_0/backbone``.
+        directory_hash: name of the entry's directory; empty where vLLM did not derive it from the factors.
+        sources: text of every file that was traced, by path; empty for those that cannot be read.
+        compiler_hash: the compiler's own hash.
+
+    Raises:
+        UnknownKey: vLLM's functions do not give ``directory_hash``.
+    """
+    from vllm.compilation.caching import aot_compile_hash_factors
+
+    def hash_of(config: Any, code: str) -> str:
+        env, own, *_ = aot_compile_hash_factors(config)
+        return _digest(str([env, own, code, compiler_hash]))
+
+    named = [text for path in sorted(sources) if path != "<string>" for text in (path, sources[path]) if text]
+    if directory_hash:
+        _check(directory_hash, hash_of(config, _digest("\n".join(named)))[: len(directory_hash)])
+    neutral = _without_paths(config)
+    code = _digest("\n".join(sorted(_digest(text) for text in sources.values())))
+    return {
+        **_common(config, neutral, rank),
+        "model code": code,
+        "graph inputs": _inputs(graph),
+        "graph operators": _operators(graph),
+        HASH: hash_of(neutral, code),
+    }
+
+
+def _common(config: Any, neutral: Any, rank: str) -> dict[str, str]:
+    return {
+        **_named(neutral),
+        **{f"machine {name}": value for name, value in environment().items()},
+        **{name: _short(value) for name, value in ascend.factors(config).items()},
+        "rank": rank,
+        "world": _world(config),
+        "device": _device(config),
+    }
+
+
+def _check(expected: str, found: str) -> None:
+    if found != expected:
+        raise UnknownKey(f"its entry is {expected[:12]}, and its own functions give {found[:12]}")
 
 
 def differences(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
@@ -215,3 +265,35 @@ def _parameters(model: Any) -> str:
     tensors = (*model.named_parameters(), *model.named_buffers())
     lines = sorted(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors)
     return _digest("\n".join(lines))
+
+
+def _inputs(graph: Any) -> str:
+    """Number, shapes and types of a graph's inputs; sizes that may vary have no value."""
+    lines = []
+    for node in graph.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("example_value")
+        shape = [size if isinstance(size, int) else "any" for size in getattr(value, "shape", ())]
+        lines.append(f"{type(value).__name__} {shape} {getattr(value, 'dtype', '')}")
+    return f"{len(lines)}, {_digest(' '.join(lines))[:16]}"
+
+
+def _operators(graph: Any) -> str:
+    """How often a graph calls each operator that is not torch's own: custom ones were chosen while tracing.
+
+    Torch's own may be rewritten in place between a first trace and an artifact that is loaded.
+    """
+    targets = [
+        node.target
+        for module in graph.modules()
+        for node in getattr(getattr(module, "graph", None), "nodes", ())
+        if node.op == "call_function"
+    ]
+    names = [_operator(target) for target in targets]
+    called = Counter(name for name in names if "::" in name and not name.startswith(_TORCH))
+    return _short(" ".join(f"{name}={called[name]}" for name in sorted(called)) or "none")
+
+
+def _operator(target: Any) -> str:
+    """``npu::npu_rms_norm`` of an operator or of one overload; the name of another function."""
+    packet = getattr(target, "overloadpacket", target)
+    return str(getattr(packet, "_qualified_op_name", getattr(target, "__name__", target)))

@@ -9,74 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
-from warmrank.orchestrator.vllm_plugin import metrics
-from warmrank.orchestrator.vllm_plugin.access import Access, access, bounded
-from warmrank.orchestrator.vllm_plugin.entries import (
-    Entry,
-    Outcome,
-    aot_root,
-    files_digest,
-    node_lock,
-    note_published,
-    read_components,
-    set_aside,
-)
-from warmrank.orchestrator.vllm_plugin.factors import components, differences
-from warmrank.orchestrator.vllm_plugin.publishing import NO_STORE, Publisher
+from warmrank.orchestrator.vllm_plugin import graphs, metrics
+from warmrank.orchestrator.vllm_plugin.access import Access, access
+from warmrank.orchestrator.vllm_plugin.entries import Entry, Outcome
+from warmrank.orchestrator.vllm_plugin.factors import components
+from warmrank.orchestrator.vllm_plugin.publishing import Publisher
+from warmrank.orchestrator.vllm_plugin.visits import Visit, visit_entry
 
 logger = logging.getLogger("vllm.warmrank")
 
 _WARM_UP = "compile_or_warm_up_model"
 _NOT_LOADED = "vLLM could not load the artifact that was there"
-
-
-@dataclass(slots=True, kw_only=True)
-class Visit:
-    """What is known of one artifact while vLLM looks for it.
-
-    Attributes:
-        entry: the artifact's place.
-        model: path or name of the model.
-        components: what it depends on.
-        source: where it came from, if it is there.
-        may_load: vLLM may load what is there.
-        is_over: vLLM does not wait any more.
-        why: why there is none, or none that may be loaded.
-        fetch_s: seconds that vLLM waited for the store.
-        fetched_bytes: bytes copied.
-    """
-
-    entry: Entry
-    model: str
-    components: dict[str, str] = field(default_factory=dict)
-    source: Literal["store", "disk"] = "disk"
-    may_load: bool = True
-    is_over: bool = False
-    why: str = ""
-    fetch_s: float = 0.0
-    fetched_bytes: int = 0
-
-    def outcome(self, model: Any, *, is_loaded: bool) -> Outcome:
-        """The visit once vLLM has loaded or compiled."""
-        return Outcome(
-            entry=self.entry.root.name,
-            rank=self.entry.rank,
-            model=self.model,
-            outcome="loaded" if is_loaded else "compiled",
-            source=self.source if is_loaded else "",
-            why="" if is_loaded else self.why or _NOT_LOADED,
-            fetch_s=self.fetch_s,
-            fetched_bytes=self.fetched_bytes,
-            compile_s=float(getattr(model.vllm_config.compilation_config, "compilation_time", 0.0)),
-            at_s=time.time(),
-        )
 
 
 def install() -> None:
@@ -88,6 +35,7 @@ def install() -> None:
     """
     from vllm import envs
     from vllm.compilation import decorators
+    from vllm.compilation.backends import VllmBackend
     from vllm.compilation.caching import aot_compile_hash_factors  # noqa: F401 - `factors` needs it
     from vllm.compilation.counter import compilation_counter
     from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -100,7 +48,8 @@ def install() -> None:
     loader = Loader(opened, publisher, original, compilation_counter)
     decorators._try_load_aot_compiled_fn = loader  # noqa: SLF001
     _hook_warm_up(WorkerWrapperBase, publisher)
-    metrics.register(aot_root(Path(envs.VLLM_CACHE_ROOT)))
+    graphs.hook(VllmBackend, opened, publisher, compilation_counter)
+    metrics.register(Path(envs.VLLM_CACHE_ROOT))
 
 
 def _hook_warm_up(wrapper: Any, publisher: Publisher) -> None:
@@ -151,7 +100,10 @@ class Loader:
         if path in self._visited:  # another layer of the same class
             return self._original(model, aot_compilation_path)
         self._visited.add(path)
-        visit = self._visit(model, path)
+        entry = Entry(root=path.parent.parent, rank=path.parent.name)
+        visit = visit_entry(
+            self._access, entry, model.vllm_config, lambda: components(model, entry.rank, entry.top.name)
+        )
         if visit is None:
             return self._original(model, aot_compilation_path)
         num_before = self._counter.num_aot_artifacts_loaded
@@ -165,63 +117,16 @@ class Loader:
             logger.warning("warmrank: %s: %s", visit.entry.rank, error)
         return loaded
 
-    def _visit(self, model: Any, path: Path) -> Visit | None:
-        """Have the artifact there if the store has it; None where the plugin cannot serve this vLLM."""
-        entry = Entry(root=path.parent.parent, rank=path.parent.name)
-        visit = Visit(entry=entry, model=str(getattr(model.vllm_config.model_config, "model", "")))
-        started_s = time.monotonic()
-        try:
-            visit.components = components(model, entry.rank, entry.root.name)
-            bounded(lambda: self._prepare(visit), self._access.timeout_s)
-        except (StoreError, TimeoutError, OSError) as error:
-            visit.why = f"{NO_STORE}: {error}"
-        except Exception as error:  # noqa: BLE001 - vLLM has to start whatever happens here
-            logger.warning("warmrank: %s is not served: %s", entry.rank, error)
-            return None
-        visit.is_over = True
-        visit.fetch_s = time.monotonic() - started_s
-        stored = read_components(entry) if entry.artifact.exists() else {}
-        if stored and (changes := differences(stored, visit.components)):
-            visit.may_load = False
-            visit.why = f"the artifact on this disk is another one: {changes}"
-        return visit
-
-    def _prepare(self, visit: Visit) -> None:
-        entry = visit.entry
-        with node_lock(entry, timeout_s=self._access.timeout_s):
-            if visit.is_over:
-                return
-            self._admit(visit)
-            if not entry.artifact.exists():
-                self._pull(visit)
-
-    def _admit(self, visit: Visit) -> None:
-        """Put an entry aside whose copies the trust policy refuses."""
-        try:
-            self._access.admit(visit.entry.root)
-        except RefusedCache as refusal:
-            aside = set_aside(visit.entry)
-            logger.warning("warmrank: %s; moved to %s", refusal, aside)
-
-    def _pull(self, visit: Visit) -> None:
-        try:
-            report = self._access.pull(visit.entry.root, visit.components)
-        except NoStoreYet:
-            visit.why = "there is no store yet"
-            return
-        except NotInStore as miss:
-            visit.why = f"the store has no such entry: {miss.remedy}"
-            return
-        visit.source, visit.fetched_bytes = "store", report.bytes_copied
-        note_published(visit.entry, files_digest(visit.entry.root))
-
     def _note(self, visit: Visit, model: Any, *, is_loaded: bool) -> None:
+        def outcome() -> Outcome:
+            seconds = float(getattr(model.vllm_config.compilation_config, "compilation_time", 0.0))
+            why = "" if is_loaded else _NOT_LOADED
+            return visit.outcome(is_loaded=is_loaded, compile_s=seconds, why=why)
+
         if is_loaded:
-            self._publisher.loaded(visit.entry, visit.outcome(model, is_loaded=True))
+            self._publisher.loaded(visit.entry, outcome())
         else:
-            self._publisher.will_compile(
-                visit.entry, visit.components, lambda: visit.outcome(model, is_loaded=False)
-            )
+            self._publisher.will_compile(visit.entry, visit.components, outcome)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ class OutcomeCollector:
     """Reads the outcomes of starts that began no earlier than this process.
 
     Args:
-        root: directory of vLLM's entries.
+        root: vLLM's ``VLLM_CACHE_ROOT``.
         since_s: outcomes before are another start's.
     """
 

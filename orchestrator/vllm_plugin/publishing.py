@@ -74,6 +74,12 @@ class Publisher:
             self._end(entry, outcome)
         self._start()
 
+    def compiled(self, entry: Entry, components: dict[str, str], outcome: Outcome) -> None:
+        """Take over an entry that vLLM has compiled and saved."""
+        with self._lock:
+            self._finish(entry, components, outcome)
+        self._start()
+
     def will_compile(self, entry: Entry, components: dict[str, str], outcome: Callable[[], Outcome]) -> None:
         """Take over an entry that vLLM is about to compile; ``outcome`` is called when it has."""
         with self._lock:
@@ -121,10 +127,13 @@ class Publisher:
             return
         self._compiled_at_s = float("inf")
         for entry, components, outcome, _ in self._compiling[:num_over]:
-            if entry.artifact.exists():
-                write_components(entry, components)
-            self._end(entry, outcome())
+            self._finish(entry, components, outcome())
         del self._compiling[:num_over]
+
+    def _finish(self, entry: Entry, components: dict[str, str], outcome: Outcome) -> None:
+        if entry.artifact.exists():
+            write_components(entry, components)
+        self._end(entry, outcome)
 
     def _end(self, entry: Entry, outcome: Outcome) -> None:
         self._entries[entry] = outcome
@@ -151,7 +160,7 @@ class Publisher:
         return True
 
     def _publish(self, entry: Entry, digest: str) -> None:
-        ranks = ranks_of(entry.root)
+        ranks = ranks_of(entry)
         unknown = [rank for rank, components in ranks.items() if not components]
         if unknown and entry.rank not in unknown:
             return  # another rank of this start has not noted its own yet, and publishes for all when it has
@@ -169,14 +178,14 @@ class Publisher:
         self._entries[entry] = outcome
         is_known = said.startswith("not") and outcome.why.startswith(NO_STORE)
         level = logging.DEBUG if is_known else logging.INFO
-        logger.log(level, "warmrank: %s of %s: %s", entry.rank, entry.root.name[:12], said)
+        logger.log(level, "warmrank: %s of %s: %s", entry.rank, entry.top.name[:12], said)
         write_outcome(entry, outcome)
 
     def _push(self, entry: Entry, ranks: dict[str, dict[str, str]], digest: str) -> str:
         started_s = time.monotonic()
         try:
             store = self._access.to_publish()
-            reports = [self._access.push(store, entry.root, ranks[rank]) for rank in ranks]
+            reports = [self._access.push(store, entry, ranks[rank]) for rank in ranks]
         except (StoreError, OSError) as error:
             return f"not published: {error}"
         note_published(entry, digest)

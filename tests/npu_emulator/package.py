@@ -23,6 +23,7 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -53,6 +54,7 @@ def stand_in(home: Path, device: Device) -> ModuleType:
             setattr(sys.modules[parent], child, module)
     top: Any = sys.modules["torch_npu"]
     top.__file__ = str(home / "__init__.py")
+    top.__spec__ = PathFinder.find_spec("torch_npu")
     native = native_module(device)
     vars(top)["_C"] = sys.modules[native.__name__] = native
     children = [inner for inner in vars(native).values() if isinstance(inner, ModuleType)]

@@ -14,7 +14,6 @@ from warmrank.orchestrator.vllm_plugin.access import access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
     Outcome,
-    aot_root,
     files_digest,
     node_lock,
     ranks_of,
@@ -32,7 +31,7 @@ COMPONENTS = {"device": "cuda:0", "machine cpu": "x86_64 avx2", HASH: "a" * 64}
 
 @pytest.fixture
 def entry(tmp_path: Path) -> Entry:
-    made = Entry(root=aot_root(tmp_path) / ("a" * 64), rank="rank_0_0")
+    made = Entry(root=tmp_path / "torch_compile_cache" / "torch_aot_compile" / ("a" * 64), rank="rank_0_0")
     made.artifact.parent.mkdir(parents=True)
     made.artifact.write_bytes(b"artifact")
     return made
@@ -93,7 +92,7 @@ def test_artifact_for_another_device_or_machine_is_told_apart(entry):
     here = {**COMPONENTS, "device": "cuda:1", HASH: "b" * 64}
     assert differences(read_components(entry), here) == "device cuda:0 -> cuda:1"
     assert differences(read_components(entry), COMPONENTS) == ""
-    assert ranks_of(entry.root) == {"rank_0_0": COMPONENTS}
+    assert ranks_of(entry) == {"rank_0_0": COMPONENTS}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_note_that_cannot_be_read_is_of_another_artifact(entry, text):
     assert read_components(entry) == {}
     (entry.root / entry.rank / "warmrank.json").write_text(text)
     assert "warmrank.json" in differences(read_components(entry), COMPONENTS)
-    assert ranks_of(entry.root) == {"rank_0_0": {}}
+    assert ranks_of(entry) == {"rank_0_0": {}}
 
 
 def test_locks_and_temporary_files_are_no_change(entry):
@@ -128,14 +127,14 @@ def test_refused_entry_is_out_of_vllm_s_sight(entry):
     assert (aside / "rank_0_0" / "model").read_bytes() == b"artifact"
 
 
-def test_outcomes_are_read_newest_first_and_shown_as_metrics(entry):
+def test_outcomes_are_read_newest_first_and_shown_as_metrics(entry, tmp_path):
     write_outcome(entry, outcome(entry))
     other = Entry(root=entry.root, rank="rank_1_0")
     write_outcome(other, outcome(other, outcome="loaded", source="store", why="", at_s=200.0))
     (entry.state / "damaged.json").write_text("{")
-    found = read_outcomes(entry.root.parent)
+    found = read_outcomes(tmp_path)
     assert [one.rank for one in found] == ["rank_1_0", "rank_0_0"]
-    assert [one.rank for one in read_outcomes(entry.root.parent, since_s=150)] == ["rank_1_0"]
+    assert [one.rank for one in read_outcomes(tmp_path, since_s=150)] == ["rank_1_0"]
     assert "because the store has no such entry" in found[1].line()
     assert "loaded from the store" in found[0].line()
     (artifact, compile_s, *_) = gauges(found)

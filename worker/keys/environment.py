@@ -169,9 +169,9 @@ def _components() -> dict[str, str]:
     cann, driver, soc = ("", "", "") if ascend.hold_nothing() else _ascend(ascend)
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
-        "torch": _torch(),
+        "torch": _built("torch"),
         "cuda": _cuda(),
-        "torch_npu": _version("torch_npu"),
+        "torch_npu": _built("torch_npu"),
         "cann": cann or _NONE,
         "driver": _driver(driver),
         "accelerator": _accelerator(soc),
@@ -194,28 +194,31 @@ def _version(distribution: str) -> str:
         return _NONE
 
 
-def _torch() -> str:
+def _built(package: str) -> str:
     """Version and git revision, read from the installed package's ``version.py``."""
-    text = _torch_version_file()
+    text = _version_file(package)
     if not text:
-        return _NONE
+        return _version(package)
     version = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
     git = re.search(r"^git_version = ['\"]([^'\"]+)", text, re.MULTILINE)
     return (
-        f"{version.group(1) if version else _version('torch')} git {git.group(1)[:12] if git else 'unknown'}"
+        f"{version.group(1) if version else _version(package)} git {git.group(1)[:12] if git else 'unknown'}"
     )
 
 
-def _torch_version_file() -> str:
-    spec = importlib.util.find_spec("torch")
+def _version_file(package: str) -> str:
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return ""
-    return (Path(spec.origin).parent / "version.py").read_text()
+    try:
+        return (Path(spec.origin).parent / "version.py").read_text()
+    except OSError:
+        return ""
 
 
 def _cuda() -> str:
     """The CUDA that torch was built with, and the version of cuDNN in its own package."""
-    found = re.search(r"^cuda\b[^=\n]*= ['\"]([^'\"]+)", _torch_version_file(), re.MULTILINE)
+    found = re.search(r"^cuda\b[^=\n]*= ['\"]([^'\"]+)", _version_file("torch"), re.MULTILINE)
     if found is None:
         return _NONE
     version = found.group(1)

@@ -1,0 +1,145 @@
+"""A visit of vLLM to an entry: what is on this disk is checked, and what is not there fetched.
+
+Whatever fails here is one line in the log, and vLLM goes on as without.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
+from warmrank.orchestrator.vllm_plugin.access import Access, bounded
+from warmrank.orchestrator.vllm_plugin.entries import (
+    Entry,
+    Outcome,
+    discard,
+    files_digest,
+    node_lock,
+    note_published,
+    read_components,
+    set_aside,
+)
+from warmrank.orchestrator.vllm_plugin.factors import differences
+from warmrank.orchestrator.vllm_plugin.publishing import NO_STORE
+
+logger = logging.getLogger("vllm.warmrank")
+
+
+@dataclass(slots=True, kw_only=True)
+class Visit:
+    """What is known of one artifact while vLLM looks for it.
+
+    Attributes:
+        entry: the artifact's place.
+        model: path or name of the model.
+        components: what it depends on.
+        source: where it came from, if it is there.
+        may_load: vLLM may load what is there.
+        is_over: vLLM does not wait any more.
+        why: why there is none, or none that may be loaded.
+        fetch_s: seconds that vLLM waited for the store.
+        fetched_bytes: bytes copied.
+    """
+
+    entry: Entry
+    model: str
+    components: dict[str, str] = field(default_factory=dict)
+    source: Literal["store", "disk"] = "disk"
+    may_load: bool = True
+    is_over: bool = False
+    why: str = ""
+    fetch_s: float = 0.0
+    fetched_bytes: int = 0
+
+    def outcome(self, *, is_loaded: bool, compile_s: float, why: str) -> Outcome:
+        """The visit once vLLM has loaded or compiled; ``why`` counts where the visit knows no reason."""
+        return Outcome(
+            entry=self.entry.top.name,
+            rank=self.entry.rank,
+            model=self.model,
+            outcome="loaded" if is_loaded else "compiled",
+            source=self.source if is_loaded else "",
+            why=why if is_loaded else self.why or why,
+            fetch_s=self.fetch_s,
+            fetched_bytes=self.fetched_bytes,
+            compile_s=compile_s,
+            at_s=time.time(),
+        )
+
+
+def visit_entry(
+    opened: Access, entry: Entry, config: Any, components: Callable[[], dict[str, str]]
+) -> Visit | None:
+    """Have the artifact there if the store has it; None where the plugin cannot serve this vLLM.
+
+    Args:
+        opened: the store.
+        entry: what vLLM is about to look for.
+        config: vLLM's.
+        components: gives what the entry depends on.
+    """
+    visit = Visit(entry=entry, model=str(getattr(config.model_config, "model", "")))
+    started_s = time.monotonic()
+    try:
+        visit.components = components()
+        _drop_another(visit)
+        bounded(lambda: _prepare(opened, visit), opened.timeout_s)
+    except (StoreError, TimeoutError, OSError) as error:
+        _explain(visit, f"{NO_STORE}: {error}")
+    except Exception as error:  # noqa: BLE001 - vLLM has to start whatever happens here
+        logger.warning("warmrank: %s is not served: %s", entry.rank, error)
+        return None
+    visit.is_over = True
+    visit.fetch_s = time.monotonic() - started_s
+    _drop_another(visit)
+    return visit
+
+
+def _drop_another(visit: Visit) -> None:
+    """Remove an artifact from this disk that was compiled for something else."""
+    stored = read_components(visit.entry) if visit.entry.artifact.exists() else {}
+    if not stored or not (changes := differences(stored, visit.components)):
+        return
+    _explain(visit, f"the artifact on this disk is another one: {changes}")
+    try:
+        discard(visit.entry)
+    except OSError:
+        visit.may_load = False
+
+
+def _explain(visit: Visit, why: str) -> None:
+    visit.why = "; ".join(filter(None, (visit.why, why)))
+
+
+def _prepare(opened: Access, visit: Visit) -> None:
+    with node_lock(visit.entry, timeout_s=opened.timeout_s):
+        if visit.is_over:
+            return
+        _admit(opened, visit.entry)
+        if not visit.entry.artifact.exists():
+            _pull(opened, visit)
+
+
+def _admit(opened: Access, entry: Entry) -> None:
+    """Put an entry aside whose copies the trust policy refuses."""
+    try:
+        opened.admit(entry.root)
+    except RefusedCache as refusal:
+        logger.warning("warmrank: %s; moved to %s", refusal, set_aside(entry))
+
+
+def _pull(opened: Access, visit: Visit) -> None:
+    try:
+        report = opened.pull(visit.entry, visit.components)
+    except NoStoreYet:
+        _explain(visit, "there is no store yet")
+        return
+    except NotInStore as miss:
+        _explain(visit, f"the store has no such entry: {miss.remedy}")
+        return
+    visit.source, visit.fetched_bytes = "store", report.bytes_copied
+    note_published(visit.entry, files_digest(visit.entry.root))
