@@ -26,6 +26,7 @@ import torch
 
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable
+from warmrank.worker.runtime import constants
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -246,7 +247,7 @@ class _SourceWriter:
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return str(value)
         if isinstance(value, torch.device):
-            return f"torch.device({value.type!r})"
+            return f"torch.device({constants.device_name(value)!r})"
         msg = f"the graph holds the argument {value!r} ({type(value).__qualname__}), which no source can name"
         raise NotPortable(msg, what=repr(value))
 

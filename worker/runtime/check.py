@@ -32,6 +32,7 @@ from warmrank.worker.runtime import ambient, constants
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.constants import describe, keys_of
 from warmrank.worker.runtime.sources import changed
+from warmrank.worker.torch_private.operators import dict_keys
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
@@ -114,7 +115,7 @@ def _root_value(step: str, argument: str, roots: Mapping[str, Mapping[str, Any]]
 def _members(base: Any) -> list[Any]:
     """Keys or items in the order that Dynamo saw, whatever a subclass says."""
     if isinstance(base, dict):
-        return list(dict.keys(base))
+        return dict_keys(base)
     return list(list.__iter__(base)) if isinstance(base, list) else list(base)
 
 
@@ -314,8 +315,6 @@ def _distinct(values: Sequence[Any]) -> bool:
 def _equal(value: Any, expected: Any) -> bool:
     if expected is None or expected.__class__ in (bool, int, str):
         return type(value) is type(expected) and value == expected
-    if isinstance(expected, dict) and "device" in expected:
-        return isinstance(value, torch.device) and value.type == expected["device"]
     try:
         return constants.equal(constants.encode(value), expected)
     except WorkerError:

@@ -24,16 +24,21 @@ import types
 import typing
 from collections import OrderedDict
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     code_digest,
     function_digest,
     globals_module,
+    is_of_replaced_module,
     is_pinned_module,
     type_name,
 )
+from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace, dict_keys
+
+if TYPE_CHECKING:
+    import torch
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
@@ -158,7 +163,7 @@ def _encode_torch(value: Any) -> Any:
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return {type(value).__name__: str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
-        return {"device": value.type}
+        return {"device": device_name(value)}
     if isinstance(value, torch.Size):
         return {"Size": [int(item) for item in value]}
     if isinstance(value, type):
@@ -173,6 +178,11 @@ def _encode_torch(value: Any) -> Any:
     kind = type(value)
     msg = f"a value of type {kind.__module__}.{kind.__qualname__} cannot be compared in another process"
     raise NotPortable(msg, what=kind.__qualname__)
+
+
+def device_name(device: torch.device) -> str:
+    """Device kind; of the CPU with the index, which no rank has another of and ``to`` copies for."""
+    return str(device) if device.type == "cpu" else device.type
 
 
 def _is_found_again(function: types.FunctionType) -> bool:
@@ -278,7 +288,8 @@ def describe(value: Any) -> list[Any]:
         NotPortable: the object has no name that another process could find it by.
     """
     if isinstance(value, types.ModuleType):
-        return ["module", value.__name__]
+        replaced = [] if sys.modules.get(value.__name__, value) is value else ["replaced"]
+        return ["module", value.__name__, *replaced]
     if origin := typing.get_origin(value):  # of `int | None` and `list[int]`, which are made anew at each use
         return ["generic", *map(describe, [origin, *typing.get_args(value)])]
     if isinstance(value, type):
@@ -329,7 +340,7 @@ def keys_of(value: Any) -> list[Any]:
     """
     if not isinstance(value, dict):
         return list(value.keys() if hasattr(value, "keys") else value)
-    keys = list(dict.keys(value))
+    keys = dict_keys(value)
     if isinstance(value, OrderedDict) and list(OrderedDict.keys(value)) != keys:
         msg = "keys of an OrderedDict were moved, but the tracer sees them in their first order; make it anew"
         raise NotPortable(msg, what="move_to_end")
@@ -359,7 +370,8 @@ def _without_addresses(value: Any) -> str:
 
 def _describe_function(function: types.FunctionType) -> list[Any]:
     digest = "" if is_pinned_module(globals_module(function)) else function_digest(function)
-    return ["function", function.__module__, function.__qualname__, digest]
+    replaced = ["of a replaced module"] if is_of_replaced_module(function) else []
+    return ["function", function.__module__, function.__qualname__, digest, *replaced]
 
 
 def _describe_builtin(value: Any) -> list[Any]:
@@ -376,8 +388,6 @@ def _describe_builtin(value: Any) -> list[Any]:
 
 def _describe_torch(value: Any) -> list[Any]:
     import torch
-
-    from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
     if isinstance(value, OPERATORS):
         return ["operator", str(value)]
