@@ -337,6 +337,11 @@ REFUSED = {
         context="both(torch.no_grad(), torch.overrides.BaseTorchFunctionMode())",
         reason=r"1 torch function modes are active",
     ),
+    "another module in the place of one that is called": Change(
+        build="import importlib; old = sys.modules.pop('tiny_model.deeper'); "
+        "importlib.import_module('tiny_model.deeper'); old.SHIFT = 0.75",
+        reason=r"shifted is of a module tiny_model.deeper whose place in sys.modules another one has taken",
+    ),
 }
 DOES_NOT_MATTER = {
     "nothing": Change(),

@@ -76,6 +76,11 @@ def test_decorated_method_is_refused_with_the_remedy(name: str) -> None:
         cache_compile(getattr(Decorated(), name))
 
 
+def test_layer_without_shapes_is_refused_by_name() -> None:
+    with pytest.raises(BadFunction, match=r"LazyLinear.weight has no shape yet; call the module once"):
+        cache_compile(nn.LazyLinear(3).forward)(torch.ones(2))
+
+
 # Configuration and backend.
 
 

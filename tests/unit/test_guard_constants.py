@@ -137,6 +137,7 @@ def test_numbers_of_different_type_encode_differently() -> None:
 
 def test_device_index_is_left_out() -> None:
     assert encode(torch.device("cuda:3")) == encode(torch.device("cuda:0")) == {"device": "cuda"}
+    assert encode(torch.device("cpu:0")) != encode(torch.device("cpu"))  # ``to`` copies for the one only
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.runtime.decoding import device_name
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -191,7 +192,7 @@ class _SourceWriter:
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return str(value)
         if isinstance(value, torch.device):
-            return f"torch.device({value.type!r})"
+            return f"torch.device({device_name(value)!r})"
         msg = f"the graph holds the argument {value!r} ({type(value).__qualname__}), which no source can name"
         raise NotPortable(msg, what=repr(value))
 

@@ -208,8 +208,9 @@ def class_digest(cls: type) -> str:
     hasher = hashlib.sha256()
     metaclass: type = type(cls)
     for base in (*cls.__mro__, *(() if is_pinned_module(metaclass.__module__) else metaclass.__mro__)):
-        _feed(hasher, base.__module__, base.__qualname__)
-        if is_pinned_module(base.__module__):
+        module = getattr(base, "__module__", "")
+        _feed(hasher, module, base.__qualname__)
+        if is_pinned_module(module):
             _feed(hasher, *_foreign_members(base))
         else:
             _feed(hasher, *_members(base))
@@ -250,7 +251,14 @@ def _function_name(cls: type, name: str, layer: Any) -> str:
 
 def has_file(function: types.FunctionType) -> bool:
     """Whether a function stands in the file of its module: no cell of a notebook, nothing of `exec`."""
-    return function.__globals__.get("__file__") == function.__code__.co_filename
+    in_file = function.__globals__.get("__file__") == function.__code__.co_filename
+    return in_file and not is_of_replaced_module(function)
+
+
+def is_of_replaced_module(function: types.FunctionType) -> bool:
+    """Whether another module has taken the name of a function's own, so nobody finds its globals."""
+    module = sys.modules.get(globals_module(function) or "")
+    return module is not None and vars(module) is not function.__globals__
 
 
 def digested_codes(value: Any) -> Iterator[types.CodeType]:
@@ -352,8 +360,9 @@ def type_name(cls: type) -> str:
     """Name of a type for guards: ``module:qualname``, and a class digest where no version pins the class."""
     known = _type_names.get(cls)
     if known is None:
-        known = f"{cls.__module__}:{cls.__qualname__}"
-        if not is_pinned_module(cls.__module__) or any(map(_is_patched, cls.__mro__)):
+        module = getattr(cls, "__module__", "")  # one made in a namespace without __name__ has none
+        known = f"{module}:{cls.__qualname__}"
+        if not is_pinned_module(module) or any(map(_is_patched, cls.__mro__)):
             known = f"{known}#{class_digest(cls)}"
         _type_names[cls] = known
     return known
@@ -387,7 +396,8 @@ def forget_types() -> None:
 
 
 def _is_layer_or_users(cls: type) -> bool:
-    return cls.__module__.startswith("torch.nn.modules") or not is_pinned_module(cls.__module__)
+    module = getattr(cls, "__module__", "")
+    return module.startswith("torch.nn.modules") or not is_pinned_module(module)
 
 
 def file_digest(module: types.ModuleType) -> str | None:

@@ -6,8 +6,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parameter import is_lazy
+
 from warmrank.cache_store.keys import key_of
 from warmrank.worker.configs.options import changed
+from warmrank.worker.errors import BadFunction
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.runtime import artifact
 from warmrank.worker.values import Value
@@ -124,11 +127,15 @@ def _modules(module: torch.nn.Module) -> str:
 
 def _parameters(module: torch.nn.Module) -> str:
     """Number of parameters and buffers, and a digest of their names, shapes, types and device kinds."""
-    tensors = [
-        f"{name}:{tuple(value.shape)}:{value.dtype}:{value.device.type}"
-        for named in (module.named_parameters(), module.named_buffers())
-        for name, value in named
-    ]
+    named = [*module.named_parameters(), *module.named_buffers()]
+    lazy = [name for name, value in named if is_lazy(value)]
+    if lazy:
+        msg = (
+            f"{type(module).__qualname__}.{lazy[0]} has no shape yet; call the module once, or load its "
+            "weights, before the cached function is called"
+        )
+        raise BadFunction(msg, function=type(module).__qualname__)
+    tensors = [f"{name}:{tuple(value.shape)}:{value.dtype}:{value.device.type}" for name, value in named]
     return f"{len(tensors)} tensors, {_digest('|'.join(tensors))}"
 
 

@@ -26,12 +26,14 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.errors import WorkerError
 from warmrank.worker.gears.carried import carried, encoded
 from warmrank.worker.keys.code import type_name, types_anew
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
-from warmrank.worker.runtime.decoding import decode, equal
+from warmrank.worker.runtime.decoding import decode, device_name, equal
 from warmrank.worker.runtime.sources import changed
+from warmrank.worker.torch_private.operators import dict_keys
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
@@ -96,7 +98,7 @@ def resolve(
 def _members(base: Any) -> list[Any]:
     """Keys or items in the order that Dynamo saw, whatever a subclass says."""
     if isinstance(base, dict):
-        return list(dict.keys(base))
+        return dict_keys(base)
     return list(list.__iter__(base)) if isinstance(base, list) else list(base)
 
 
@@ -255,14 +257,17 @@ def _equal(value: Any, expected: Any) -> bool:
         return type(value) is type(expected) and value == expected
     if isinstance(expected, dict):
         if "device" in expected:
-            return isinstance(value, torch.device) and value.type == expected["device"]
+            return isinstance(value, torch.device) and device_name(value) == expected["device"]
         if "float" in expected:
             return type(value) is float and value.hex() == expected["float"]
         if "dtype" in expected:
             return value is decode(expected)
     from warmrank.worker.runtime.constants import encode
 
-    return equal(encode(value), expected)
+    try:
+        return equal(encode(value), expected)
+    except WorkerError:
+        return False
 
 
 def _identical(value: Any, expected: Any) -> bool:

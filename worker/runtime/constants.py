@@ -31,10 +31,12 @@ from warmrank.worker.keys.code import (
     code_digest,
     function_digest,
     globals_module,
+    is_of_replaced_module,
     is_pinned_module,
     type_name,
 )
-from warmrank.worker.runtime.decoding import class_named
+from warmrank.worker.runtime.decoding import class_named, device_name
+from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace, dict_keys
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
@@ -143,7 +145,7 @@ def _encode_torch(value: Any) -> Any:
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
         return {type(value).__name__: str(value).removeprefix("torch.")}
     if isinstance(value, torch.device):
-        return {"device": value.type}
+        return {"device": device_name(value)}
     if isinstance(value, torch.Size):
         return {"Size": [int(item) for item in value]}
     if isinstance(value, type):
@@ -178,7 +180,8 @@ def describe(value: Any) -> list[Any]:
         NotPortable: the object has no name that another process could find it by.
     """
     if isinstance(value, types.ModuleType):
-        return ["module", value.__name__]
+        replaced = [] if sys.modules.get(value.__name__, value) is value else ["replaced"]
+        return ["module", value.__name__, *replaced]
     if origin := typing.get_origin(value):  # of `int | None` and `list[int]`, which are made anew at each use
         return ["generic", *map(describe, [origin, *typing.get_args(value)])]
     if isinstance(value, type):
@@ -229,7 +232,7 @@ def keys_of(value: Any) -> list[Any]:
     """
     if not isinstance(value, dict):
         return list(value.keys() if hasattr(value, "keys") else value)
-    keys = list(dict.keys(value))
+    keys = dict_keys(value)
     if isinstance(value, OrderedDict) and list(OrderedDict.keys(value)) != keys:
         msg = "keys of an OrderedDict were moved, but the tracer sees them in their first order; make it anew"
         raise NotPortable(msg, what="move_to_end")
@@ -259,7 +262,8 @@ def _without_addresses(value: Any) -> str:
 
 def _describe_function(function: types.FunctionType) -> list[Any]:
     digest = "" if is_pinned_module(globals_module(function)) else function_digest(function)
-    return ["function", function.__module__, function.__qualname__, digest]
+    replaced = ["of a replaced module"] if is_of_replaced_module(function) else []
+    return ["function", function.__module__, function.__qualname__, digest, *replaced]
 
 
 def _describe_builtin(value: Any) -> list[Any]:
@@ -275,7 +279,6 @@ def _describe_builtin(value: Any) -> list[Any]:
 
 
 def _describe_torch(value: Any) -> list[Any]:
-    from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
     if isinstance(value, OPERATORS):
         return ["operator", str(value)]

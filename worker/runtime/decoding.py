@@ -20,6 +20,11 @@ _UNNAMED = {
 }
 
 
+def device_name(device: torch.device) -> str:
+    """Device kind; of the CPU with the index, which no rank has another of and ``to`` copies for."""
+    return str(device) if device.type == "cpu" else device.type
+
+
 def equal(encoded: Any, other: Any) -> bool:
     """Whether two JSON forms are the same text, of which Python's ``==`` says too much: ``True == 1``."""
     return bool(encoded == other) and json.dumps(encoded) == json.dumps(other)

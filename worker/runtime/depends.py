@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.runtime.check import MISSING
 from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
@@ -54,7 +55,9 @@ def of_root(step: str, name: str, function: FunctionType) -> Watches:
         return [("dict", function.__globals__)]
     if step == "local" and name in function.__code__.co_freevars:
         return [("cell", (function.__closure__ or ())[function.__code__.co_freevars.index(name)])]
-    return [] if step in ("local", "import", "builtins") else None
+    if step == "import":
+        return [] if is_pinned_module(name) else [("module", name)]
+    return [] if step in ("local", "builtins") else None
 
 
 def of_step(step: str, base: Any, argument: Any, value: Any) -> Watches:

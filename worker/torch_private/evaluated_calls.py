@@ -28,12 +28,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType, MethodDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from warmrank.worker.keys.code import globals_module, is_pinned_module, layers, package_of
+from warmrank.worker.keys.code import globals_module, globals_read, is_pinned_module, layers, package_of
 from warmrank.worker.torch_private.patching import Hook, having
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FACTS = {
     "os:environ": "__getitem__",
-    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "run push(val) f_code",
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "run push(val) f_code f_globals",
     "torch._dynamo.variables": "functions nn_module",
     "torch._dynamo.variables.base:VariableTracker": "call_function(tx, args, kwargs)",
     "torch._dynamo.variables.functions": (
@@ -99,6 +99,8 @@ class CallHooks:
         yield Hook(InstructionTranslatorBase, "push", self._push)
         yield Hook(functions, "invoke_and_store_as_constant", self._assume_constant)
         yield Hook(nn_module, "invoke_and_store_as_constant", self._assume_constant)
+        if bound := getattr(functions, "BoundBuiltinMethodVariable", None):
+            yield Hook(bound, "as_python_constant", _bound_method)
         if dist.is_available():
             yield Hook(dist.ProcessGroup, "rank", partial(self._read_group, dist.get_rank))
             yield Hook(dist.ProcessGroup, "size", partial(self._read_group, dist.get_world_size))
@@ -159,7 +161,22 @@ class CallHooks:
 
     def _run(self, original: Any, translator: Any) -> Any:
         self._num_runs += 1
-        return original(translator)
+        try:
+            return original(translator)
+        finally:
+            self._refuse_replaced_module(translator)
+
+    def _refuse_replaced_module(self, translator: Any) -> None:
+        """Refuse a function with other globals than the module that conditions on them would be read from."""
+        name, own = str(translator.f_globals.get("__name__")), translator.f_globals
+        module = sys.modules.get(name)
+        if own is translator.output.global_scope or module is None or vars(module) is own:
+            return
+        if not is_pinned_module(name) and any(map(own.__contains__, globals_read(translator.f_code))):
+            self._evaluations.refuse(
+                f"{translator.f_code.co_qualname} is of a module {name} whose place in sys.modules another "
+                "one has taken, so its globals could not be found again; make the object anew from that one"
+            )
 
     def _push(self, original: Any, translator: Any, variable: Any) -> None:
         self._refuse_address_in_text(variable, translator.f_code.co_consts)
@@ -224,6 +241,14 @@ class CallHooks:
             )
         elif not _is_pure(function, own):
             self._evaluations.note_call(function, (positional, named), result[0])
+
+
+def _bound_method(original: Any, variable: Any) -> Any:
+    """A method of C bound to its object: for some (``Pattern.match``) Python crashes if no type is given."""
+    if not isinstance(variable.descriptor, MethodDescriptorType):
+        return original(variable)
+    own = variable.obj.as_python_constant()
+    return variable.descriptor.__get__(own, type(own))
 
 
 def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:

@@ -25,6 +25,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.utils._pytree import SUPPORTED_NODES
 
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
@@ -36,6 +37,7 @@ from warmrank.worker.torch_private.lowering import (
     lower,
     source_name,
 )
+from warmrank.worker.torch_private.operators import dict_keys
 from warmrank.worker.torch_private.patching import Hook, intercepted
 from warmrank.worker.torch_private.raised import noted_shapes, raised_by
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
@@ -295,11 +297,21 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
     # allow_rnn: LSTM, GRU and RNN are operators like others here.
     settings = dynamo_config.patch(specialize_float=True, automatic_dynamic_shapes=False, allow_rnn=True)
     symbols = shapes_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    with settings, symbols, set_enable_dynamic(dynamic):
+    with settings, symbols, set_enable_dynamic(dynamic), _only_portable_pytrees():
         try:
             yield
         finally:
             torch.set_grad_enabled(was_enabled)
+
+
+@contextlib.contextmanager
+def _only_portable_pytrees() -> Iterator[None]:
+    """Hide those kinds of pytrees that a process has because it imported the tracer."""
+    hidden = {kind: SUPPORTED_NODES.pop(kind) for kind in {*SUPPORTED_NODES} - {*dict_keys(SUPPORTED_NODES)}}
+    try:
+        yield
+    finally:
+        SUPPORTED_NODES.update(hidden)
 
 
 def _refuse_opaque(graph_module: GraphModule) -> None:

@@ -64,6 +64,7 @@ _POINTEE: dict[str, Callable[[Any], Any]] = {
     "dict": lambda _: None,
     "class": lambda _: None,
     "type": type,
+    "module": sys.modules.get,
     "namespace": lambda value: value.__dict__,
     "cell": _content,
     "code": lambda function: function.__code__,

@@ -105,6 +105,13 @@ CLASSES = (
         mutations={"one more": "helper.L#C = 5", "value": "helper.L#A = 7"},
     ),
     part(
+        "module / its place taken", {"helper": "L# = 3\ndef g#(y):\n    return y * L#", "init": "self.f# = helper.g#", "body": "y = self.f#(y)"},
+        mutations={
+            "by the same": "old = sys.modules.pop('fuzzed.helper'); __import__('fuzzed.helper'); old.L# = 7",
+            "by another": "sys.modules['fuzzed.helper'] = types.SimpleNamespace(L#=3); helper.L# = 7",
+        },
+    ),
+    part(
         "function / wrapped", {"top": "def g#(y):\n    return y * 3", "body": "y = g#(y)"},
         mutations={"replaced": "main.g# = lambda y: y * 7", "code": "main.g#.__code__ = (lambda y: y * 11).__code__", "defaults": "main.g#.__defaults__ = (1,)"},
     ),

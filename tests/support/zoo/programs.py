@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import nn
+from torch.utils._pytree import register_pytree_node, tree_map
 
 from tests.support.zoo.attributes import one, two_sizes
 from tests.support.zoo.case import Call, call, case, numbers, refused
@@ -25,6 +26,14 @@ GAIN: ContextVar[float] = ContextVar("GAIN", default=2.0)
 FACTOR: Any = np.float32(1.1)
 SECOND = operator.itemgetter(1)
 PATTERN = re.compile(r"layer\d+")
+
+
+class Leaf:
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+register_pytree_node(Leaf, lambda leaf: ([leaf.value], None), lambda values, _: Leaf(*values))
 
 
 class Count(int):
@@ -87,6 +96,32 @@ class NumPy(nn.Module):
         x = x * FACTOR * (FACTOR * np.float32(3)) + self.count if self.flag else x
         x = x.repeat(self.count, 1)
         return x + torch.from_numpy(self.table) + torch.from_numpy(given)
+
+
+@case(one, "compiled")
+class Pytree(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return tree_map(torch.neg, {"leaf": Leaf(x)})["leaf"].value
+
+
+@case(one, "compiled")
+class BoundMethodOfPattern(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.match = re.compile("a+").match  # which crashes CPython 3.11 if bound without type
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * 2 if self.match("ab") else x
+
+
+@case(one, "compiled")
+class DeviceWithIndex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = torch.device("cpu", 0)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.to(self.device).add_(1), x * 2
 
 
 @case(one, "compiled")
