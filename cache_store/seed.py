@@ -79,12 +79,13 @@ def seed(
 ) -> SeedReport:
     """Lay out what the newest fitting launches stored.
 
-    A launch fits when some of its ranks ran in this environment, and only their partitions count. Launches of
-    the same world size are preferred, and then the partitions of the node's ranks are laid out: of the newest
-    first, and as further variants those of up to `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the
-    sources finds its artifacts. Of launches of other worlds, and where a rank of the node ran in another
-    environment then, one partition for each distinct set of artifacts is laid out, whatever the ranks. The
-    newest launch counts as used today.
+    A launch fits when some of its ranks ran in this environment, and only their partitions count. Of launches
+    of the same world size the partitions of the node's ranks are laid out: of the newest first, and as
+    further variants those of up to `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the sources finds
+    its artifacts. Launches of other world sizes count where they are newer than all of these, because the sources
+    may have changed since; of them, and where a rank of the node ran in another environment then, one
+    partition for each distinct set of artifacts is laid out, whatever the ranks. The newest launch counts as
+    used today.
     """
     started, options = time.perf_counter(), options or FetchOptions()
     store.admit(cache_root)
@@ -103,7 +104,9 @@ def seed(
     report = SeedReport(
         found=bool(chosen),
         reason=reason,
-        world_size=records[0].world_size if records else 0,
+        world_size=min(
+            (each.world_size for each in records), key=lambda size: size != wanted.world_size, default=0
+        ),
         partitions=fetched,
         faults=tuple(faults),
         seconds=time.perf_counter() - started,
@@ -133,17 +136,20 @@ def pick_launch(
 def pick_launches(
     launches: Iterable[LaunchSummary], *, environment: Mapping[str, str], world_size: int
 ) -> tuple[LaunchSummary, ...]:
-    """Up to `MAX_LAUNCHES` with this environment, newest first: of this world size, or else of others.
+    """Up to `MAX_LAUNCHES` with this environment, newest first: of this world size, and newer ones of others.
 
     All manifests of other worlds have to be read, so there the number of their ranks is bounded too.
     """
     fitting = [item for item in launches if environment in item.environments]
-    same_world = [item for item in fitting if item.world_size == world_size]
-    if same_world:
-        return tuple(same_world[:MAX_LAUNCHES])
-    num_ranks = itertools.accumulate(item.world_size for item in fitting)
-    bounded = [item for item, total in zip(fitting, num_ranks, strict=True) if total <= MAX_OTHER_RANKS]
-    return tuple((bounded or fitting[:1])[:MAX_LAUNCHES])
+    own = [item for item in fitting if item.world_size == world_size]
+    others = [item for item in fitting if item.world_size != world_size]
+    if own:
+        others = others[: fitting.index(own[0])]
+    num_ranks = itertools.accumulate(item.world_size for item in others)
+    bounded = [item for item, total in zip(others, num_ranks, strict=True) if total <= MAX_OTHER_RANKS]
+    kept = (bounded or others[:1])[: MAX_LAUNCHES // 2 if own else MAX_LAUNCHES]
+    kept += own[: MAX_LAUNCHES - len(kept)]
+    return tuple(item for item in fitting if item in kept)
 
 
 def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[StoredLaunch, ...], str]:
@@ -194,25 +200,25 @@ def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequen
 def _choose(
     store: Store, records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path, faults: list[str]
 ) -> tuple[PartitionRef, ...]:
-    """What to fetch: of the own world the partitions of its ranks, else each distinct set of artifacts."""
+    """What to fetch: of the own world its ranks' partitions, of others each distinct set of artifacts."""
     there = {path.name for path in cache_root.glob("*/world*")}  # of equal sets, what need not be brought
-    refs = [
-        ref
-        for record in records
-        for ref in sorted(
-            record.made_in(wanted.environment), key=lambda ref: (ref.partition not in there, ref.rank)
-        )
-    ]
-    own = dict.fromkeys(ref for ref in refs if wanted.ranks is None or ref.rank in wanted.ranks)
-    is_own_world = not records or records[0].world_size == wanted.world_size
-    if is_own_world and {ref.rank for ref in own}.issuperset(wanted.ranks or ()):
+    own: dict[PartitionRef, None] = {}
+    refs: list[PartitionRef] = []
+    for record in records:
+        here = record.made_in(wanted.environment)
+        refs += sorted(here, key=lambda ref: (ref.partition not in there, ref.rank))
+        if record.world_size == wanted.world_size:
+            own |= dict.fromkeys(ref for ref in here if wanted.ranks is None or ref.rank in wanted.ranks)
+    is_covered = bool(own) and {ref.rank for ref in own}.issuperset(wanted.ranks or ())
+    if is_covered and all(record.world_size == wanted.world_size for record in records):
         return tuple(own)
-    distinct = outcome_of(lambda: store.distinct_partitions(refs))
+    first = [*own, *(ref for ref in refs if ref not in own)]
+    distinct = outcome_of(lambda: store.distinct_partitions(first))
     if isinstance(distinct, StoreError):
         faults.append(str(distinct))
-        return ()
+        return tuple(own)
     faults.extend(str(error) for error in distinct.errors.values())
-    return tuple(distinct.kept)
+    return tuple(dict.fromkeys((*(own if is_covered else ()), *distinct.kept)))
 
 
 def _fetch(

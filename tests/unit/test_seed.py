@@ -80,10 +80,16 @@ def test_seed_of_another_world_takes_of_equal_sets_the_one_that_lies_there(store
     assert [item.bytes_copied for item in report.partitions] == [0]
 
 
-def test_seed_prefers_the_same_world_to_a_newer_launch(store, source, cache):
-    publish_launch(store, source, world_size=2, created=EARLY)
-    publish_launch(store, source, world_size=4, created=LATE)
-    assert run(store, cache, world_size=2).world_size == 2
+@pytest.mark.parametrize("newer", [False, True])
+def test_seed_takes_other_worlds_beside_its_own_only_where_they_are_newer(store, tmp_path, cache, newer):
+    changed = {rank: {"Llama.decode": b"of changed sources"} for rank in range(4)}
+    of_sizes: dict[int, Any] = {2: {}, 4: {"functions": changed}}
+    for size, created in zip((2, 4) if newer else (4, 2), (EARLY, LATE), strict=True):
+        publish_launch(store, tmp_path / str(size), world_size=size, created=created, **of_sizes[size])
+    report = run(store, cache, world_size=2, ranks=(0, 1))
+    assert report.world_size == 2
+    there = ["world2global_rank0", "world2global_rank1", *(["world4global_rank0"] if newer else [])]
+    assert sorted(partitions(report)) == there
 
 
 def publish_texts(store: Store, directory: Path, *texts: bytes) -> None:
