@@ -29,6 +29,7 @@ from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
@@ -36,6 +37,7 @@ from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of, rank_spec
+from warmrank.orchestrator.gang.ray_session import import_paths
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
@@ -289,8 +291,10 @@ class OfflineLauncher:
         self.release()
 
     def _start_nursery(self, address: str, secret: bytes) -> subprocess.Popen[bytes]:
+        # As in a launch: the current directory first, which an installed script has not got on its path.
+        first = import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix))
         hello = {
-            "path": [part or os.getcwd() for part in sys.path],  # noqa: PTH109 - as Python itself spells it
+            "path": [*first, *(part for part in sys.path if part and part not in first)],
             "address": address,
             "secret": secret.hex(),
             "ranks": list(self._ranks),

@@ -140,13 +140,10 @@ def test_command_prints_the_environment_that_a_build_elsewhere_takes():
 @pytest.mark.slow
 def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     config = write_config(tmp_path)
-    command = [
-        sys.executable,
-        "-c",
-        "from warmrank.orchestrator.cli.main import main; main()",
-        "build",
-        str(config),
-    ]
+    script = tmp_path / "bin" / "warmrank"  # an installed script: the current directory is not on its path
+    script.parent.mkdir()
+    script.write_text("from warmrank.orchestrator.cli.main import main\nmain()\n")
+    command = [sys.executable, str(script), "build", str(config)]
     reports = []
     for _ in range(2):
         done = subprocess.run(

@@ -6,6 +6,7 @@ import dataclasses
 import dis
 import inspect
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,6 +275,15 @@ def test_exception_is_named_with_the_line_of_the_method(name: str, said: str, li
     where = f"faulty.py:{line_of(name, line)} in Faulty.{name}"
     assert (error.function, error.reason, error.where) == (f"Faulty.{name}", said, where)
     assert str(error).startswith(f"{said} ({where}). ")
+
+
+def test_exception_that_the_caller_handles_is_not_taken_for_the_methods(capfd) -> None:
+    try:
+        Path("/no/such/file").read_text()
+    except FileNotFoundError:
+        error = raised("wide")
+    assert error.reason.startswith("RuntimeError: a and b must have same reduction dim")
+    assert not capfd.readouterr().err
 
 
 @tells_arguments

@@ -81,7 +81,10 @@ def noted_shapes() -> Iterator[list[Any]]:
 
 
 def raised_by(
-    method: Callable[..., Any], error: BaseException, shapes: Sequence[Any]
+    method: Callable[..., Any],
+    error: BaseException,
+    shapes: Sequence[Any],
+    handled: BaseException | None = None,
 ) -> FunctionRaised | None:
     """The error that the method raised itself; None where ``error`` tells of a graph break.
 
@@ -89,8 +92,9 @@ def raised_by(
         method: what was traced.
         error: Dynamo's; its text goes to the log.
         shapes: what `noted_shapes` noted.
+        handled: the exception that was being handled when the trace began; it caused nothing of this.
     """
-    stopped, said = _said(error)
+    stopped, said = _said(error, handled)
     if not said:
         return None
     name = getattr(method, "__qualname__", repr(method))
@@ -104,19 +108,17 @@ def raised_by(
     return FunctionRaised(msg, function=name, reason=said, where=where)
 
 
-def _said(error: BaseException) -> tuple[BaseException, str]:
+def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseException, str]:
     """Who knows the stack, and the exception as Python prints it; nothing for a graph break."""
     from torch._dynamo.exc import ObservedException, TorchRuntimeError
 
     if isinstance(error, ObservedException):
         return error, _observed(error)
     kind = getattr(error, "gb_type", "")
-    cause = error.__cause__ or error.__context__
-    if isinstance(
-        error, TorchRuntimeError
-    ):  # its text begins with the kind; what it wraps differs by release
-        kind = str(error).partition("\n")[0]
-        cause = _innermost(error)
+    cause = _cause(error, handled)
+    if isinstance(error, TorchRuntimeError):
+        kind = str(error).partition("\n")[0]  # what it wraps differs by release
+        cause = _innermost(error, handled)
     if kind == _OBSERVED and isinstance(cause, ObservedException):
         return cause, _observed(cause)
     if kind == _ASSERTION:
@@ -130,9 +132,14 @@ def _said(error: BaseException) -> tuple[BaseException, str]:
     return error, ""
 
 
-def _innermost(error: BaseException) -> BaseException:
+def _cause(error: BaseException, handled: BaseException | None) -> BaseException | None:
+    cause = error.__cause__ or error.__context__
+    return None if cause is handled else cause
+
+
+def _innermost(error: BaseException, handled: BaseException | None) -> BaseException:
     """What everything else was raised from."""
-    while cause := error.__cause__ or error.__context__:
+    while cause := _cause(error, handled):
         error = cause
     return error
 

@@ -16,7 +16,9 @@ Relied on (``tests/unit/test_tracing.py``, torch 2.11 to 2.15):
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -352,13 +354,14 @@ def _capture(
     from torch._dynamo.exc import TorchDynamoException
 
     name = getattr(method, "__qualname__", repr(method))
+    handled = sys.exception()  # the caller's, or that of an earlier attempt
     try:
-        with noted_shapes() as shapes:
+        with noted_shapes() as shapes, _without_tracebacks():
             return convert_frame.fullgraph_capture(method, args, kwargs)
     except WorkerError:
         raise
     except Exception as error:  # the tracer's own are of all kinds
-        if raised := raised_by(method, error, shapes):
+        if raised := raised_by(method, error, shapes, handled):
             raise raised from error
         reason = str(error).strip()
         if not isinstance(error, TorchDynamoException):
@@ -368,6 +371,21 @@ def _capture(
             "Move what breaks the graph out of the function, or split the function there."
         )
         raise GraphBreak(msg, function=name, reason=reason) from error
+
+
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keep torch from printing a traceback of its own for shapes that do not fit: the error says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_is_no_error)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_error)
+
+
+def _is_no_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
 
 
 def _function_of(method: Callable[..., Any]) -> Any:
