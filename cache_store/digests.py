@@ -44,16 +44,13 @@ class Digest(_Digest):
 
     __slots__ = ()
 
-    def __new__(cls, *, sha256: str, size_bytes: int) -> Self:
+    def __new__(cls, sha256: str, size_bytes: int) -> Self:
         """Check both; raises ``ValueError``."""
         if not is_sha256(sha256):
             raise ValueError(f"a sha256 is 64 lowercase hex characters, not {sha256!r}")
         if size_bytes < 0:
             raise ValueError(f"a size is not negative: {size_bytes}")
         return super().__new__(cls, sha256, size_bytes)
-
-    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, object]]:
-        return (), self._asdict()
 
     def __str__(self) -> str:
         return f"sha256 {self.sha256[:12]} ({self.size_bytes} bytes)"

@@ -39,6 +39,9 @@ class _Fields(Exception):
         """Pickle by fields: Exception would call the constructor with positional arguments only."""
         return partial(type(self), **self.fields()), ()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.fields()})"
+
     def __str__(self) -> str:
         return self._text.format_map(self.fields())
 

@@ -10,13 +10,13 @@ so open it where it is used, and send its location elsewhere.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile, new_document
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.deadline import Deadline
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
 from warmrank.cache_store.cache_dir.marks import admit
@@ -342,7 +342,7 @@ class Store:
 
         def both(view: TieredBackend) -> T:
             result = view.write_farthest(lambda place: verb(Documents(backend=place, trust=trust)))
-            if view.nearer():
+            if view.near is not None:
                 fill(view, result)
             return result
 
@@ -367,20 +367,14 @@ def _flight(cache_root: Path, options: FetchOptions | None, timeout_s: float) ->
         yield replace(options or FetchOptions(), beat=flight.beat)
 
 
-def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Iterable[str]) -> None:
-    """Copy what the near place lacks, as far as possible.
+def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Sequence[str]) -> None:
+    def read(name: str) -> bytes | None:
+        try:
+            return read_stored_form(view, name)
+        except StoreError:
+            return None  # it was there a moment ago; the near place can do without
 
-    ``blobs`` has all that the documents refer to; each document comes after those that it refers to.
-    """
-    wanted = list(documents)
-    missing = set(view.missing_nearer([*(blob.name for blob in blobs), *wanted]))
-    found: list[NewFile] = []
-    for name in wanted:
-        if name in missing:
-            with contextlib.suppress(StoreError):  # it was there a moment ago; the near place can do without
-                found.append(new_document(name, read_stored_form(view, name)))
-    if missing:
-        view.fill([*blobs, *found])
+    view.fill(blobs, documents, read)
 
 
 def _blob(path: Path, digest: Digest) -> NewFile:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal, TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, new_document
 from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS
 
@@ -239,36 +239,35 @@ class TieredBackend:
                 self._pass_over(tier, error)
         raise self._nothing_written()
 
-    def fill(self, files: Sequence[NewFile]) -> None:
-        """Put files into the writable places nearer than the farthest, blobs first, as far as possible."""
-        blobs = [file for file in files if file.name.startswith(BLOBS)]
-        # One document after the other: their order is that of their references.
-        batches = [blobs] if blobs else []
-        batches += [[file] for file in files if not file.name.startswith(BLOBS)]
-        for tier in self.nearer():
-            try:
-                for batch in batches:
-                    self._put(tier, batch)
-            except StoreUnavailable as error:
-                self._failures.setdefault(tier.name, error)
-                self._note(tier, error)
-            except StoreError as error:  # a source changed or went away meanwhile
-                self._note(tier, error)
+    @property
+    def near(self) -> Tier | None:
+        """The writable place before the farthest, which `fill` fills."""
+        return next((tier for tier in self.tiers[:-1] if tier.is_writable), None)
 
-    def nearer(self) -> tuple[Tier, ...]:
-        """The writable places before the farthest, which `fill` fills."""
-        return tuple(tier for tier in self.tiers[:-1] if tier.is_writable)
+    def fill(
+        self,
+        blobs: Sequence[NewFile],
+        documents: Sequence[str] = (),
+        read: Callable[[str], bytes | None] = lambda _: None,
+    ) -> None:
+        """Copy what the near place lacks, as far as possible: blobs, then documents in their order.
 
-    def missing_nearer(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``names`` that some place of `nearer` lacks, in the same order."""
-        wanted = tuple(names)
-        missing: set[str] = set()
-        for tier in self.nearer():
-            try:
-                missing.update(set(wanted) - self._stat(wanted, [tier]).keys())
-            except StoreUnavailable as error:
-                self._failures.setdefault(tier.name, error)
-        return tuple(name for name in wanted if name in missing)
+        ``blobs`` has all that the documents refer to; ``read`` reads one of these, None where it is gone.
+        """
+        if (near := self.near) is None:
+            return
+        try:
+            standing = self._stat([*(blob.name for blob in blobs), *documents], [near])
+            if lacking := [blob for blob in blobs if blob.name not in standing]:
+                self._put(near, lacking)
+            for name in documents:
+                if name not in standing and (data := read(name)) is not None:
+                    self._put(near, [new_document(name, data)])
+        except StoreUnavailable as error:
+            self._failures.setdefault(near.name, error)
+            self._note(near, error)
+        except StoreError as error:  # a source changed or went away meanwhile
+            self._note(near, error)
 
     def _put(self, tier: Tier, files: Sequence[NewFile]) -> tuple[str, ...]:
         failure = self._failures.get(tier.name)

@@ -196,9 +196,7 @@ class DigestIndex:
         return self._directory.stat().st_mtime_ns
 
     def _replace(self, data: bytes) -> None:
-        directory = (
-            self._directory / "tmp"
-        )  # apart: it is swept at each save, and there may be thousands of indexes
+        directory = self._directory / "tmp"  # swept at each save, so apart: there may be thousands of indexes
         make_private_directories(directory)
         for path in directory.iterdir():  # left by ended processes; none takes a day to write an index
             with contextlib.suppress(FileNotFoundError):

@@ -278,9 +278,7 @@ def sweep_debris(directory: Path, prefix: str = "", suffix: str = "") -> None:
             match = name.fullmatch(path.name)
             if not match or _is_running(int(match[1])):
                 continue
-            with contextlib.suppress(
-                OSError, RecursionError
-            ):  # others may have made a tree too deep for rmtree
+            with contextlib.suppress(OSError, RecursionError):  # a tree may be too deep for rmtree
                 status = path.lstat()
                 if time.time() - status.st_mtime > DEBRIS_AGE_S:
                     (shutil.rmtree if stat.S_ISDIR(status.st_mode) else os.unlink)(path)

@@ -8,6 +8,7 @@ one rename.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.local import (
+    add_companion,
     add_variant,
     is_companion_name,
     place_directory,
@@ -133,14 +135,6 @@ def partition_of(ref: PartitionRef, manifest: PartitionManifest, known: dict[Tar
     return Partition(ref=ref, functions=functions, captures=manifest.captures)
 
 
-def by_digest(targets: Iterable[Target]) -> dict[Digest, list[Target]]:
-    """Targets that are copies of one blob; the most bytes first, so that the last thread ends early."""
-    found: dict[Digest, list[Target]] = {}
-    for target in targets:
-        found.setdefault(target.digest, []).append(target)
-    return dict(sorted(found.items(), key=lambda item: -item[0].size_bytes * len(item[1])))
-
-
 def by_function_dir(targets: Iterable[Target]) -> dict[str, list[Target]]:
     """Targets of one function's directory, in their order; files beside variants before what needs them."""
     found: dict[str, list[Target]] = {}
@@ -176,8 +170,12 @@ class Staging:
                 make_private_directories(directory)
 
         faults: dict[Target, StoreError] = {}
-        groups = list(by_digest(self._paths).values())
-        size_bytes = sum(group[0].digest.size_bytes for group in groups)
+        copies_of: dict[Digest, list[Target]] = {}
+        for target in self._paths:
+            copies_of.setdefault(target.digest, []).append(target)
+        # The most bytes first, so that the last thread ends early.
+        groups = sorted(copies_of.values(), key=lambda group: -group[0].digest.size_bytes * len(group))
+        size_bytes = sum(digest.size_bytes for digest in copies_of)
 
         def copy(copies: list[Target]) -> dict[Target, StoreError]:
             return self._copy(blobs, copies, meter)
@@ -231,17 +229,13 @@ class Staging:
         return placed, faults
 
     def _place(self, function_dir: Path, targets: list[Target], index: DigestIndex) -> dict[Target, Path]:
-        staged = self._directories[targets[0].function_dir]
-        if len(targets) == self._num_planned[targets[0].function_dir] and place_directory(
-            function_dir, staged
-        ):
+        planned = targets[0].function_dir
+        is_whole = len(targets) == self._num_planned[planned]
+        if is_whole and place_directory(function_dir, self._directories[planned]):
             return {target: function_dir / self._paths[target].name for target in targets}
-        return {target: self._place_one(function_dir, target, index) for target in targets}
-
-    def _place_one(self, function_dir: Path, target: Target, index: DigestIndex) -> Path:
-        staged = self._paths[target]
         make_directories_below(self._cache_root, function_dir)
-        return place_file(function_dir, staged, target.digest, beside=target.name, digest_of=index.digest)
+        place = functools.partial(place_file, function_dir, digest_of=index.digest)
+        return {target: place(self._paths[target], target.digest, beside=target.name) for target in targets}
 
 
 @contextlib.contextmanager
@@ -269,7 +263,10 @@ def replicate(manifests: Iterable[PartitionManifest], files: Mapping[str, Path],
     made = 0
     try:
         for manifest in manifests:
-            for function_dir, entries in _entries_by_directory(manifest).items():
+            by_directory: dict[str, list[ArtifactEntry]] = {}
+            for entry in manifest.artifacts:
+                by_directory.setdefault(entry.path.rpartition("/")[0], []).append(entry)
+            for function_dir, entries in by_directory.items():
                 for entry in entries:
                     if entry.sha256 in checked:
                         continue
@@ -291,13 +288,6 @@ def replicate(manifests: Iterable[PartitionManifest], files: Mapping[str, Path],
     return made
 
 
-def _entries_by_directory(manifest: PartitionManifest) -> dict[str, list[ArtifactEntry]]:
-    found: dict[str, list[ArtifactEntry]] = {}
-    for entry in manifest.artifacts:
-        found.setdefault(entry.path.rpartition("/")[0], []).append(entry)
-    return found
-
-
 def _materialize(
     function_dir: Path, entries: list[ArtifactEntry], files: Mapping[str, Path], staging: Path
 ) -> int:
@@ -309,19 +299,15 @@ def _materialize(
             clone(files[entry.sha256], staged / entry.path.rpartition("/")[2], nothing)
         if place_directory(function_dir, staged):
             return len(entries)
-    return sum(_add(function_dir, entry, files[entry.sha256], staging) for entry in entries)
+    return sum(_add(function_dir, entry, files[entry.sha256]) for entry in entries)
 
 
-def _add(function_dir: Path, entry: ArtifactEntry, source: Path, staging: Path) -> int:
+def _add(function_dir: Path, entry: ArtifactEntry, source: Path) -> int:
     name = entry.path.rpartition("/")[2]
     if (function_dir / name).exists() and digest_private(function_dir / name) == entry.digest:
         return 0
     if is_companion_name(name):
-        with os_errors_are_unusable("directory", staging):
-            make_private_directories(staging)
-        copy = staging / temporary_name()
-        clone(source, copy, nothing)
-        place_file(function_dir, copy, entry.digest, beside=name)
+        add_companion(function_dir, name, source, entry.digest)
     else:
         add_variant(function_dir, source, entry.digest)
     return 1

@@ -178,7 +178,8 @@ class Audit:
         """The blobs that each listing needs, by their names."""
         names = [info.name for info in self.documents.backend.list(DIRECTORIES)]
         good = [name for name in names if split_directory_name(name)]
-        self.faults.extend(f"{name}: no name of a listing" for name in names if name not in set(good))
+        strangers = (name for name in names if not split_directory_name(name))
+        self.faults.extend(f"{name}: no name of a listing" for name in strangers)
         found = self._judge_documents(good, _read_listing)
         return {name: blobs for name, blobs in found.items() if blobs is not None}, len(names)
 
@@ -209,10 +210,13 @@ class Audit:
 
     def _named(self, prefix: str, what: str, infos: Iterable[FileInfo]) -> dict[str, FileInfo]:
         """Files by name; one whose name the layout does not give is a fault."""
-        found = {info.name: info for info in infos}
-        strangers = [name for name in found if not split_fanned_name(prefix, name)]
-        self.faults.extend(f"{name}: no name of a {what}" for name in strangers)
-        return {name: info for name, info in found.items() if name not in set(strangers)}
+        found: dict[str, FileInfo] = {}
+        for info in infos:
+            if split_fanned_name(prefix, info.name):
+                found[info.name] = info
+            else:
+                self.faults.append(f"{info.name}: no name of a {what}")
+        return found
 
     def _judge_documents(
         self, names: Sequence[str], read: Callable[[Documents, str], _T]

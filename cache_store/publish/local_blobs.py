@@ -25,9 +25,7 @@ from warmrank.cache_store.records.documents import quarantine
 class LocalBlobs:
     """Private files below one cache directory, and what their bytes must be."""
 
-    digests: Mapping[
-        str, Digest
-    ]  # by file; as text, because there are thousands, and most are only looked at
+    digests: Mapping[str, Digest]  # by file, as text: there are thousands, and most are only looked at
     index: DigestIndex
 
     def put(self, backend: BlobBackend, *, make_durable: bool) -> tuple[Digest, ...]:

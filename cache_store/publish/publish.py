@@ -64,9 +64,7 @@ class PublishReport:
     created: bool  # this call created the manifest; otherwise one stood there, and it stays
     num_blobs_new: int
     bytes_new: int
-    conflicts: tuple[
-        str, ...
-    ]  # functions whose bytes differ from the standing ones: nondeterministic compiles
+    conflicts: tuple[str, ...]  # functions whose bytes differ from those that stand: nondeterministic
 
 
 def put_blob(backend: BlobBackend, path: Path) -> BlobReport:

@@ -149,9 +149,8 @@ class ArtifactEntry(BlobEntry):
 
     scope: Literal["rank", "node"] = "rank"
     function: Name  # such as ``Llama.decode``; for a node's, its node cache
-    path: Annotated[
-        str, AfterValidator(_artifact_path)
-    ]  # posix, below the cache root; a node's: `node_files`
+    # Posix, below the cache root; a node's as `node_files` calls it.
+    path: Annotated[str, AfterValidator(_artifact_path)]
     request_key: HexKey
     provenance: HexKey  # digest of all that determined the bytes; for a node's, of the bytes themselves
 

@@ -192,9 +192,8 @@ def test_large_source_that_changes_while_it_is_sent_leaves_nothing(backend, s3_s
     path.touch(mode=0o600)
     path.write_bytes(data)
     file = NewFile(name=new_blob(data).name, source=path, expected=digest_bytes(data))
-    monkeypatch.setattr(
-        "warmrank.cache_store.backends.objects.store._verify", lambda file: path.write_bytes(data[::-1])
-    )
+    at_staged = "warmrank.cache_store.backends.objects.store.reached"  # it was verified, and is sent next
+    monkeypatch.setattr(at_staged, lambda _step: path.write_bytes(data[::-1]))
     with pytest.raises(Corrupt, match=r"source of cas/.*found sha256 "):
         backend.put_new([file])
     assert backend.stat([file.name]) == {}

@@ -107,7 +107,7 @@ def test_listing_of_a_place_alone_fails_with_it(places):
 def test_read_only_place_is_never_written_and_makes_no_other_read_only(places):
     view = places.view(near="ro")
     assert view.put_new([new_file(BLOB, b"blob")]) == (BLOB,)
-    view.fill([new_file(DOCUMENT, b"data")])
+    view.fill([], [DOCUMENT], lambda _: b"data")
     assert view.move(BLOB, "trash/one")
     assert set(places.near.calls) <= {"stat"}
     assert places.far.stat(["trash/one"])
@@ -193,7 +193,7 @@ def test_bad_file_of_a_read_only_place_is_read_from_the_next(places):
 def test_fill_goes_into_the_near_place_only_blobs_first(places):
     batches: list[list[str]] = []
     places.near.on_put = lambda files: batches.append([file.name for file in files])
-    places.view().fill([new_file("launch/x", b"l"), new_file(DOCUMENT, b"d"), new_file(BLOB, b"blob")])
+    places.view().fill([new_file(BLOB, b"blob")], ["launch/x", DOCUMENT], str.encode)
     assert batches == [[BLOB], ["launch/x"], [DOCUMENT]]
     assert places.far.calls == []
 
@@ -208,7 +208,6 @@ def test_fill_that_fails_is_a_problem_only(places):
 def test_near_place_that_cannot_be_looked_at_is_filled_no_more(places):
     places.near.failure, places.near.fails_on = unavailable(), frozenset({"stat"})
     view = places.view()
-    assert view.missing_nearer([DOCUMENT]) == ()
     view.fill([new_file(BLOB, b"blob")])
     assert "put_new" not in places.near.calls
 

@@ -250,17 +250,6 @@ def store_error(error: Exception, *, what: str, where: str) -> StoreError:
     )
 
 
-@contextlib.contextmanager
-def client_errors_are_ours(what: str, where: str) -> Iterator[None]:
-    """Turn errors of the client into those of this package."""
-    from obstore.exceptions import BaseError
-
-    try:
-        yield
-    except (BaseError, FileNotFoundError) as error:
-        raise store_error(error, what=what, where=where) from error
-
-
 def _is_plain_http(error: BaseException) -> bool:
     return _PLAIN_HTTP.search(_first_line(str(error))) is not None
 
@@ -432,8 +421,15 @@ class ObjectClient:
             time.sleep(pause_s)
         raise AssertionError("count() has no end")
 
-    def _errors(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return client_errors_are_ours(name, self.url)
+    @contextlib.contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Turn errors of the client into those of this package."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            raise store_error(error, what=name, where=self.url) from error
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client of an object store holds credentials and is not pickled; send its URL")
