@@ -65,8 +65,7 @@ class LaunchFailed(OrchestratorError):
     """A stage failed on at least one rank, so it was stopped on all.
 
     Attributes:
-        failures: the failures, by rank.
-        causes: the same, equal ones grouped, those that others follow from first.
+        causes: the failures, equal ones grouped, those that others follow from first.
         silent: ranks that had not answered when the launch was stopped.
         logs: where each rank's log lies on its node; empty when ranks ran in the driver's process.
         compiling: `launch.failures.Compiling` of leaders that were lost.

@@ -57,11 +57,8 @@ _BEHIND = "a place of the store is away, and has yet to take it"
 class RankInit:
     """Everything that a process needs to become a rank, and no more: each rank is sent its own.
 
-    Attributes:
-        master_addr: address that every rank reaches rank 0's node by.
-        master_port: port that was free there; 0 for ranks that make no process groups.
-        store_away: why the driver found the store away, so that no rank asks it; its config then says how to
-            publish later. Empty when ranks ask it.
+    ``master_port`` is 0 for ranks that make no process groups. ``store_away`` says why the driver found the
+    store away, so that no rank asks it, and the config how to publish later.
     """
 
     config: Config

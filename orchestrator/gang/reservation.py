@@ -50,13 +50,10 @@ _FOUND_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """What a cluster has.
+    """What a cluster has: ``nodes`` are host name and resources of each; several may be on one host.
 
-    Attributes:
-        nodes: host name and resources of each node; several may be on one host.
-        silent: nodes that Ray lists as alive and that do not answer, for people; they are not counted.
-        wanted_labels: label selectors that nodes must meet.
-        unlabelled: host name and labels of each node that does not meet them; they are not counted.
+    Not counted are ``silent`` nodes, which Ray lists as alive, and ``unlabelled`` ones, with their labels,
+    which do not meet ``wanted_labels``.
     """
 
     total: Mapping[str, float]
@@ -198,13 +195,8 @@ _SAY_AFTER_S = 5.0
 class Reservation:
     """Bundles of resources for all ranks, asked for at once, and there when `hold` has returned.
 
-    Args:
-        need: what each rank needs, by Ray's name of the resource.
-        num_ranks: how many there are.
-        group_size: how many of them, next to each other, are to be on one node.
-        placement: Ray's strategy of placing bundles on nodes.
-        is_own: the Ray is this process's own, which never grows.
-        eligible: the nodes that may have ranks.
+    Each rank needs ``need``, by Ray's names of resources; ``group_size`` of them, next to each other, are to
+    be on one node. ``placement`` is Ray's strategy; a Ray that ``is_own`` never grows.
     """
 
     def __init__(

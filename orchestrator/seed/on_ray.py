@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -204,7 +204,11 @@ class NodeSeeder:
             found = seed_here(self._config, self._node, options=options)
         except (StoreError, OrchestratorError, OSError) as error:
             return failed(self._node, str(error)), None
-        return found, _share(copies, room_bytes) if room_bytes else None
+        import ray
+
+        with suppress(ray.exceptions.RayError):  # the object store is full; the others read the store
+            return found, share(copies, ray.put, room_bytes=room_bytes) if room_bytes else None
+        return found, None
 
     def progress(self) -> Progress | None:
         """How far it is."""
@@ -290,13 +294,13 @@ class RaySeedCluster:
     def _answer(self, ref: Any, node: Node) -> NodeSeed:
         import ray
 
+        outcome: NodeSeed
         try:
-            seed, shared = ray.get(ref)
+            outcome, shared = ray.get(ref)
         except ray.exceptions.RayError as error:
             return failed(node, f"the seeding process on the node failed: {_in_short(error)}")
         if shared is not None:
             self._shares[node.node_id] = ray.put(shared)  # once for all that get it
-        outcome: NodeSeed = seed
         return outcome
 
 
@@ -307,15 +311,6 @@ def _ready(refs: Mapping[Any, Any]) -> list[Any]:
         return []
     ready: list[Any] = ray.wait(list(refs), num_returns=len(refs), timeout=0)[0]
     return ready
-
-
-def _share(copies: list[NewFile], room_bytes: int) -> Share | None:
-    import ray
-
-    try:
-        return share(copies, ray.put, room_bytes=room_bytes)
-    except ray.exceptions.RayError:
-        return None  # the object store is full; the others read the store
 
 
 def _get(ref: Any) -> bytes:
