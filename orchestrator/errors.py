@@ -128,11 +128,9 @@ class VerificationFailed(OrchestratorError):
 class CannotStart(OrchestratorError):
     """The ranks could not be started; the message names what is missing and the remedy.
 
-    Attributes:
-        may_pass: another attempt may succeed: something did not come up, but nothing is known to lack.
-        blames_cluster: a later launch may succeed, but none is tried at once: nothing answers where the
-            cluster's head should, or the nodes that are missing were there when the launch began.
-        has_lost_node: a node was lost while ranks started on it.
+    Another attempt ``may_pass``: nothing is known to lack. ``blames_cluster``: a later launch may succeed,
+    but none is tried at once: nothing answers where the head should, or nodes that are missing were there at
+    first. ``has_lost_node``: a node was lost while ranks started on it.
     """
 
     def __init__(

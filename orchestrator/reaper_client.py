@@ -31,14 +31,10 @@ Chunk = tuple[Stream, bytes]
 
 
 class ReapedCommand:
-    """One running command.
+    """One running command, with its whole environment.
 
-    Args:
-        words: program and arguments.
-        environ: its whole environment.
-        grace_s: seconds from SIGTERM or SIGINT to SIGKILL.
-        lease_s: seconds without a `poll` after which it is ended; None for no limit.
-        captured: take its output, which `poll` returns; otherwise it has this process's streams.
+    It has ``grace_s`` from SIGTERM or SIGINT to SIGKILL, and is ended ``lease_s`` without a `poll`, if that
+    is given. Its output, unless it is ``captured`` and `poll` returns it, goes to this process's streams.
     """
 
     def __init__(

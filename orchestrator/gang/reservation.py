@@ -304,12 +304,9 @@ class Reservation:
 
 
 class GivenGroup:
-    """A placement group that somebody else made, and keeps, with room for all ranks.
+    """A placement group, by id or name, that somebody else made, and keeps, with room for all ranks.
 
-    ``name`` is its id or name, in any namespace; each rank needs ``need``, by Ray's names of resources.
-
-    Raises:
-        CannotStart: there is none of that name, several, or it has no room.
+    Raises `CannotStart` if there is none of that name, several, or it has no room.
     """
 
     def __init__(self, name: str, need: Mapping[str, float], num_ranks: int) -> None:

@@ -150,9 +150,8 @@ _NODE_CALLS = 2  # at once: `seed` and `progress`
 def preseed(config: Config, plan: SeedPlan, *, show: Callable[[Iterable[NodeState]], None]) -> None:
     """Seed every alive node of the config's cluster, or those that the plan names; show how far they are.
 
-    Raises:
-        UnknownNode: a name fits no alive node, or several.
-        CannotStart: the cluster cannot be joined.
+    Raises `UnknownNode` where a name fits no alive node, or several; `CannotStart` where the cluster cannot
+    be joined.
     """
     with seeding_on_ray(config, plan) as seeding:
         while not seeding.is_done:
@@ -219,14 +218,7 @@ class NodeSeeder:
 
 
 class RaySeedCluster:
-    """A `SeedCluster`: the one that this process is on.
-
-    Args:
-        config: the launch.
-        environ: environment variables of the actors.
-        verify: read what is there already again.
-        seeder: the actors' class; a test's counts what it reads.
-    """
+    """A `SeedCluster`: the one that this process is on; actors are of the class ``seeder``."""
 
     def __init__(
         self,
@@ -341,14 +333,8 @@ Start = Callable[[tuple[NodeSeed, ...]], AbstractContextManager[Any]]
 class Watch:
     """Keeps a child running until so many seconds have passed, or so many nodes of the cluster are seeded.
 
-    Args:
-        start: a child for as long as its context lasts, given the nodes that are seeded: a connection, over
-            which come the states of all nodes, or why it ends.
-        lines: shows it all.
-        seconds: None for ever.
-        num_nodes: None for any number.
-        clock: seconds, never going back.
-        sleep: waits for so many seconds.
+    ``start`` makes a child for as long as its context lasts, given the nodes that are seeded: a connection,
+    over which come the states of all nodes, or why it ends.
     """
 
     def __init__(
