@@ -149,11 +149,16 @@ class Eligible:
 
     def total(self) -> dict[str, float]:
         """All resources of the nodes."""
-        found: dict[str, float] = {}
-        for node in self.nodes:
-            for name, amount in node.resources.items():
-                found[name] = found.get(name, 0.0) + amount
-        return found
+        return summed(known.resources for known in self.nodes)
+
+
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Resources together."""
+    found: dict[str, float] = {}
+    for resources in parts:
+        for name, amount in resources.items():
+            found[name] = found.get(name, 0.0) + amount
+    return found
 
 
 def nodes_of_ray() -> tuple[RayNode, ...]:

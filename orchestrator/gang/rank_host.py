@@ -257,7 +257,7 @@ class RankHost:
     ) -> tuple[FunctionResult, ...]:
         """Load functions, adopt others, and say of others whether they could be; a refusal is not ok.
 
-        ``offers`` and ``considered`` are function -> digest; ``fresh`` are those offers that this launch compiled.
+        ``offers`` and ``considered`` are function -> digest; ``fresh``: offers that this launch compiled.
         """
         loaded = self._worker.load(load) if load else ()
         adopted = self._worker.adopt(offers, fresh) if offers else ()
