@@ -48,12 +48,10 @@ STOPPED, TIMEOUT = FailureKind.STOPPED, FailureKind.TIMEOUT
 
 
 class Policy(NamedTuple):
-    """What a kind of failure means for the launch.
+    """What a kind of failure means.
 
-    Attributes:
-        budget: what another attempt is counted against; None where it would fail alike.
-        exit: name of the exit code where all failures are of this kind.
-        remedy: what to do, where the failure does not say; ``{stage}`` is the failure's.
+    ``budget`` is what another attempt is counted against, None where it would fail alike; ``exit`` names the
+    exit code; ``remedy`` is for failures that name none, with ``{stage}`` for theirs.
     """
 
     budget: Budget | None = None
@@ -116,12 +114,8 @@ def policy_of(*kinds: str) -> Policy:
 class WorkerFailure:
     """A failure of one rank in one stage; plain data, so that it crosses Ray whatever was raised.
 
-    Attributes:
-        kind: a `FailureKind`, or the name of another exception's type.
-        function: cached function that it concerns; empty when it concerns the rank.
-        store_fault: the store is at fault, not the rank, so a launch may go on without the store.
-        traceback: where it was raised, or what the rank's threads were doing; may be empty.
-        remedy: what to do, where the kind's policy does not say it best.
+    ``kind`` is a `FailureKind`, or the name of another exception's type. ``store_fault``: a launch may go on
+    without the store. ``traceback`` says where it was raised, or what the rank's threads were doing.
     """
 
     rank: int

@@ -65,8 +65,7 @@ class LaunchFailed(OrchestratorError):
     """A stage failed on at least one rank, so it was stopped on all.
 
     Attributes:
-        failures: the failures, by rank.
-        causes: the same, equal ones grouped, those that others follow from first.
+        causes: the failures, equal ones grouped, those that others follow from first.
         silent: ranks that had not answered when the launch was stopped.
         logs: where each rank's log lies on its node; empty when ranks ran in the driver's process.
         compiling: `launch.failures.Compiling` of leaders that were lost.
@@ -129,11 +128,9 @@ class VerificationFailed(OrchestratorError):
 class CannotStart(OrchestratorError):
     """The ranks could not be started; the message names what is missing and the remedy.
 
-    Attributes:
-        may_pass: another attempt may succeed: something did not come up, but nothing is known to lack.
-        blames_cluster: a later launch may succeed, but none is tried at once: nothing answers where the
-            cluster's head should, or the nodes that are missing were there when the launch began.
-        has_lost_node: a node was lost while ranks started on it.
+    Another attempt ``may_pass``: nothing is known to lack. ``blames_cluster``: a later launch may succeed,
+    but none is tried at once: nothing answers where the head should, or nodes that are missing were there at
+    first. ``has_lost_node``: a node was lost while ranks started on it.
     """
 
     def __init__(

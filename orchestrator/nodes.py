@@ -34,11 +34,7 @@ def this_node() -> Node:
 
 
 def choose(nodes: Sequence[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
-    """The nodes that names stand for, each once; all when there are no names.
-
-    Raises:
-        UnknownNode: a name fits no node, or several.
-    """
+    """The nodes that names stand for, each once, or all; raises `UnknownNode` unless each name fits one."""
     chosen: list[Node] = []
     for name in wanted:
         matches = [node for node in nodes if name in (node.node_id, node.address, node.host)]

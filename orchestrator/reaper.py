@@ -1,25 +1,24 @@
 """The reaper: a process beside ranks or a command that ends them with all that they started; run by its path.
 
-It is plain Python with few imports, so that it is up in 15 ms. It leaves its parent at once, because Ray ends
-the children of an actor that ends; whoever waits for its end waits for the end of its stdout or socket. A
-process is a pid and its start time, so a pid that was given away again is never killed, and nothing of
-another user is. Time in which the reaper itself was held up is none of the lease.
+Plain Python with few imports, so that it is up in 15 ms. It leaves its parent at once, because Ray ends the
+children of an actor that ends; who waits for its end waits for the end of its stdout or socket. A process is
+a pid and its start time, so a pid that was given away again is never killed, and nothing of another user is.
+Time in which the reaper itself was held up is none of the lease.
 
 ``reaper.py ranks`` is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...},
 "started": {pid: ticks since boot, ...}, "lease_s": seconds, "remove": [path, ...], "spare": [pid, ...]}``
-names the ranks of an attempt (one whose start is not said is whatever has the pid now), ``{"renew": true}``
-says that its driver lives, and ``{"end": true}`` that all is over. (Beside ``"guard"``, ``"asked_s"``
-replaces `_ASKED_S`, and ``"last": pid`` names who tells it all that.) It ends all ranks, what descends from
-them, and itself
+names the ranks of an attempt (one whose start is not said is whatever has the pid now; ``"asked_s"`` beside
+it replaces `_ASKED_S`, and ``"last": pid`` names who tells it all that), ``{"renew": true}`` says that its
+driver lives, and ``{"end": true}`` that all is over. It ends all ranks, what descends from them, and itself
 
 - when stdin ends: whoever started it is gone, and so is Ray on this node, or the driver;
 - when the lease has run out: the driver cannot reach this node, and will start another attempt elsewhere;
 - when all is over.
 
-In the first two cases it also removes the directories that it was named, which nobody else is left to do, and
-first ends who has a file in them open or names them on its command line, but for who is spared: with the
-directory of a Ray, that is the Ray. The launch's own Ray has a reaper for that, its ranks have another. When
-the lease has run out, whoever told it of the ranks ends last: it is of an attempt that is lost, too.
+In the first two cases it also removes the directories that it was named, and first ends who has a file in
+them open or names them on its command line, but for who is spared: with the directory of a Ray, that is the
+Ray. When the lease has run out, whoever told it of the ranks ends last: it is of an attempt that is lost,
+too.
 
 A rank that is gone takes its own descendants with it, at once. They are found by the chain of parents, looked
 at every `LOOK_S` while the rank lives, and, once it is gone, by the rank's mark in the environment that they
@@ -27,16 +26,13 @@ were started with, because a process whose parent died is another's child. Where
 (proc(5); it may be built without) a look costs what ranks have started, elsewhere a look at every process of
 the machine. The list may lack one while another ends: hence the memory and the mark.
 
-Invariant: kills nothing but descendants of the ranks that it was named, users of the directories, and who
-told it.
-
 ``reaper.py command FD LEASE_S GRACE_S COMMAND...`` runs a command. Each byte that comes through the socket
 ``FD`` is the number of a signal for the command's process group; SIGKILL kills everything, 0 only renews the
-lease. It answers with the command's exit status, in digits, as its last act. When the socket closes, for
-whatever reason, or stays silent for ``LEASE_S``, the command gets a SIGTERM. After SIGTERM or SIGINT it has
-``GRACE_S`` to end, then all of it is killed. What is left of its descendants when it ends is ended too,
-sessions of their own included: the kernel gives orphans to the reaper (a "child subreaper", prctl(2)), which
-outlasts them all. If the reaper is killed, the kernel sends the command a SIGTERM.
+lease. It answers with the command's exit status, in digits, as its last act. When the socket closes, or stays
+silent for ``LEASE_S``, the command gets a SIGTERM. After SIGTERM or SIGINT it has ``GRACE_S`` to end, then
+all of it is killed. Descendants that are left when it ends are ended too, sessions of their own included: the
+kernel gives orphans to the reaper (a "child subreaper", prctl(2)), which outlasts them all. If the reaper is
+killed, the kernel sends the command a SIGTERM.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Literal
 
@@ -32,14 +31,10 @@ Chunk = tuple[Stream, bytes]
 
 
 class ReapedCommand:
-    """One running command.
+    """One running command, with its whole environment.
 
-    Args:
-        words: program and arguments.
-        environ: its whole environment.
-        grace_s: seconds from SIGTERM or SIGINT to SIGKILL.
-        lease_s: seconds without a `poll` after which it is ended; None for no limit.
-        captured: take its output, which `poll` returns; otherwise it has this process's streams.
+    It has ``grace_s`` from SIGTERM or SIGINT to SIGKILL, and is ended ``lease_s`` without a `poll`, if that
+    is given. Its output, unless it is ``captured`` and `poll` returns it, goes to this process's streams.
     """
 
     def __init__(
@@ -121,22 +116,14 @@ class ReapedCommand:
             chunks.append((what, data))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """Seconds for which silence is borne; ``renewed_by`` is a process that ends too, as the last, or None."""
-
-    seconds: float
-    renewed_by: int | None
-
-
 class ReapedRanks:
-    """A reaper of ranks: it guards them as long as this process lives, and is told.
+    """A reaper of ranks, by pid with their marks: it guards them as long as this process lives, and is told.
 
     Args:
         marks: the mark of each process that it guards.
-        started: when each was started, in ticks since boot, where that is known: a process that has the id of
-            one that ended is left alone.
-        lease: after which silence it ends them; None for none.
+        started: when each was started, in ticks since boot, where that is known: a pid given away again is
+            spared.
+        lease: after how many seconds of silence it ends them, and, last, which process, if any.
         remove: directories that go, with who uses them, when nobody else is left to remove them.
         spare: processes that use these and must not be ended.
         asked_s: how long it leaves processes that were asked to end; None for as long as Ray needs.
@@ -147,7 +134,7 @@ class ReapedRanks:
         marks: Mapping[int, str],
         *,
         started: Mapping[int, int] | None = None,
-        lease: Lease | None = None,
+        lease: tuple[float, int | None] = (_FOR_EVER_S, None),
         remove: Iterable[str] = (),
         spare: Iterable[int] = (),
         asked_s: float | None = None,
@@ -167,10 +154,10 @@ class ReapedRanks:
             {
                 "guard": dict(marks),
                 "started": dict(started or {}),
-                "lease_s": lease.seconds if lease is not None else _FOR_EVER_S,
+                "lease_s": lease[0],
                 "remove": list(remove),
                 "spare": list(spare),
-                "last": lease.renewed_by if lease is not None else None,
+                "last": lease[1],
                 **({} if asked_s is None else {"asked_s": asked_s}),
             }
         )

@@ -8,12 +8,9 @@ from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 
 
 def make_way(path: Path, *, option: str = "--json") -> None:
-    """Remove an older file: should what it tells of be killed, that must not stand for it.
+    """Remove an older file, or raise `ConfigError`, naming the ``option``, if none can be written there.
 
-    ``option`` named the path, for the error.
-
-    Raises:
-        ConfigError: no file can be written there.
+    Should what the file tells of be killed, the older one must not stand for it.
     """
     draft = _draft_of(path)
     try:

@@ -46,11 +46,8 @@ from warmrank.worker.results import FunctionProbe, LeftOut
 class BuildOptions:
     """How to build.
 
-    Attributes:
-        target: the machines that are built for.
-        real_tensors: build the model with memory and values, on the CPU.
-        every_rank: build the model of every rank, not of one for each position.
-        num_jobs: ranks that work at a time.
+    ``real_tensors``: with memory and values, on the CPU; ``every_rank``: the model of every rank, not of one
+    for each position; ``num_jobs`` ranks work at a time.
     """
 
     target: BuildTarget

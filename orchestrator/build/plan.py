@@ -97,12 +97,7 @@ _NONE = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTarget:
-    """The machines that are built for.
-
-    Attributes:
-        environment: named components of their environment.
-        source: where these come from, for the report.
-    """
+    """The machines that are built for: components of their environment, and the source of these."""
 
     environment: Mapping[str, str]
     source: str
@@ -116,11 +111,7 @@ def target_here() -> BuildTarget:
 
 
 def read_target(path: Path) -> BuildTarget:
-    """What `warmrank doctor --environment` wrote on a machine that is built for.
-
-    Raises:
-        BadArgument: the file is no such thing, or names other components than this release knows.
-    """
+    """Read what `warmrank doctor --environment` wrote on a target machine, or raise `BadArgument`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -143,11 +134,7 @@ def read_target(path: Path) -> BuildTarget:
 
 
 def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> None:
-    """Refuse what cannot be built here.
-
-    Raises:
-        BadArgument: says what, and what to do.
-    """
+    """Raise `BadArgument` for what cannot be built here, and say what to do."""
     require_workload(config, config.name)
     if isinstance(config.workload, ScriptWorkload):
         msg = f"workload.script {config.workload.script}: an offline build needs a workload.entrypoint"

@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -63,11 +64,8 @@ BOOTSTRAP = (
 class OfflineRankInit:
     """What a process needs to become a rank of an offline build.
 
-    Attributes:
-        config: the launch that is built for, without its store, which the driver alone uses.
-        environment: named components of the machines that are built for.
-        real_tensors: build the model with memory and values.
-        kernels: functions are compiled; otherwise they are only traced.
+    The config has no store, which the driver alone uses; the environment is that of the machines that are
+    built for. Without ``kernels``, functions are only traced.
     """
 
     config: Config
@@ -233,13 +231,15 @@ class OfflineLauncher:
         del num_ranks
         secret = secrets.token_bytes(32)
         with Listener(family="AF_UNIX", backlog=len(self._ranks), authkey=secret) as listener:
-            self._nursery = self._start_nursery(str(listener.address), secret)
-            watch = threading.Timer(timeout_s, self._nursery.kill)
-            watch.start()
+            nursery = self._nursery = self._start_nursery(str(listener.address), secret)
+            over, deadline = threading.Event(), time.monotonic() + timeout_s
+            arguments = nursery, str(listener.address), over, deadline
+            threading.Thread(target=_guard, args=arguments, daemon=True).start()
             try:
-                self._accept_all(listener, self._nursery)
+                while len(self._connections) < len(self._ranks):
+                    self._accept(listener, nursery)
             finally:
-                watch.cancel()
+                over.set()
         seats = tuple(
             Seat(
                 rank=rank,
@@ -248,7 +248,7 @@ class OfflineLauncher:
                 node_rank=0,
                 node_id="here",
                 host=os.uname().nodename,
-                pid=self._nursery.pid,
+                pid=nursery.pid,
             )
             for rank in self._ranks
         )
@@ -309,24 +309,18 @@ class OfflineLauncher:
         nursery.stdin.flush()
         return nursery
 
-    def _accept_all(self, listener: Listener, nursery: subprocess.Popen[bytes]) -> None:
-        """Take the connections of all ranks; a nursery that ends wakes the listener."""
-        over = threading.Event()
-        threading.Thread(target=_wake, args=(nursery, str(listener.address), over), daemon=True).start()
+    def _accept(self, listener: Listener, nursery: subprocess.Popen[bytes]) -> None:
+        """Take the connection of a rank."""
         try:
-            while len(self._connections) < len(self._ranks):
-                try:
-                    connection = listener.accept()
-                    self._connections[connection.recv()] = connection
-                except (AuthenticationError, EOFError, OSError):
-                    if nursery.poll() is not None:
-                        msg = (
-                            f"the process of the build's ranks ended with status {nursery.returncode} before "
-                            f"they were up; see its messages above, or raise timeouts.start_s"
-                        )
-                        raise CannotStart(msg) from None
-        finally:
-            over.set()
+            connection = listener.accept()
+            self._connections[connection.recv()] = connection
+        except (AuthenticationError, EOFError, OSError):
+            if nursery.poll() is not None:
+                msg = (
+                    f"the process of the build's ranks ended with status {nursery.returncode} before they "
+                    "were up; see its messages above, or raise timeouts.start_s"
+                )
+                raise CannotStart(msg) from None
 
 
 def _end(nursery: subprocess.Popen[bytes]) -> None:
@@ -341,19 +335,15 @@ def _end(nursery: subprocess.Popen[bytes]) -> None:
     nursery.wait()
 
 
-def _wake(nursery: subprocess.Popen[bytes], address: str, over: threading.Event) -> None:
-    """Connect and hang up when the nursery ends too soon, so that nobody waits for its ranks."""
-    import socket
-
-    while not over.is_set():
-        try:
-            nursery.wait(0.2)
-        except subprocess.TimeoutExpired:
-            continue
-        if not over.is_set():
+def _guard(nursery: subprocess.Popen[bytes], address: str, over: threading.Event, deadline: float) -> None:
+    """Kill a nursery that is late; connect and hang up when it ends, so that nobody waits for its ranks."""
+    while not over.wait(0.2):
+        if time.monotonic() >= deadline:
+            nursery.kill()
+        if nursery.poll() is not None:
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.connect(address)
-        return
+            return
 
 
 def _ask(

@@ -24,7 +24,7 @@ from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
-from warmrank.worker.results import LeftOut, Retraced, RetraceOutcome
+from warmrank.worker.results import Retraced, RetraceOutcome
 
 AUDIT_SCHEMA_VERSION = 1
 
@@ -125,6 +125,7 @@ def audit_cache(
     check_target(config, options.target, real_tensors=options.real_tensors)
     started = utc_now()
     ranks = built_ranks(config, every_rank=options.every_rank)
+    manifests: tuple[PartitionManifest, ...] = ()
     with tempfile.TemporaryDirectory(prefix="warmrank-audit-") as scratch:
         root = Path(scratch) if config.store is not None else config.cache_dir
         here = config.model_copy(update={"cache_dir": root, "store": None})
@@ -133,17 +134,29 @@ def audit_cache(
         try:
             if store is not None:
                 fetch(stages, store, config.model_copy(update={"cache_dir": root}), options)
-            found, left_out = _retraced(stages, options)
-            manifests = _manifests(stages, store, config, options) if store is not None else ()
+            probes, left_out = probed(stages, options, kernels=False)
+            asked = {rank: (tuple(each.function for each in own),) for rank, own in probes.items() if own}
+            with stages.stage("compile", tuple(asked)):
+                found = stages.ask("compile", OfflineHost.retrace, asked)
+            if store is not None:
+                manifests = _manifests(stages, store, config, options)
             stages.close()
         finally:
             with undisturbed():
                 launcher.stop()
     functions = _grouped(found)
-    others = (*_left_out(left_out, ranks), *_unseen(manifests, found))
+    others = (
+        *(
+            NotCompared(function=item.function, digest="", ranks=ranks, reason=item.reason)
+            for item in left_out
+        ),
+        *_unseen(manifests, found),
+    )
+    outcomes = {item.outcome for item in functions}
+    is_fresh = outcomes == {"equal"} and not others
     return CacheAudit(
         schema_version=AUDIT_SCHEMA_VERSION,
-        outcome=_outcome(functions, others),
+        outcome="stale" if "differs" in outcomes else "fresh" if is_fresh else "incomplete",
         name=config.name,
         launch_key=launch_key(config),
         source=config.store.location if config.store else str(config.cache_dir),
@@ -158,22 +171,12 @@ def audit_cache(
     )
 
 
-def _retraced(
-    stages: Stages, options: BuildOptions
-) -> tuple[Mapping[int, tuple[Retraced, ...]], tuple[LeftOut, ...]]:
-    probes, left_out = probed(stages, options, kernels=False)
-    asked = {rank: (tuple(probe.function for probe in found),) for rank, found in probes.items() if found}
-    with stages.stage("compile", tuple(asked)):
-        return stages.ask("compile", OfflineHost.retrace, asked), left_out
-
-
 def _manifests(
     stages: Stages, store: Store, config: Config, options: BuildOptions
 ) -> tuple[PartitionManifest, ...]:
     """All partitions of the record that a launch would take."""
-    record = pick_launch(
-        store.launches(launch_key(config)), environment=options.target.environment, world_size=config.ranks
-    )
+    records = store.launches(launch_key(config))
+    record = pick_launch(records, environment=options.target.environment, world_size=config.ranks)
     if record is None:
         stages.problem("the store holds no launch of this config for this environment")
         return ()
@@ -209,12 +212,6 @@ def _grouped(found: Mapping[int, Iterable[Retraced]]) -> tuple[RetraceReport, ..
     )
 
 
-def _left_out(left_out: Iterable[LeftOut], ranks: tuple[int, ...]) -> tuple[NotCompared, ...]:
-    return tuple(
-        NotCompared(function=item.function, digest="", ranks=ranks, reason=item.reason) for item in left_out
-    )
-
-
 def _unseen(
     manifests: Iterable[PartitionManifest], found: Mapping[int, Iterable[Retraced]]
 ) -> tuple[NotCompared, ...]:
@@ -231,10 +228,3 @@ def _unseen(
         NotCompared(function=function, digest=digest, ranks=tuple(members), reason=reason)
         for (function, digest), members in ranks.items()
     )
-
-
-def _outcome(functions: Iterable[RetraceReport], others: tuple[NotCompared, ...]) -> str:
-    outcomes = {item.outcome for item in functions}
-    if "differs" in outcomes:
-        return "stale"
-    return "fresh" if outcomes == {"equal"} and not others else "incomplete"

@@ -26,9 +26,7 @@ _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
 class RankActor:
     """One process of the gang; becomes a rank when the driver has seen where all processes are.
 
-    Args:
-        environ: environment variables to set; torch reads them when the worker imports it, later.
-        make_worker: as in `RankHost`.
+    It sets ``environ``, in time: torch reads it when the worker imports it, later.
     """
 
     def __init__(self, environ: Mapping[str, str], make_worker: MakeWorker | None) -> None:

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from warmrank.orchestrator.causes import CLUSTER_LOST, WorkerFailure
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.errors import BadArgument, CannotStart, UnknownNode
 from warmrank.orchestrator.nodes import Node, alive, choose, is_called
@@ -89,14 +88,6 @@ class HeadWatch:
             time.sleep(_AGAIN_S)
         return not self._is_lost
 
-    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
-        """The failures of all ranks that stand for `loss`; none while there is a head."""
-        loss = self.loss
-        return tuple(
-            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=loss)
-            for rank in range(num_ranks if loss else 0)
-        )
-
     def stop(self) -> None:
         """Look no more."""
         self._over.set()
@@ -144,13 +135,10 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligible:
-    """Nodes of a cluster.
+    """Nodes of a cluster: ``nodes``, by host, may have ranks.
 
-    Attributes:
-        nodes: those that may have ranks, by host.
-        silent: those that Ray lists as alive, and that do not answer.
-        unlabelled: those that do not meet ``wanted``, the config's label selectors.
-        labels: what a node must be labelled with to be one of the first, in Ray's syntax.
+    ``silent`` ones are alive for Ray, but do not answer; ``unlabelled`` ones do not meet ``wanted``, the
+    config's label selectors. ``labels``, in Ray's syntax, is what only the first meet.
     """
 
     nodes: tuple[RayNode, ...]
@@ -161,11 +149,16 @@ class Eligible:
 
     def total(self) -> dict[str, float]:
         """All resources of the nodes."""
-        found: dict[str, float] = {}
-        for node in self.nodes:
-            for name, amount in node.resources.items():
-                found[name] = found.get(name, 0.0) + amount
-        return found
+        return summed(known.resources for known in self.nodes)
+
+
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Resources together."""
+    found: dict[str, float] = {}
+    for resources in parts:
+        for name, amount in resources.items():
+            found[name] = found.get(name, 0.0) + amount
+    return found
 
 
 def nodes_of_ray() -> tuple[RayNode, ...]:

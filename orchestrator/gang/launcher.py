@@ -48,13 +48,10 @@ def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """What is seen of a rank from outside.
+    """What is seen of a rank from outside; what it does is empty when idle.
 
-    Attributes:
-        state: letter of its process's state, as ``/proc/PID/stat`` has it; empty for no such process.
-        cpu_s: CPU seconds that it has used, in user and system mode.
-        resident_bytes: memory that it holds.
-        doing: what it says that it does; empty when idle.
+    ``state`` is its letter in ``/proc/PID/stat``, empty for no such process; ``cpu_s`` are of user and system
+    mode.
     """
 
     state: str

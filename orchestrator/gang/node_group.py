@@ -33,13 +33,7 @@ class Lost:
 
 
 class NodeGroup:
-    """Actors of one class, at most one on a node.
-
-    Args:
-        actor: their class.
-        runtime_env: what Ray sets up before their processes run.
-        num_calls: how many calls of one actor go on side by side.
-    """
+    """Actors of one class, at most one on a node, each with ``num_calls`` calls side by side."""
 
     def __init__(self, actor: type, runtime_env: Mapping[str, Any], *, num_calls: int) -> None:
         import ray

@@ -20,7 +20,7 @@ from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_group import answer_of
 from warmrank.orchestrator.gang.rank_files import read_step, step_file
 from warmrank.orchestrator.reaper import fields_of, start_of
-from warmrank.orchestrator.reaper_client import Lease, ReapedRanks
+from warmrank.orchestrator.reaper_client import ReapedRanks
 
 Batches = tuple[tuple[tuple[Any, ...], tuple[int, ...]], ...]
 """Arguments, and the ranks that are called with them."""
@@ -65,9 +65,8 @@ class Charge:
 class NodeWatch:
     """Calls the ranks of one node, looks at them, and keeps their reaper.
 
-    Args:
-        asked_s: how long ranks have at their release to end by themselves; None for what reapers give.
-        is_alone: its process is there for nothing else, so it ends with the lease.
+    ``asked_s`` is how long ranks have at their release to end by themselves. A process that ``is_alone``,
+    there for nothing else, ends with the lease.
     """
 
     def __init__(self, *, asked_s: float | None = None, is_alone: bool = True) -> None:
@@ -137,7 +136,7 @@ class NodeWatch:
 
     def _start_reaper(self) -> ReapedRanks:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
-        lease = Lease(seconds=self._lease_s, renewed_by=self._own_pid)
+        lease = self._lease_s, self._own_pid
         return ReapedRanks(marks, started=self._started, lease=lease, asked_s=self._asked_s)
 
     def release(self) -> None:

@@ -57,11 +57,8 @@ _BEHIND = "a place of the store is away, and has yet to take it"
 class RankInit:
     """Everything that a process needs to become a rank, and no more: each rank is sent its own.
 
-    Attributes:
-        master_addr: address that every rank reaches rank 0's node by.
-        master_port: port that was free there; 0 for ranks that make no process groups.
-        store_away: why the driver found the store away, so that no rank asks it; its config then says how to
-            publish later. Empty when ranks ask it.
+    ``master_port`` is 0 for ranks that make no process groups. ``store_away`` says why the driver found the
+    store away, so that no rank asks it, and the config how to publish later.
     """
 
     config: Config
@@ -191,10 +188,8 @@ class RankHost:
     def publish(self, launch_key: str, may_queue: bool, is_behind: bool) -> Published | None:
         """Publish this rank's partition, or leave it on this node's disk for later; None without either.
 
-        Args:
-            launch_key: the launch's.
-            may_queue: what the store does not take may be left for later.
-            is_behind: the driver found a place of the store away that this rank does not ask at all.
+        What the store does not take may be left for later if it ``may_queue``; ``is_behind``: the driver
+        found a place of the store away that this rank does not ask at all.
 
         Raises:
             cache_store.errors.StoreError: the store refused it, or it is away and nothing may be queued.
@@ -260,13 +255,9 @@ class RankHost:
         considered: dict[str, str] | None = None,
         fresh: tuple[str, ...] = (),
     ) -> tuple[FunctionResult, ...]:
-        """Load some functions, adopt others, and say of others whether they could be; a refusal is not ok.
+        """Load functions, adopt others, and say of others whether they could be; a refusal is not ok.
 
-        Args:
-            load: functions that the rank holds.
-            offers: function -> digest to adopt.
-            considered: function -> digest that might be adopted later.
-            fresh: those among the offers that this launch compiled.
+        ``offers`` and ``considered`` are function -> digest; ``fresh``: offers that this launch compiled.
         """
         loaded = self._worker.load(load) if load else ()
         adopted = self._worker.adopt(offers, fresh) if offers else ()
@@ -311,12 +302,7 @@ class RankHost:
         return self._worker.stream_problem()
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
-        """Capture one step.
-
-        Raises:
-            FunctionFailed: it failed.
-            worker.errors.CompileForbidden: it would have had to be compiled.
-        """
+        """Capture one step; raises `FunctionFailed`, or worker's `CompileForbidden`."""
         return _all_ok(self._worker.capture(step))
 
     def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
@@ -339,12 +325,7 @@ class RankHost:
         )
 
     def run_script(self) -> tuple[FunctionResult, ...]:
-        """Run the script to its end.
-
-        Raises:
-            worker.errors.CompileForbidden: something missed, and compiling is forbidden.
-            worker.errors.ScriptFailed: it ended with an error.
-        """
+        """Run the script to its end; raises worker's `CompileForbidden` or `ScriptFailed`."""
         from warmrank.worker.rank.script import run_script
 
         workload = self._init.config.workload

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from warmrank.orchestrator.causes import DIED, NODE_LOST, WorkerFailure
+from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
 from warmrank.orchestrator.config.models import Config, packed_ranks
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang import ray_session
@@ -27,7 +27,7 @@ from warmrank.orchestrator.gang.node_watch import Charge, batches_of
 from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
-from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost
+from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost, failures_on
 from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.orchestrator.reaper import MARK
@@ -42,12 +42,7 @@ _GIVE_UP_S = 3.0  # several times as long as it takes until what is given up loo
 
 
 class RayLauncher:
-    """See `orchestrator.gang.launcher.Launcher`.
-
-    Args:
-        config: the launch.
-        make_worker: makes each rank's worker; importable on the nodes. None for the real one.
-    """
+    """See `orchestrator.gang.launcher.Launcher`; ``make_worker`` has to be importable on the nodes."""
 
     def __init__(self, config: Config, make_worker: MakeWorker | None = None) -> None:
         self._config = config
@@ -162,11 +157,11 @@ class RayLauncher:
         """The failures of all ranks that stand for a cluster, or an own Ray, that is gone."""
         if self._session is not None and (ended := ray_session.ended(self._session)):
             return all_lost(num_ranks, stage, ended)
-        if self._head is None or not self._head.loss:
+        if self._head is None or not (loss := self._head.loss):
             return ()
         if self._is_own:
-            return all_lost(num_ranks, stage, f"its head does not answer: {self._head.loss}")
-        return self._head.failures(num_ranks, stage)
+            return all_lost(num_ranks, stage, f"its head does not answer: {loss}")
+        return tuple(failures_on(range(num_ranks), stage, CLUSTER_LOST, loss))
 
     def release(self) -> None:
         """Kill every actor and whatever it started, and free the resources."""
@@ -337,12 +332,7 @@ class RayLauncher:
         self._collect([*charging, *reaching], deadline)
 
     def _collect(self, refs: Sequence[Any], deadline: float) -> list[Any]:
-        """Results of actors that must all answer for the gang to exist.
-
-        Raises:
-            CannotStart: one of them failed, or has not answered by the deadline.
-            LaunchFailed: the cluster's head is lost.
-        """
+        """Results of actors that must all answer for the gang to exist; `CannotStart` if one does not."""
         import ray
 
         ready, late = await_all(refs, deadline, on_tick=self._wait_on)

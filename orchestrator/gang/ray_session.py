@@ -270,12 +270,8 @@ def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
 class Session:
     """How this process got onto Ray.
 
-    Attributes:
-        way_in: which of the four ways.
-        temp_dir: private directory that an own Ray gets a directory in; empty otherwise.
-        reaper: what ends an own Ray, and removes that directory, when this process is killed; else None.
-        beginning: of the connection; None where Ray was up in this process.
-        own: the processes that an own Ray cannot be without, by name.
+    Of an own Ray: ``reaper`` ends it, and removes the private directory around its own, ``temp_dir``, when
+    this process is killed; ``own`` are the processes that it cannot be without, by name.
     """
 
     way_in: WayIn

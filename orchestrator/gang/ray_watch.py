@@ -59,13 +59,7 @@ _STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
 
 
 class Watching:
-    """What was seen when.
-
-    Args:
-        nodes: host name and ranks of each node.
-        settings: how long silence and a stop are borne.
-        now_s: the present, in any seconds that only rise.
-    """
+    """What was seen when, of nodes with their host name and ranks; seconds are any that only rise."""
 
     def __init__(
         self, nodes: Mapping[int, tuple[str, tuple[int, ...]]], settings: WatchConfig, now_s: float
@@ -160,50 +154,45 @@ class Watching:
         for node, (host, ranks) in self._nodes.items():
             silent_s = now_s - self._answered_s[node]
             if node in self._let_go:
-                found += _failures(ranks, stage, DIED, "its process is gone")
+                found += failures_on(ranks, stage, DIED, "its process is gone")
             elif node in self._ended:
                 message = f"the watch of node {host} has ended, as it does with Ray there"
-                found += _failures(ranks, stage, NODE_LOST, message, _ENDED_REMEDY)
+                found += failures_on(ranks, stage, NODE_LOST, message, _ENDED_REMEDY)
             elif self._is_lost_with_a_rank(node, now_s):
                 message = f"a rank of node {host} has ended, and the node's watch cannot be reached"
-                found += _failures(ranks, stage, NODE_LOST, message, _ENDED_REMEDY)
+                found += failures_on(ranks, stage, NODE_LOST, message, _ENDED_REMEDY)
             elif silent_s >= self._settings.node_silent_s:
                 message = f"node {host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
-                found += _failures(ranks, stage, NODE_LOST, message)
+                found += failures_on(ranks, stage, NODE_LOST, message)
         let_go = {rank for node in self._let_go for rank in self._nodes[node][1]}
         gone = {rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S} - let_go
-        found += _failures(sorted(gone), stage, DIED, "its process is gone")
+        found += failures_on(sorted(gone), stage, DIED, "its process is gone")
         held = {
             rank
             for rank, since_s in self._stopped_since_s.items()
             if now_s - since_s >= self._settings.stopped_s
         }
-        found += _failures(sorted(held), stage, STOPPED, _STOPPED_MESSAGE)
+        found += failures_on(sorted(held), stage, STOPPED, _STOPPED_MESSAGE)
         return tuple(sorted(found, key=lambda failure: failure.rank))
 
 
 def all_lost(num_ranks: int, stage: str, ended: str) -> tuple[WorkerFailure, ...]:
     """The failures of all ranks that stand for the end of the launch's own Ray, which is their node."""
     message = f"the launch's own Ray has ended: {ended}"
-    return tuple(_failures(range(num_ranks), stage, NODE_LOST, message, _OWN_ENDED_REMEDY))
+    return tuple(failures_on(range(num_ranks), stage, NODE_LOST, message, _OWN_ENDED_REMEDY))
 
 
-def _failures(
+def failures_on(
     ranks: Iterable[int], stage: str, kind: FailureKind, message: str, remedy: str = ""
 ) -> list[WorkerFailure]:
+    """The same failure of some ranks."""
     return [
         WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy) for rank in ranks
     ]
 
 
 class RayWatch:
-    """Watches the nodes of one gang.
-
-    Args:
-        settings: how often, and what counts as lost.
-        node_ids: Ray's id of every node that gets ranks; their watches start beside the ranks.
-        runtime_env: what Ray must set up before a watch can import this package, as for ranks.
-    """
+    """Watches the nodes of one gang, by Ray's ids; their watches start beside the ranks."""
 
     def __init__(
         self, settings: WatchConfig, node_ids: Iterable[str], runtime_env: Mapping[str, Any]

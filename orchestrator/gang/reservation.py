@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from warmrank.orchestrator.config.doubts import RAY_OVERRIDE
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
-from warmrank.orchestrator.gang.eligible import Eligible, RayNode
+from warmrank.orchestrator.gang.eligible import Eligible, RayNode, summed
 from warmrank.orchestrator.gang.node_group import TICK_S, left_s
+from warmrank.orchestrator.nodes import this_node
 
 
 def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) -> int:
@@ -48,49 +48,37 @@ _FOUND_BY = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
-    """What a cluster has.
-
-    Attributes:
-        nodes: host name and resources of each node; several may be on one host.
-        silent: nodes that Ray lists as alive and that do not answer, for people; they are not counted.
-        wanted_labels: label selectors that nodes must meet.
-        unlabelled: host name and labels of each node that does not meet them; they are not counted.
-    """
-
-    total: Mapping[str, float]
-    available: Mapping[str, float]
-    nodes: tuple[tuple[str, Mapping[str, float]], ...] = ()
-    silent: tuple[str, ...] = ()
-    wanted_labels: Mapping[str, str] = field(default_factory=dict)
-    unlabelled: tuple[tuple[str, Mapping[str, str]], ...] = ()
-
-
 def describe_shortage(
-    bundle: Mapping[str, float], num_ranks: int, supply: Supply, *, state: str, own: bool
+    bundle: Mapping[str, float],
+    num_ranks: int,
+    supply: Eligible,
+    free: Mapping[str, float],
+    *,
+    state: str,
+    own: bool,
 ) -> str:
-    """Why ranks that ask for a bundle each cannot be placed, and what to do.
+    """Why ranks that ask for a bundle each cannot be placed on nodes with so much free, and what to do.
 
-    ``state`` is Ray's scheduling state of the placement group; ``own``: the cluster is a local Ray of this
-    launch.
+    ``state`` is Ray's scheduling state of the placement group; ``own``: the cluster is a Ray of this launch.
     """
     where = "this machine" if own else "the Ray cluster"
     lines = [f"{num_ranks} ranks do not fit on {where}:"]
-    total, short_in_all = supply.total, False
+    total, short_in_all = supply.total(), False
     for name, need in bundle.items():
-        demand, has, free = num_ranks * need, total.get(name, 0.0), supply.available.get(name, 0.0)
+        demand, has, left = num_ranks * need, total.get(name, 0.0), free.get(name, 0.0)
         short_in_all = short_in_all or demand > has
         missing = f", {demand - has:g} too few" if demand > has else ""
         lines.append(
-            f"  {name}: {num_ranks} x {need:g} = {demand:g} wanted, {has:g} there{missing}, {free:g} free"
+            f"  {name}: {num_ranks} x {need:g} = {demand:g} wanted, {has:g} there{missing}, {left:g} free"
         )
-        if name != "CPU" and supply.nodes:
+        if name != "CPU" and supply.nodes and not own:
             lines.append(f"  {name}s by node: {_by_node(name, supply.nodes)}")
     if supply.silent:
-        lines.append(f"  not counted, because Ray there does not answer: {', '.join(supply.silent)}")
+        lines.append(
+            f"  not counted, because Ray there does not answer: {', '.join(map(str, supply.silent))}"
+        )
     if supply.unlabelled:
-        wanted = ", ".join(f"{name}={value}" for name, value in supply.wanted_labels.items())
+        wanted = ", ".join(f"{name}={value}" for name, value in supply.wanted.items())
         lines.append(f"  not counted, because ray.labels asks for {wanted}: {_by_labels(supply)}")
     short_of_devices = [name for name in bundle if name != "CPU" and total.get(name, 0.0) < num_ranks]
     if supply.silent and short_in_all:
@@ -111,11 +99,11 @@ def describe_shortage(
     return "\n".join([*lines, f"  remedy: {remedy}"])
 
 
-def _by_node(name: str, nodes: Iterable[tuple[str, Mapping[str, float]]]) -> str:
+def _by_node(name: str, nodes: Iterable[RayNode]) -> str:
     """``a and 2 more: 8, d: 0``: how many each node has; nodes with equally many share an entry."""
     alike: dict[float, list[str]] = {}
-    for host, resources in nodes:
-        alike.setdefault(resources.get(name, 0.0), []).append(host)
+    for known in nodes:
+        alike.setdefault(known.resources.get(name, 0.0), []).append(known.node.host)
     entries = []
     for number, hosts in sorted(alike.items(), reverse=True):
         more = f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
@@ -123,32 +111,16 @@ def _by_node(name: str, nodes: Iterable[tuple[str, Mapping[str, float]]]) -> str
     return ", ".join(entries)
 
 
-def _by_labels(supply: Supply) -> str:
+def _by_labels(supply: Eligible) -> str:
     """``a and 2 more have zone=x, d has no labels``: those that Ray gives each node only where asked for."""
     alike: dict[str, list[str]] = {}
-    for host, labels in supply.unlabelled:
-        shown = sorted(name for name in labels if name in supply.wanted_labels or not name.startswith(_OWN))
-        text = ", ".join(f"{name}={labels[name]}" for name in shown)
-        alike.setdefault(text or "no labels", []).append(host)
+    for known in supply.unlabelled:
+        shown = sorted(name for name in known.labels if name in supply.wanted or not name.startswith(_OWN))
+        text = ", ".join(f"{name}={known.labels[name]}" for name in shown)
+        alike.setdefault(text or "no labels", []).append(known.node.host)
     return "; ".join(
         f"{min(hosts)} and {len(hosts) - 1} more have {text}" if len(hosts) > 1 else f"{hosts[0]} has {text}"
         for text, hosts in sorted(alike.items())
-    )
-
-
-def supply_of(eligible: Eligible) -> Supply:
-    """What the nodes have that may have ranks."""
-    free: dict[str, float] = {}
-    for resources in available_on(eligible.nodes):
-        for name, amount in resources.items():
-            free[name] = free.get(name, 0.0) + amount
-    return Supply(
-        total=eligible.total(),
-        available=free,
-        nodes=tuple((known.node.host, known.resources) for known in eligible.nodes),
-        silent=tuple(f"{node}" for node in eligible.silent),
-        wanted_labels=eligible.wanted,
-        unlabelled=tuple((known.node.host, known.labels) for known in eligible.unlabelled),
     )
 
 
@@ -178,8 +150,8 @@ def refuse_missing_devices(bundle: Mapping[str, float], num_ranks: int, config: 
             return
         here[name] = float(num_here)
     if lacks_devices(bundle, num_ranks, here):
-        supply = Supply(total=here, available=here)
-        raise LacksDevice(describe_shortage(bundle, num_ranks, supply, state="INFEASIBLE", own=True))
+        supply = Eligible(nodes=(RayNode(node=this_node(), resources=here),), labels={})
+        raise LacksDevice(describe_shortage(bundle, num_ranks, supply, here, state="INFEASIBLE", own=True))
 
 
 def _num_here(resource: str) -> int | None:
@@ -198,13 +170,8 @@ _SAY_AFTER_S = 5.0
 class Reservation:
     """Bundles of resources for all ranks, asked for at once, and there when `hold` has returned.
 
-    Args:
-        need: what each rank needs, by Ray's name of the resource.
-        num_ranks: how many there are.
-        group_size: how many of them, next to each other, are to be on one node.
-        placement: Ray's strategy of placing bundles on nodes.
-        is_own: the Ray is this process's own, which never grows.
-        eligible: the nodes that may have ranks.
+    Each rank needs ``need``, by Ray's names of resources; ``group_size`` of them, next to each other, are to
+    be on one node. ``placement`` is Ray's strategy; a Ray that ``is_own`` never grows.
     """
 
     def __init__(
@@ -307,17 +274,15 @@ class Reservation:
         from ray.util.placement_group import placement_group_table
 
         state = placement_group_table(self._group)["stats"]["scheduling_state"]
-        supply = supply_of(self._eligible)
-        return describe_shortage(self._need, self._num_ranks, supply, state=state, own=self._is_own)
+        free = summed(available_on(self._eligible.nodes))
+        nodes, own = self._eligible, self._is_own
+        return describe_shortage(self._need, self._num_ranks, nodes, free, state=state, own=own)
 
 
 class GivenGroup:
-    """A placement group that somebody else made, and keeps, with room for all ranks.
+    """A placement group, by id or name, that somebody else made, and keeps, with room for all ranks.
 
-    ``name`` is its id or name, in any namespace; each rank needs ``need``, by Ray's names of resources.
-
-    Raises:
-        CannotStart: there is none of that name, several, or it has no room.
+    Raises `CannotStart` if there is none of that name, several, or it has no room.
     """
 
     def __init__(self, name: str, need: Mapping[str, float], num_ranks: int) -> None:

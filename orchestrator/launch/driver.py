@@ -55,11 +55,8 @@ logger = logging.getLogger(__name__)
 class Launch:
     """One launch, from start to commit, in as many attempts as it takes and may take.
 
-    Args:
-        config: what to launch, where.
-        no_compile: a miss is an error; config and `WARMRANK_NO_COMPILE` may say so as well.
-        listener: is told what happens; None for nobody.
-        launcher: runs the ranks; None for Ray.
+    A miss is an error with ``no_compile``, in the config or as `WARMRANK_NO_COMPILE`, too. Without a
+    launcher, ranks run on Ray.
     """
 
     def __init__(

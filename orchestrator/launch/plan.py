@@ -131,12 +131,9 @@ def plan_round(
 ) -> dict[Slot, Action]:
     """One action for every demand; what compiles comes last, the longest first.
 
-    Args:
-        state: what is wanted and what exists.
-        max_rounds: a rank that has refused so many offers compiles for itself.
-        nodes: node of every rank, to spread leaders over; without it the lowest rank of a class leads it.
-        lanes: by node, how many leaders should work at a time; otherwise one a rank.
-        positions: index of every rank on each parallel axis; auditors differ from leaders in it.
+    A rank that has refused ``max_rounds`` offers compiles for itself. Leaders are spread over ``nodes`` (of
+    every rank; without it the lowest rank of a class leads it), with so many ``lanes`` on each (one a rank,
+    by default); auditors differ from leaders in ``positions`` on the parallel axes.
     """
     offers = _with_actions(state.offers)
     loads = {demand.held: Load(digest=demand.held) for demand in state.demands if demand.held}

@@ -74,13 +74,11 @@ class Demand:
 
     Attributes:
         request_key: what it asks for, with declared runtime state.
-        cost: as in `FunctionProbe`.
-        held: digest in the rank's own partition; may be empty.
-        fits: digest from elsewhere that the probe found to fit; may be empty.
-        reason: why nothing could be used so far.
+        held: digest in the rank's own partition.
+        fits: digest from elsewhere that the probe found to fit.
         refused: digests that did not fit.
         apart: what it refused of this launch's own leaders, and why.
-        trace: digest of this rank's own trace for an audit; empty while there is none.
+        trace: digest of this rank's own trace for an audit.
         takes: digests whose guards hold here, and which wait for an audit.
     """
 
@@ -124,13 +122,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An artifact that members of a class may adopt.
+    """An artifact that members of a class may adopt, which ``from_rank`` made or holds.
 
-    Attributes:
-        from_rank: who made or holds it.
-        is_new: a leader of this launch made it.
-        trace: digest of the trace that a new one was made of.
-        audit: who has yet to trace the same before it is adopted: one rank, every rank, nobody.
+    ``is_new``: a leader of this launch made it, of the ``trace`` with this digest. Before it is adopted, one
+    rank, every rank or nobody has yet to trace the same (``audit``).
     """
 
     function: str
@@ -177,8 +172,6 @@ class PlanState:
         offers: what is known to exist, the best first.
         failed: leaders that could not compile.
         lost: demands that were given up.
-        avoided: where compiles should rather not be tried again.
-        audit: who traces what a leader compiles.
         suspects: what was asked whose trace depends on a rank though no condition says so.
     """
 
@@ -197,13 +190,11 @@ class Attempt:
     """The outcome of an action.
 
     Attributes:
-        ok: the rank has its artifact.
         digest: what was used or refused; empty when a compile failed.
-        reason: why it is not ok.
-        error: name of the type of the exception that was raised; may be empty.
+        error: name of the type of the exception that was raised.
         out_of_reach: the artifact could not be had on this rank's node; its guards were not asked.
         takes: not ok because of an audit; the guards hold here.
-        trace: digest of what the rank compiled, or traced for an audit; may be empty.
+        trace: digest of what the rank compiled, or traced for an audit.
         difference: the first one between its own trace and the artifact's.
     """
 

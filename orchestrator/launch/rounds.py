@@ -55,13 +55,9 @@ def settle_all(
 ) -> Ledger:
     """Carry out rounds until no rank wants anything.
 
-    Args:
-        stages: of the launch.
-        probes: what every rank found.
-        no_compile: a miss is an error.
-        avoid: what was compiled where when former attempts were cut off; rather compiled elsewhere now.
-        may_wait: what another call may have to run for first: if its function raises, or may not be compiled,
-            it is left out of the ledger, and no error.
+    What former attempts compiled when they were cut off (``avoid``) is rather compiled elsewhere now. What
+    another call may have to run for first (``may_wait``) is left out of the ledger, and no error, if its
+    function raises, or may not be compiled.
 
     Raises:
         CompileForbidden: compiling is forbidden and a plan needs it.

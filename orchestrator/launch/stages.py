@@ -32,15 +32,7 @@ _NO_GANG = Gang(seats=(), master_addr="", master_port=0)
 
 
 class Stages:
-    """The stages of one launch.
-
-    Args:
-        config: the launch; gives each stage its time-out.
-        launcher: runs the ranks.
-        listener: is told what happens.
-        clock: seconds that only rise.
-        ranks: those that take part; all of the launch by default.
-    """
+    """The stages of one launch; ``ranks`` are those that take part, all by default."""
 
     def __init__(
         self,

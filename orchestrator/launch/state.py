@@ -79,15 +79,9 @@ class Course:
 
 @dataclass(slots=True)
 class StageState:
-    """A stage of the running attempt, all its rounds together.
+    """A stage of the running attempt, all its rounds together; all but ``seconds`` is of the last round.
 
-    Attributes:
-        ranks: participants of the round that runs, or ran last.
-        start_s: when that round began.
-        seconds: of the rounds that are over.
-        answers: how many calls each rank has answered in this round.
-        behind: the ranks by that number; the others wait for those of the lowest.
-        ended_s: when each rank answered last in this round.
+    ``behind`` groups ranks by how many calls they have answered; others wait for those of the lowest number.
     """
 
     stage: str
@@ -136,14 +130,7 @@ class StageState:
 
 @dataclass(slots=True)
 class ClassState:
-    """A class of ranks, as the plan has it now.
-
-    Attributes:
-        key: function, request, action and leader.
-        auditors: who traces as well, in the round that was planned last.
-        waiting: ranks that do not have the artifact yet.
-        slowest_s: the most seconds that a rank spent on it.
-    """
+    """A class of ranks, as the plan has it now; ``waiting`` do not have the artifact yet."""
 
     key: ClassKey
     auditors: tuple[int, ...] = ()
@@ -173,16 +160,11 @@ class LaunchState:
     """The known state of a launch, made of nothing but its events.
 
     Attributes:
-        now_s: time of the last event.
-        is_over: an attempt failed, and there is no other.
         ending_s: when ranks began to be taken down, as all is done or failed.
-        seats: by rank.
         stages: those that have begun in this attempt, in order.
-        running: the one that runs; None between two.
         cut: the stage that the attempt failed in.
         stage_seconds: wall seconds of each stage, over all rounds and attempts.
         spans: stages that are over, of all attempts.
-        round: the plan's; None before there is one.
         planned: every class of every round of this attempt.
         classes: as the plan has them now.
         results: the last word on each function of each rank.

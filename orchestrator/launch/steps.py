@@ -216,9 +216,7 @@ def _capture(stages: Stages, ledger: Ledger, proposals: Proposals) -> None:
 def order(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> tuple[Step, ...]:
     """All steps of a capture, the largest first; of equal ones, calls come first.
 
-    Args:
-        proposals: of all ranks, each with as many calls as the others.
-        digests: of the artifact that a rank has of a function.
+    Ranks propose as many calls each; ``digests`` are of the artifact that a rank has of a function.
     """
     ordered = [
         sorted((item for item in own if not item.planned), key=lambda item: -item.num_elements)
@@ -275,17 +273,13 @@ def run_script(stages: Stages) -> Results:
 def run_calls(stages: Stages, probes: Probes, ledger: Ledger, *, no_compile: bool) -> Probes:
     """Run every call as the first request would, and again until a round needs nothing new.
 
-    Args:
-        stages: of the launch.
-        probes: of the workload's calls, before any of them ran.
-        ledger: outcome of every function; takes in what calls needed later, and the seconds.
-        no_compile: if a miss is an error.
+    The ledger takes in what calls needed later, and the seconds.
 
     Returns:
         The probes, and those of what calls needed later.
 
     Raises:
-        CompileForbidden: compiling is forbidden, and a call needs it.
+        CompileForbidden: a miss is an error (``no_compile``), and a call needs it.
         LaunchFailed: a rank failed, or each of `MAX_ROUNDS` rounds needed something new.
     """
     num_calls = {rank: len(found) for rank, found in probes.items()}

@@ -49,8 +49,7 @@ class Row(NamedTuple):
 class SlowRank(NamedTuple):
     """The last rank of a stage: what it took, and what half of the ranks took at most.
 
-    ``host`` is empty where it had no place. Not ``ok``: the attempt ended in this stage, in which ranks may
-    not have answered at all.
+    Not ``ok``: the attempt ended in this stage, in which ranks may not have answered at all.
     """
 
     stage: str

@@ -9,30 +9,34 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from warmrank.cache_store.cache_dir.local import find_file, is_companion_name
-from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.cache_store.keys import nearest
-from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
+from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.launch.identity import identity, launch_key
-from warmrank.orchestrator.launch.outlook import (
+from warmrank.orchestrator.look.store_contents import (
     OtherRanks,
-    Outlook,
     changes_of,
-    judge,
-    judge_away,
     nearest_record,
+    num_artifacts,
+    open_if_there,
     other_ranks,
+    read_manifests,
     record_changes,
 )
-from warmrank.orchestrator.look.store_contents import num_artifacts, open_if_there, read_manifests
 from warmrank.orchestrator.look.verify import cached_files
+from warmrank.orchestrator.text import count_text, time_text
 from warmrank.worker.keys.environment import environment
 
 logger = logging.getLogger(__name__)
+
+Outlook = Literal["load", "adopt", "compile"]
 
 GUARDS_NOTE = (
     "guards on the model's source, structure, inputs and runtime state are checked by a launch, on every rank"
@@ -143,9 +147,10 @@ def explain(
     near = None
     if store and not records:
         near = nearest(asked, ((record.launch_key, record.identity) for record in store.launches()))
-    outlook, verdict = (
-        judge_away(away) if away else judge(config, records, chosen, here, has_store=store is not None)
-    )
+    outlook: Outlook = "compile"
+    verdict = f"compile, unless the cache holds it: a launch goes on without the store: {away}"
+    if not away:
+        outlook, verdict = judge(config, records, chosen, here, has_store=store is not None)
     root = config.cache_dir
     cached = Counter(path.parent.relative_to(root).as_posix() for path in cached_files(root))
     return Explanation(
@@ -232,3 +237,40 @@ def _requests(
         changes = changes_of({each: stored[each] for each in shared}, {each: here[each] for each in shared})
         views.append(RequestView(key=key, ranks=tuple(ranks[key]), components=stored, changes=changes))
     return tuple(views), tuple(StateView(values=dict(s), ranks=tuple(r)) for s, r in states.items())
+
+
+def judge(
+    config: Config,
+    records: Sequence[LaunchRecord],
+    chosen: LaunchRecord | None,
+    here: Mapping[str, str],
+    *,
+    has_store: bool,
+) -> tuple[Outlook, str]:
+    """What the ranks would do, and why, in one line that begins with it."""
+    if config.store is None:
+        why = "no store is configured: ranks load what their own cache directory holds, or compile"
+        return "compile", f"compile: {why}"
+    if chosen and chosen.world_size == config.ranks:
+        num_here = len(chosen.made_in(here))
+        of = "" if num_here == chosen.world_size else f"the {num_here} in this environment of "
+        return "load", (
+            "load, if the model's code is unchanged: a launch here loads what "
+            f"{of}{count_text(chosen.world_size, 'rank')} stored at {time_text(chosen.created)}"
+        )
+    if chosen:
+        return "adopt", (
+            f"adopt: stored by {count_text(chosen.world_size, 'rank')}, launched with {config.ranks}: "
+            "ranks adopt what their guards allow, and compile the rest"
+        )
+    if not has_store:
+        return "compile", (
+            f"compile, unless the cache holds it: {NoStoreYet(what='store', where=config.store.location)}; "
+            f"relative paths are read from {Path.cwd()}"
+        )
+    near = nearest_record(records, here)
+    if near is None:
+        why = "this launch is not in the store: a launch here compiles, unless its cache holds it"
+        return "compile", f"compile: {why}"
+    changes = "; ".join(record_changes(near, here))
+    return "compile", f"compile: stored for another environment only: {changes}"

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from warmrank.cache_store.cache_dir.local import is_companion_name
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
+from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from warmrank.cache_store.records.launches import StoredLaunch
 from warmrank.cache_store.records.manifest import (
@@ -31,7 +32,6 @@ from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import is_url
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.launch.outlook import OtherRanks, changes_of, other_ranks, record_changes
 from warmrank.orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
 from warmrank.worker.keys.environment import environment
 
@@ -362,3 +362,37 @@ def _listed(what: str, items: Sequence[tuple[int, str]]) -> str:
             parts.append(f"{first}-{rest[-1]}" if rest else str(first))
         found.append(f"{' '.join(parts)}: {text}")
     return f"{what if len(items) == 1 else what + 's'} {', '.join(found)}" if found else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRanks:
+    """Stored ranks that ran in another environment than this one; ``changes`` are from there to here."""
+
+    ranks: tuple[int, ...]
+    changes: tuple[str, ...]
+
+
+def nearest_record(records: Sequence[LaunchRecord], here: Mapping[str, str]) -> LaunchRecord | None:
+    """The record with the environment that differs least; none without records."""
+    return min(records, key=lambda record: len(record_changes(record, here)), default=None)
+
+
+def record_changes(record: LaunchRecord, here: Mapping[str, str]) -> tuple[str, ...]:
+    """Components that differ, from the nearest environment of a record to here; none where one is equal."""
+    return min((changes_of(stored, here) for stored in record.environments), key=len)
+
+
+def other_ranks(record: LaunchRecord, here: Mapping[str, str]) -> tuple[OtherRanks, ...]:
+    """The ranks of other environments than this one; empty where all ranks ran in a single environment."""
+    if not record.others:
+        return ()
+    return tuple(
+        OtherRanks(ranks=tuple(ref.rank for ref in record.made_in(stored)), changes=changes)
+        for stored in record.environments
+        if (changes := changes_of(stored, here))
+    )
+
+
+def changes_of(stored: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
+    """Components that differ, from stored to here."""
+    return tuple(str(change) for change in changed_components(stored, here))

@@ -41,12 +41,10 @@ class NodeSeed:
         num_files: artifacts in them.
         num_already_there: of these, artifacts that lay there before.
         bytes_copied: bytes written to the node's cache directory.
-        faults: what could not be used; empty when all is well.
-        seconds: wall time on the node.
-        node_artifacts: the node's own artifacts; None on a node without node caches.
+        faults: what could not be used.
+        node_artifacts: None on a node without node caches.
         bytes_from_store: bytes of partitions that were read from the store.
         bytes_from_nodes: bytes of partitions that came from another node.
-        attempts: how often it was tried.
     """
 
     node: Node

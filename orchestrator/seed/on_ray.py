@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -150,9 +150,8 @@ _NODE_CALLS = 2  # at once: `seed` and `progress`
 def preseed(config: Config, plan: SeedPlan, *, show: Callable[[Iterable[NodeState]], None]) -> None:
     """Seed every alive node of the config's cluster, or those that the plan names; show how far they are.
 
-    Raises:
-        UnknownNode: a name fits no alive node, or several.
-        CannotStart: the cluster cannot be joined.
+    Raises `UnknownNode` where a name fits no alive node, or several; `CannotStart` where the cluster cannot
+    be joined.
     """
     with seeding_on_ray(config, plan) as seeding:
         while not seeding.is_done:
@@ -204,7 +203,11 @@ class NodeSeeder:
             found = seed_here(self._config, self._node, options=options)
         except (StoreError, OrchestratorError, OSError) as error:
             return failed(self._node, str(error)), None
-        return found, _share(copies, room_bytes) if room_bytes else None
+        import ray
+
+        with suppress(ray.exceptions.RayError):  # the object store is full; the others read the store
+            return found, share(copies, ray.put, room_bytes=room_bytes) if room_bytes else None
+        return found, None
 
     def progress(self) -> Progress | None:
         """How far it is."""
@@ -215,14 +218,7 @@ class NodeSeeder:
 
 
 class RaySeedCluster:
-    """A `SeedCluster`: the one that this process is on.
-
-    Args:
-        config: the launch.
-        environ: environment variables of the actors.
-        verify: read what is there already again.
-        seeder: the actors' class; a test's counts what it reads.
-    """
+    """A `SeedCluster`: the one that this process is on; actors are of the class ``seeder``."""
 
     def __init__(
         self,
@@ -290,13 +286,13 @@ class RaySeedCluster:
     def _answer(self, ref: Any, node: Node) -> NodeSeed:
         import ray
 
+        outcome: NodeSeed
         try:
-            seed, shared = ray.get(ref)
+            outcome, shared = ray.get(ref)
         except ray.exceptions.RayError as error:
             return failed(node, f"the seeding process on the node failed: {_in_short(error)}")
         if shared is not None:
             self._shares[node.node_id] = ray.put(shared)  # once for all that get it
-        outcome: NodeSeed = seed
         return outcome
 
 
@@ -307,15 +303,6 @@ def _ready(refs: Mapping[Any, Any]) -> list[Any]:
         return []
     ready: list[Any] = ray.wait(list(refs), num_returns=len(refs), timeout=0)[0]
     return ready
-
-
-def _share(copies: list[NewFile], room_bytes: int) -> Share | None:
-    import ray
-
-    try:
-        return share(copies, ray.put, room_bytes=room_bytes)
-    except ray.exceptions.RayError:
-        return None  # the object store is full; the others read the store
 
 
 def _get(ref: Any) -> bytes:
@@ -346,14 +333,8 @@ Start = Callable[[tuple[NodeSeed, ...]], AbstractContextManager[Any]]
 class Watch:
     """Keeps a child running until so many seconds have passed, or so many nodes of the cluster are seeded.
 
-    Args:
-        start: a child for as long as its context lasts, given the nodes that are seeded: a connection, over
-            which come the states of all nodes, or why it ends.
-        lines: shows it all.
-        seconds: None for ever.
-        num_nodes: None for any number.
-        clock: seconds, never going back.
-        sleep: waits for so many seconds.
+    ``start`` makes a child for as long as its context lasts, given the nodes that are seeded: a connection,
+    over which come the states of all nodes, or why it ends.
     """
 
     def __init__(

@@ -73,15 +73,10 @@ class SeedPlan:
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """A node of the cluster, and how far it is.
+    """A node of the cluster: ``waiting`` until ``due_s``, for the first time or the next.
 
-    Attributes:
-        phase: ``waiting`` until ``due_s``, for the first time or the next.
-        attempts: how often it was started.
-        source: where the running or last attempt gets its blobs; None for the store.
-        progress: how far that is; None where that is not known.
-        moved_s: when that got further last.
-        seed: the outcome of the last attempt that ended.
+    ``source`` is where the running or last attempt gets its blobs, None for the store; ``moved_s``, when its
+    progress got further last; ``seed``, the outcome of the last attempt that ended.
     """
 
     node: Node

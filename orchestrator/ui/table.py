@@ -32,10 +32,15 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.config.doubts import Doubt
     from warmrank.orchestrator.doctor import Diagnosis, Finding
     from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
-    from warmrank.orchestrator.launch.outlook import OtherRanks
     from warmrank.orchestrator.look.explain import Explanation, FunctionView
     from warmrank.orchestrator.look.key_list import KeyList
-    from warmrank.orchestrator.look.store_contents import DirectoryLine, LaunchLine, Listing, PartitionView
+    from warmrank.orchestrator.look.store_contents import (
+        DirectoryLine,
+        LaunchLine,
+        Listing,
+        OtherRanks,
+        PartitionView,
+    )
     from warmrank.orchestrator.look.verify import Verified
     from warmrank.orchestrator.vllm_plugin.entries import Outcome
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.processes import await_true
 from tests.support.ray_cluster import free_ports
-from warmrank.orchestrator.causes import CLUSTER_LOST
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang.eligible import HeadWatch
 
@@ -32,7 +31,7 @@ def watch_of(head: socket.socket, settings: WatchConfig, *, connect_s: float = 0
 def test_head_that_answers_is_there(head: socket.socket) -> None:
     watch = watch_of(head, QUICK)
     assert watch.is_there()
-    assert (watch.loss, watch.failures(2, "build")) == ("", ())
+    assert not watch.loss
     watch.stop()
 
 
@@ -42,10 +41,6 @@ def test_head_that_is_silent_for_the_limit_is_lost_for_good(head: socket.socket)
     head.close()
     assert await_true(lambda: watch.loss, timeout_s=30)
     assert "has not answered for 0.5 s" in watch.loss
-    assert [(failure.rank, failure.kind) for failure in watch.failures(2, "build")] == [
-        (0, CLUSTER_LOST),
-        (1, CLUSTER_LOST),
-    ]
     with socket.create_server(address):
         assert not watch.is_there()
     watch.stop()

@@ -231,12 +231,6 @@ class LostHead:
 
     loss = "the cluster's head has not answered for 15 s"
 
-    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
-        return tuple(
-            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=self.loss)
-            for rank in range(num_ranks)
-        )
-
 
 def test_head_that_is_lost_while_ranks_start_is_a_lost_cluster_and_no_wrong_config() -> None:
     launcher = launcher_of(Actor(None), Actor(None))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from ray import exceptions
 
+from warmrank.orchestrator.gang.eligible import Eligible, RayNode
 from warmrank.orchestrator.gang.node_group import failure_of_ray
-from warmrank.orchestrator.gang.reservation import Supply, describe_shortage
+from warmrank.orchestrator.gang.reservation import describe_shortage
+from warmrank.orchestrator.nodes import this_node
 
 DIED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"
@@ -20,9 +22,12 @@ def actor_error(text: str) -> exceptions.RayActorError:
     return exceptions.RayActorError("ab" * 16, text)
 
 
+def supply(resources: dict[str, float]) -> Eligible:
+    return Eligible(nodes=(RayNode(node=this_node(), resources=resources),), labels={})
+
+
 def shortage(total: float, free: float, state: str = "NO_RESOURCES", *, own: bool = False) -> str:
-    supply = Supply(total={"CPU": total}, available={"CPU": free})
-    return describe_shortage({"CPU": 2.0}, 3, supply, state=state, own=own)
+    return describe_shortage({"CPU": 2.0}, 3, supply({"CPU": total}), {"CPU": free}, state=state, own=own)
 
 
 def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
@@ -33,8 +38,8 @@ def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
 
 
 def test_missing_accelerators_are_no_matter_of_cpus() -> None:
-    supply = Supply(total={"CPU": 64.0, "GPU": 2.0}, available={})
-    text = describe_shortage({"CPU": 1.0, "GPU": 1.0}, 4, supply, state="PENDING", own=True)
+    here = supply({"CPU": 64.0, "GPU": 2.0})
+    text = describe_shortage({"CPU": 1.0, "GPU": 1.0}, 4, here, {}, state="PENDING", own=True)
     assert "GPU: 4 x 1 = 4 wanted, 2 there, 2 too few" in text
     assert "remedy: lower ranks, or add nodes with GPUs that Ray sees" in text
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import ray
 
-from warmrank.orchestrator.causes import CLUSTER_LOST, WorkerFailure
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
 from warmrank.orchestrator.gang import ray_launcher, reservation
@@ -53,10 +52,6 @@ class LostHead(Head):
     """A head that is lost."""
 
     loss = "the cluster's head has not answered for 15 s"
-
-    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
-        failure = WorkerFailure(rank=0, stage=stage, kind=CLUSTER_LOST, message=self.loss)
-        return (failure,) * num_ranks
 
 
 @pytest.fixture
