@@ -117,17 +117,17 @@ def patches_digest(holder: Any) -> str:
 def _is_own(name: str, value: Any) -> bool:
     if name == "Storage":  # of the default type, which is a condition of its own
         return True
+    if _is_users(value):
+        return False
     if isinstance(value, FunctionType) and value.__code__.co_name not in (name, value.__name__):
-        return not _is_users(value) and "<locals>" in value.__code__.co_qualname  # a decorator's
-    return not _is_users(value) and (
-        getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
-    )
+        return "<locals>" in value.__code__.co_qualname  # a decorator's
+    return getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
 
 
 def _is_users(value: Any) -> bool:
     if isinstance(value, FunctionType):
         return not _is_pinned(globals_module(value))
-    return isinstance(value, partial | MethodType) or not (
+    return isinstance(value, (partial, MethodType)) or not (  # a union would be made anew each time
         isinstance(value, type) or _is_pinned(type(value).__module__)
     )
 
