@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import Gears, carried
-from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, evaluate, hold, merged
+from warmrank.worker.gears.carried import carried
+from warmrank.worker.gears.model import (
+    Axis,
+    Combination,
+    GearedInput,
+    GearFacts,
+    Gears,
+    evaluate,
+    hold,
+    merged,
+)
 from warmrank.worker.gears.rules import (
     condition_text,
     geared_arguments,

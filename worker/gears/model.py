@@ -15,7 +15,6 @@ from dataclasses import asdict
 from typing import Any
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import Gears
 from warmrank.worker.values import Value
 
 MIN_GEARS = 2
@@ -23,6 +22,7 @@ MAX_GEARS = 100
 MAX_COMBINATIONS = 100
 
 Combination = tuple[int, ...]
+Gears = dict[int, tuple[int, ...]]
 
 
 def checked_gears(shape: Sequence[int], dim_gears: Mapping[int, Sequence[int]]) -> Gears:
