@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torchair")
 Graph = Callable[..., tuple[Any, ...]]
+Sections = Mapping[str, bytes]
+Files = Mapping[str, Path]
+Groups = Mapping[str, str]
 _HOMES = {
     "graph": ("warmrank.worker.engines.graph", "GraphEngine"),
     "aoti": ("warmrank.worker.engines.aoti", "AotiEngine"),
