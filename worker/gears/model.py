@@ -85,9 +85,6 @@ def merged(
 
     ``zip`` takes the first of each list, then the second; ``product`` takes all with all. The ``names`` of
     the dimensions are for the error.
-
-    Raises:
-        GearError: ``zip`` of lists of different lengths, or more than `MAX_COMBINATIONS`.
     """
     if policy == "zip" and len({len(sizes) for sizes in gears}) > 1:
         named = names or [f"dimension {index}" for index in range(len(gears))]
@@ -234,12 +231,7 @@ class GearFacts(Value):
 
 
 def evaluate(text: str, symbols: Mapping[str, int]) -> int:
-    """Value of an expression.
-
-    Raises:
-        ArithmeticError: it has none for these symbols.
-        NameError: it is about other symbols.
-    """
+    """Value of an expression; `ArithmeticError` or `NameError` where it has none for these symbols."""
     # It comes from an artifact, which is code and was trusted as such before it was read.
     return int(eval(text, {"__builtins__": {}, **_SCOPE}, dict(symbols)))  # noqa: S307
 

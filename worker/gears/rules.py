@@ -152,11 +152,7 @@ def _remedy(on_miss: OnGearMiss) -> str:
 
 
 def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, policy: str) -> None:
-    """Refuse, before anything is traced, tensors whose own sizes are none of the gears that they carry.
-
-    Raises:
-        GearError: it names tensor, dimension and size, the gears, and what to do.
-    """
+    """Refuse, before anything is traced, tensors whose own sizes are none of the gears that they carry."""
     for where, tensor in geared:
         for dim, gears in (carried(tensor) or {}).items():
             size = tensor.shape[dim]

@@ -49,11 +49,7 @@ class GearedRunner:
         on_miss: OnGearMiss,
         plain: Callable[..., tuple[Any, ...]],
     ) -> None:
-        """As a runner of its own.
-
-        Raises:
-            GearError: padding is asked for, and inputs of this graph cannot be padded.
-        """
+        """``runner`` runs calls whose sizes are a gear, ``plain`` shows whether padding changes results."""
         refuse_unpaddable(gears, on_miss)
         self._runner = runner
         self._gears = gears
@@ -156,11 +152,7 @@ class GearedRunner:
         return tuple(results)
 
     def _try(self, plan: _Plan, sizes: Combination, inputs: Sequence[Any]) -> None:
-        """Run once with and without padding; a function that mixes rows is refused instead of believed.
-
-        Raises:
-            GearError: an output differs.
-        """
+        """Run once with and without padding; a function that mixes rows is refused instead of believed."""
         positions = tuple(position for position, _ in plan.padded)
         for trial in trials(inputs, positions):
             try:
@@ -182,11 +174,7 @@ class GearedRunner:
 
 
 def refuse_unpaddable(gears: GearFacts, on_miss: OnGearMiss) -> None:
-    """Refuse to pad inputs of a graph for which that cannot be right.
-
-    Raises:
-        GearError: it says why.
-    """
+    """Refuse to pad inputs of a graph for which that cannot be right."""
     if on_miss == "pad" and gears.unpaddable:
         msg = (
             f'on_gear_miss="pad" cannot be used here: {gears.unpaddable}. Pad in your own code, or leave '

@@ -75,12 +75,7 @@ class OfflineRank(RankWorker):
         )
 
     def build(self) -> tuple[str, ...]:
-        """Build model and calls of fake tensors; units that need a device are left out.
-
-        Raises:
-            WorkloadError: as `RankWorker.build`.
-            NeedsValues: the entrypoint asks a tensor for its values.
-        """
+        """Build model and calls of fake tensors; units that need a device are left out."""
         from warmrank.worker.torch_private.fake_ranks import asked_for_values, fake_tensors
 
         with contextlib.nullcontext() if self._real_tensors else fake_tensors():
@@ -152,11 +147,7 @@ class OfflineRank(RankWorker):
 
 @contextlib.contextmanager
 def _values_are_missed(unit: RankUnit) -> Iterator[None]:
-    """Name the line of a trace that asks for values.
-
-    Raises:
-        NeedsValues: it does.
-    """
+    """Name the line of a trace that asks for values."""
     from warmrank.worker.torch_private.fake_ranks import asked_for_values
 
     try:

@@ -96,12 +96,7 @@ class Workload(Value):
 
 
 def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str, Any]) -> Workload:
-    """Import ``module:function``, call it, check what it returns, and declare its runtime state.
-
-    Raises:
-        WorkloadError: the name has another form, does not import, takes other arguments, or returns
-            something else.
-    """
+    """Import ``module:function``, call it, check what it returns, and declare its runtime state."""
     function = _import_entrypoint(entrypoint)
     try:
         signature = inspect.signature(function)
@@ -124,11 +119,7 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
 def check_arguments(
     entrypoint: str, signature: inspect.Signature, context: RankContext | None, arguments: Mapping[str, Any]
 ) -> None:
-    """Tell arguments that do not fit from a `TypeError` of the entrypoint itself.
-
-    Raises:
-        WorkloadError: an argument is unknown, or one without a default is missing.
-    """
+    """Tell arguments that do not fit from a `TypeError` of the entrypoint itself."""
     try:
         signature.bind(context, **arguments)
     except TypeError as error:

@@ -368,11 +368,7 @@ class CachedFunction:
         return compiled_and_saved(self, self._traces, args, kwargs, reason=reason, withheld=withheld)
 
     def outline(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Artifact:
-        """Trace for this call as `compile` does, for an audit: no kernels, and nothing is kept.
-
-        Raises:
-            WorkerError: the function cannot be cached.
-        """
+        """Trace for this call as `compile` does, for an audit: no kernels, and nothing is kept."""
         from warmrank.worker.runtime.compiling import outlined
 
         return outlined(self, args, kwargs)

@@ -84,11 +84,7 @@ def declare_runtime_state(module: Module, values: Mapping[str, Scalar]) -> None:
 
 
 def checked(values: Mapping[str, Scalar]) -> dict[str, str]:
-    """The values as text, by name.
-
-    Raises:
-        BadRuntimeState: as `declare_runtime_state`.
-    """
+    """The values as text, by name."""
     if not isinstance(values, Mapping):
         msg = f"runtime state is a {type(values).__qualname__}; expected a mapping of names to values"
         raise BadRuntimeState(msg, expected="a mapping", actual=type(values).__qualname__)
@@ -97,11 +93,7 @@ def checked(values: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 def declared_for(module: Module) -> dict[str, str]:
-    """What holds for the cached functions of a module now: name -> text of the value, sorted by name.
-
-    Raises:
-        BadRuntimeState: two modules, both of which concern this one, declare a name with different values.
-    """
+    """What holds for the cached functions of a module now: name -> text of the value, sorted by name."""
     found: dict[str, str] = {}
     for values, _ in _concerning(module) if _declared.all else ():
         for name, text in values.items():
@@ -170,11 +162,7 @@ class RuntimeStateGuard:
         self._linked: tuple[int, bool, tuple[_Link, ...]] = (_NEVER, False, ())
 
     def holds(self) -> bool:
-        """Whether they are equal now.
-
-        Raises:
-            BadRuntimeState: as `declared_for`.
-        """
+        """Whether they are equal now."""
         version, answer = self._known
         return answer if version == _declared.version else self._looked()
 

@@ -68,11 +68,7 @@ def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
 
 
 def operator_digest(name: str, overload: Any) -> str:
-    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing.
-
-    Raises:
-        NotPortable: part of it stands where no later process can find it.
-    """
+    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing."""
     from warmrank.worker.keys.reachable import functions_of_file, reachable_digest
     from warmrank.worker.torch_private import python_operators as operators
 
