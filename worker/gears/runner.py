@@ -23,19 +23,12 @@ _MAX_PLANS = 256
 
 
 class _Plan(Value):
-    """How calls of one shape reach their gear.
+    """How calls of one shape reach their gear: positions, and what comes there."""
 
-    Attributes:
-        padded: position and larger tensor of each input to pad.
-        numbers: position and value of each number input to replace.
-        cut: position and sizes of each output to cut.
-        returned: position and value of each number output to replace.
-    """
-
-    padded: tuple[tuple[int, torch.Tensor], ...]
-    numbers: tuple[tuple[int, int], ...]
-    cut: tuple[tuple[int, tuple[int, ...]], ...]
-    returned: tuple[tuple[int, int], ...]
+    padded: tuple[tuple[int, torch.Tensor], ...]  # inputs
+    numbers: tuple[tuple[int, int], ...]  # number inputs
+    cut: tuple[tuple[int, tuple[int, ...]], ...]  # sizes of outputs
+    returned: tuple[tuple[int, int], ...]  # number outputs
 
 
 class GearedRunner:

@@ -59,11 +59,7 @@ class RankWorker:
         self._functions: list[CachedFunction] = []  # all that user code made in the stages of this rank
 
     def start(self) -> RankPlace:
-        """Bring up the device and the process groups.
-
-        Raises:
-            DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
-        """
+        """Bring up the device and the process groups."""
         self._groups = start.bring_up(self._spec)
         if self._groups:
             self._owns_process_group = True
@@ -190,17 +186,11 @@ class RankWorker:
         return unit.timed(capture_s=unit.seconds.capture_s + seconds)
 
     def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
-        """Run the call before a place in the workload, as a user would, and look at the call there.
+        """Run the call before a place (from 0) in the workload, as a user would, and probe the call there.
 
-        A call that nothing was found or compiled for before any ran is looked at anew.
-
-        Args:
-            place: from 0, before the first call, to the number of calls, after the last.
-
-        Returns:
-            The result of the call that ran, and the probe of the next one if nothing that is loaded fits it;
-            it is a unit of its own where something did before. After the last call, the probes of all such
-            calls, which become no units: another may run before their turn comes.
+        The probe comes only if nothing that is loaded fits; the call is a unit of its own where something did
+        before. After the last call come the probes of all such calls, which become no units: another may run
+        before their turn.
         """
         with self._in_launch():
             ran = [

@@ -51,13 +51,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """The files of one artifact.
-
-    Attributes:
-        data: of the artifact itself.
-        beside: of the files beside it, by name.
-        marks: of the cache directory that it comes from.
-    """
+    """One artifact's bytes, those of the files beside it by name, and the marks of its cache directory."""
 
     data: bytes
     beside: Mapping[str, bytes]

@@ -29,9 +29,6 @@ class RankContext(Value):
     """One rank's place in the launch.
 
     Attributes:
-        rank: global rank, from 0.
-        world_size: number of ranks.
-        local_rank: rank within its node.
         device_kind: ``cpu``, ``cuda`` or ``npu``.
         device: the device that this rank computes on.
         groups: process groups by role; ``world`` is always there when ``torch.distributed`` is up.
@@ -45,11 +42,7 @@ class RankContext(Value):
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
 
     def group(self, role: str) -> ProcessGroup:
-        """The process group of this rank with the given role.
-
-        Raises:
-            GroupError: no group has this role.
-        """
+        """The process group of this rank with the given role; `GroupError` if there is none."""
         try:
             return self.groups[role]
         except KeyError:
