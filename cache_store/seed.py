@@ -82,8 +82,8 @@ def seed(
     A launch fits when some of its ranks ran in this environment, and only their partitions count. Of launches
     of the same world size the partitions of the node's ranks are laid out: of the newest first, and as
     further variants those of up to `MAX_LAUNCHES` - 1 earlier ones, so that a rollback of the sources finds
-    its artifacts. Launches of other world sizes count where they are newer than all of these, because the sources
-    may have changed since; of them, and where a rank of the node ran in another environment then, one
+    its artifacts. Launches of other world sizes count where they are newer than all of these, because the
+    sources may have changed since; of them, and where a rank of the node ran in another environment then, one
     partition for each distinct set of artifacts is laid out, whatever the ranks. The newest launch counts as
     used today.
     """

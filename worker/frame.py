@@ -31,11 +31,7 @@ _ADDRESSED = r"_\d+_c\d+$"
 
 
 def extract(trace: Trace, function: FunctionType) -> Frame:
-    """The portable frame of a trace.
-
-    Raises:
-        NotPortable: the frame refers to an object that another process cannot find, or sets a global.
-    """
+    """The portable frame of a trace."""
     _refuse_globals(trace.frame, function)
     user_names = {name for code in trace.codes for name in code.co_names}
     renames = {trace.graph_name: _GRAPH_NAME}

@@ -32,11 +32,7 @@ def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
 
 
 def role_of(group: ProcessGroup | str) -> str:
-    """The role of a group, given the group or its name in this process.
-
-    Raises:
-        GroupError: this rank is in no group of that name.
-    """
+    """The role of a group, given the group or its name in this process."""
     from warmrank.worker.torch_private.process_groups import group_name, known_groups
 
     name = group if isinstance(group, str) else group_name(group)
@@ -50,11 +46,7 @@ def role_of(group: ProcessGroup | str) -> str:
 
 
 def resolve(role: str) -> tuple[str, Any]:
-    """Name and group of a role in this process.
-
-    Raises:
-        GroupError: no group of this rank has the role.
-    """
+    """Name and group of a role in this process."""
     from warmrank.worker.torch_private.process_groups import known_groups
 
     groups = known_groups()

@@ -19,9 +19,6 @@ def kept_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """What a function makes that keeps its results (``functools.lru_cache``), in plain values.
 
     ``name`` is the function's ``module:name``; its arguments are constants.
-
-    Raises:
-        TypeError: the result holds something else than values and objects of such.
     """
     module, _, path = name.partition(":")
     function: Any = importlib.import_module(module)

@@ -26,19 +26,14 @@ class Settings(Value):
         journal: ``WARMRANK_JOURNAL``: file to which each look-up's outcome is appended, or None.
         journal_dir: ``WARMRANK_JOURNAL_DIR``: directory in which each process appends them to a file of
             its own, or None; ``WARMRANK_JOURNAL`` comes first.
-        keyring: ``warmrank/keys`` below ``XDG_CONFIG_HOME``, or below ``~/.config``; None for a user without
-            a home.
-        last_report: the report of the last launch: in ``warmrank`` below ``XDG_STATE_HOME``, or below
-            ``~/.local/state``; None likewise.
+        keyring: ``warmrank/keys`` below ``XDG_CONFIG_HOME`` or ``~/.config``; None for a user without a home.
+        last_report: report of the last launch, below ``XDG_STATE_HOME`` or ``~/.local/state``; None likewise.
         compiler: ``CXX``: the C++ compiler, a name or a path; ``g++`` where it is not set.
-        cuda_home: ``CUDA_HOME``, where the CUDA toolkit is; empty where it is not set.
-        ascend_home: ``ASCEND_HOME_PATH`` or ``ASCEND_TOOLKIT_HOME``: where CANN is; empty where none is set.
+        cuda_home: ``CUDA_HOME``; empty where it is not set, as the following.
+        ascend_home: ``ASCEND_HOME_PATH`` or ``ASCEND_TOOLKIT_HOME``: where CANN is.
         ascend: all variables of Ascend's software: those that begin with ``ASCEND_``, ``ATB_`` and ``HCCL_``.
-        op_compiler_cache: ``ACL_OP_COMPILER_CACHE_DIR``, where CANN keeps compiled operators; empty where it
-            is not set.
-        local_rank: ``LOCAL_RANK``, as torchrun sets it; 0 where it is not set.
-        rank: ``RANK``, likewise.
-        world_size: ``WORLD_SIZE``, likewise; 1 where it is not set.
+        op_compiler_cache: ``ACL_OP_COMPILER_CACHE_DIR``, where CANN keeps compiled operators.
+        local_rank: ``LOCAL_RANK``, ``RANK`` and ``WORLD_SIZE`` as torchrun sets them.
     """
 
     cache_home: Path

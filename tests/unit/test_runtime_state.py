@@ -17,16 +17,14 @@ from tests.support.small_models import Plain
 from tests.support.tracing import ROWS, cached, outcome, reason
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden
 from warmrank.worker.runtime import runtime_state
-from warmrank.worker.runtime.runtime_state import (
+from warmrank.worker.runtime.declare import (
     MAX_NAME_CHARS,
     MAX_TEXT_CHARS,
     MAX_VALUES,
-    RuntimeStateGuard,
     checked,
     declare_runtime_state,
-    declared_for,
-    differences,
 )
+from warmrank.worker.runtime.runtime_state import RuntimeStateGuard, declared_for, differences
 
 SCALARS = (
     st.none()
@@ -116,13 +114,13 @@ def test_contradiction_names_both_values_and_what_to_do() -> None:
 
 
 def test_declaration_keeps_no_module_alive() -> None:
-    before = len(runtime_state._declared.all)
+    before = len(runtime_state.DECLARED.all)
     gone, kept = nn.Linear(2, 2), nn.Linear(2, 2)
     declare_runtime_state(gone, {"x": 1})
     del gone
     gc.collect()
     declare_runtime_state(kept, {"x": 1})
-    assert len(runtime_state._declared.all) <= before + 1
+    assert len(runtime_state.DECLARED.all) <= before + 1
 
 
 def test_differences_say_what_was_and_what_is() -> None:

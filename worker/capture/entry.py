@@ -169,11 +169,7 @@ class Entry:
 
 
 def inside(inputs: Sequence[Any], layout: InputLayout) -> frozenset[int]:
-    """Positions of user inputs that lie in the memory of a mutated input.
-
-    Raises:
-        NotCapturable: an input has no memory with an address.
-    """
+    """Positions of user inputs that lie in the memory of a mutated input."""
     for index in (*layout.fixed, *layout.copied):
         if inputs[index].layout is not torch.strided:
             msg = f"{layout.described(index)} has layout {inputs[index].layout}, which lies at no address"

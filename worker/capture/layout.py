@@ -68,11 +68,7 @@ class InputLayout:
         )
 
     def require_tensors(self, inputs: Sequence[Any]) -> None:
-        """Refuse inputs that are no tensors any more: the module's are not asked about on each call.
-
-        Raises:
-            StateChanged: names the first one.
-        """
+        """Refuse inputs that are no tensors any more: the module's are not asked about on each call."""
         for index, kind in enumerate(self._classes):
             if kind != NUMBER and not isinstance(inputs[index], torch.Tensor):
                 raise StateChanged(self._names[index], inputs[index])

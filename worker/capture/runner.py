@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.capture.eager import (
@@ -30,8 +30,6 @@ from warmrank.worker.errors import NotCapturable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines.port import Engine
-
     from warmrank.worker.capture.entry import Entry
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.pools import CapturePool
@@ -40,12 +38,13 @@ if TYPE_CHECKING:
     from warmrank.worker.devices import PoolHandle
     from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.engines import Graph
+    from warmrank.worker.engines.port import Engine
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _log = logging.getLogger("torchair")
 
-# A function that goes round through more shapes than this many times the limit captures none of them; with
-# all that the limit allows it would have replayed at most one call in as many.
+# Shapes that ran once are remembered up to this many times the limit of captures: a function that goes round
+# through more captures none of them, and would have replayed at most one call in as many.
 _SHAPES_PER_CAPTURE = 16
 
 
@@ -90,35 +89,6 @@ class CaptureOptions(Value):
         )
 
 
-class FirstCalls:
-    """The shapes of one function that ran once and are not captured yet, the oldest first.
-
-    Invariant: memory is bounded. Shapes are kept as hashes; two shapes of one hash are harmless, because the
-    second of them is then captured at its first call, which is right as well.
-    """
-
-    def __init__(self, limit: int) -> None:
-        """As of a function of which nothing ran."""
-        self._most = max(1, limit * _SHAPES_PER_CAPTURE)
-        self._ran: dict[int, None] = {}
-
-    def __contains__(self, key: Hashable) -> bool:
-        return hash(key) in self._ran
-
-    def __len__(self) -> int:
-        return len(self._ran)
-
-    def add(self, key: Hashable) -> None:
-        """Note that a shape ran; the oldest is forgotten where there are too many."""
-        self._ran[hash(key)] = None
-        if len(self._ran) > self._most:
-            del self._ran[next(iter(self._ran))]
-
-    def discard(self, key: Hashable) -> None:
-        """Forget a shape: it is captured."""
-        self._ran.pop(hash(key), None)
-
-
 class GraphRunner:
     """Runs one loaded graph through captured graphs.
 
@@ -143,7 +113,9 @@ class GraphRunner:
         self._lock = self._given.lock if self._given is not None else threading.RLock()
         self._pools: dict[Any, CapturePool] = {}
         self._entries: dict[tuple[Any, ...], Entry] = {}
-        self._ran = FirstCalls(options.limit)
+        # Hashes of shapes that ran once and are not captured yet, the oldest first. Two shapes of one hash
+        # are harmless: the second is captured at its first call, which is right as well.
+        self._ran: dict[int, None] = {}
         self._last: Entry | None = None
         self._thread = 0
         self._threads: set[int] = set()
@@ -237,7 +209,7 @@ class GraphRunner:
         """Whether a shape that may be captured did not run yet."""
         return not (
             key in self._entries
-            or key in self._ran
+            or hash(key) in self._ran
             or self._never
             or self._options.force_recapture
             or self._is_full()
@@ -248,9 +220,14 @@ class GraphRunner:
         # Outputs are of the kind that replays return, or one loop would be given both kinds.
         with ordinary_tensors(inputs[index] for index in self.layout.mutated):
             outputs = self._graph(*inputs)
-        self._ran.add(key)
+        self._note_run(key)
         self._tally.warm_up_runs += 1
         return outputs
+
+    def _note_run(self, key: tuple[Any, ...]) -> None:
+        self._ran[hash(key)] = None
+        if len(self._ran) > max(1, self._options.limit * _SHAPES_PER_CAPTURE):
+            del self._ran[next(iter(self._ran))]
 
     def _find(
         self, key: tuple[Any, ...], inputs: tuple[Any, ...], settled: Settled
@@ -291,7 +268,7 @@ class GraphRunner:
                 return None, intact
         self._tally.captures += 1
         self._entries[key] = entry
-        self._ran.discard(key)
+        self._ran.pop(hash(key), None)
         return entry, inputs
 
     def _forget(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
@@ -300,7 +277,7 @@ class GraphRunner:
         if old is not None:
             cause = "force_recapture" if old.fits(inputs) else old.misfit(inputs)
             self._tally.recaptured[cause] += 1
-            self._ran.add(key)  # should the capture fail, the next call tries again
+            self._note_run(key)  # should the capture fail, the next call tries again
             self._last = None
             _log.info("recapture: %s", cause)
 

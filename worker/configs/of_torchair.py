@@ -21,14 +21,12 @@ _SECTIONS = ("torchair.configs.", "npugraph_ex.configs.")
 
 
 def of_torchair(config: Any, parameter: str) -> CompilerConfig:
-    """The equivalent `CompilerConfig` of ours, TorchAir's, or npugraph_ex's flat one.
+    """The equivalent of TorchAir's `CompilerConfig`, or of npugraph_ex's flat one.
 
     Raises:
         BadConfig: it is no configuration.
         NoCounterpart: it sets options that ours does not have; names all.
     """
-    if isinstance(config, CompilerConfig):
-        return config
     if isinstance(config, NpuGraphEx):
         return _flat({name.rpartition(".")[2]: value for name, _, value in _set(config)})
     package = type(config).__module__.partition(".")[0]

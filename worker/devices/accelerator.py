@@ -46,11 +46,7 @@ class AcceleratorBackend:
         self._pools: weakref.WeakValueDictionary[PoolHandle, AcceleratorPool] = weakref.WeakValueDictionary()
 
     def device(self, local_rank: int) -> torch.device:
-        """See `DeviceBackend.device`; where Ray shows a rank one device only, it is that one.
-
-        Raises:
-            DeviceUnavailable: fewer devices are visible than ranks are on this node.
-        """
+        """See `DeviceBackend.device`; where Ray shows a rank one device only, it is that one."""
         if memory_of(self.kind) != self.kind:
             return torch.device(memory_of(self.kind))
         num_devices = self._module.device_count()
@@ -69,11 +65,7 @@ class AcceleratorBackend:
         return tuple(self._module.graph_pool_handle())
 
     def pool(self, handle: PoolHandle | None = None) -> AcceleratorPool:
-        """See `DeviceBackend.pool`.
-
-        Raises:
-            ValueError: this is no handle as ``torch.cuda.graph_pool_handle()`` makes them.
-        """
+        """See `DeviceBackend.pool`."""
         new = AcceleratorPool(self._module, self._recorder.private_pool)
         if handle is None:
             return new
@@ -165,20 +157,12 @@ def _check_handle(handle: PoolHandle, kind: str) -> None:
 
 @functools.cache
 def accelerator(kind: str) -> AcceleratorBackend:
-    """The backend of ``cuda`` or ``npu`` in this process.
-
-    Raises:
-        DeviceUnavailable: torch does not know the device kind, or finds no such device.
-    """
+    """The backend of ``cuda`` or ``npu`` in this process."""
     return AcceleratorBackend(kind, device_module(kind), memory=memory_of(kind))
 
 
 def device_module(kind: str) -> Any:
-    """``torch.cuda`` or ``torch.npu``, with at least one device.
-
-    Raises:
-        DeviceUnavailable: torch is built without it, torch_npu does not import, or there is no device.
-    """
+    """``torch.cuda`` or ``torch.npu``, with at least one device."""
     if kind == "npu":
         _import_torch_npu()
     elif torch.version.cuda is None:
@@ -199,9 +183,6 @@ def check_visible() -> None:
     """Refuse an ``ASCEND_RT_VISIBLE_DEVICES`` that CANN would cut short in silence.
 
     Without device files the check is left out: NPUs may be reached in ways that are not known here.
-
-    Raises:
-        DeviceUnavailable: the variable is no list of NPUs that are there, or hides them all.
     """
     num_devices = len(device_numbers(here()))
     if num_devices and not visible_devices(settings().ascend, num_devices):

@@ -125,9 +125,6 @@ def refuse_foreign(values: Sequence[Any], what: str, device: torch.device) -> No
 
     Kernels take what lies elsewhere by value, or work on it outside of the recording: every replay would
     repeat what it held at the capture.
-
-    Raises:
-        NotCapturable: a tensor does not lie on ``device``, or is sparse.
     """
     for position, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
@@ -160,11 +157,7 @@ def not_capturable(error: RuntimeError, kind: str) -> Exception:
 
 
 def refuse_exhausted(error: RuntimeError, kind: str) -> None:
-    """Say of an error of an engine that captures by itself what it is, if streams ran out.
-
-    Raises:
-        NotCapturable: they did.
-    """
+    """Say of an error of an engine that captures by itself what it is, if streams ran out."""
     if kind == "npu" and exhausted(error):
         raise _no_stream_left(error) from error
 

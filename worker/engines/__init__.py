@@ -17,13 +17,15 @@ from warmrank.worker.keys.environment import target
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines.port import Engine
-
     from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.engines.port import Engine
     from warmrank.worker.runtime.options import EngineChoice
 
 _log = logging.getLogger("torchair")
 Graph = Callable[..., tuple[Any, ...]]
+Sections = Mapping[str, bytes]
+Files = Mapping[str, Path]
+Groups = Mapping[str, str]
 _HOMES = {
     "graph": ("warmrank.worker.engines.graph", "GraphEngine"),
     "aoti": ("warmrank.worker.engines.aoti", "AotiEngine"),

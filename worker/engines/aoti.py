@@ -2,7 +2,7 @@
 
 Sections::
 
-    graph.py, graph.code, constants   as engine ``graph`` writes them: the whole graph, to read, to replay,
+    graph.py, graph.code, constants   the whole graph as engine ``graph`` writes it: to read, to replay,
                                       and to compile again without Dynamo
     aoti                              JSON: inputs as `worker.torch_private.symbols` describes them, how to
                                       call the library, its file's name, and conditions that Inductor added
@@ -14,14 +14,11 @@ File, with ``ge_cache``: ``ge_cache_<16 hex of its SHA-256>.pt2``: a zip in torc
     graph/data/aotinductor/model/graph.so     the library, not compressed
     graph/data/aotinductor/model/graph.json   operators that it calls by name; where there are any
 
-Without the file, the process that compiled uses what it compiled; a later one compiles at load. What such a
-compile finds on symbolic sizes must be among the artifact's own conditions, or the graph is replayed
-operator by operator, with a warning: correct, and slower.
-
-A result shares memory with exactly what it shares in eager. Inductor may hand out one buffer as two
-results, so the first call looks whether results share memory with each other or with an input; those that
-do are copied from then on. A graph that writes to inputs was compiled for inputs that do not overlap; where
-they do, the operators are replayed instead.
+Without the file, the compiling process uses what it compiled, and a later one compiles at load. Conditions
+that such a compile adds must be among the artifact's own, or the graph is replayed operator by operator, with
+a warning: correct, and slower. A result shares memory with exactly what it shares in eager: Inductor may
+return one buffer as two results, so the first call finds results that share memory with each other or an
+input, and those are copied from then on.
 """
 
 from __future__ import annotations
@@ -46,13 +43,20 @@ from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, 
 from warmrank.worker.runtime.artifact import STATE
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines import Graph
+    from warmrank.worker.engines import Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+_log = logging.getLogger("torchair")
 _DIRECTORY = "graph/data/aotinductor/model/"
 _LIBRARY_FILES = ("graph.so", "graph.json")
-_EPOCH = (1980, 1, 1, 0, 0, 0)
+_SECTION = "aoti"
+_TAIL = ("tail.py", "tail.code", "tail.constants")
+_WHOLE = ("graph.py", "graph.code", "constants")
+# Libraries that this process compiled, by the digest of their section: without ge_cache there is no file.
+_compiled: dict[str, Mapping[str, bytes]] = {}
 
 
 def pack(library: Mapping[str, bytes]) -> bytes:
@@ -61,29 +65,29 @@ def pack(library: Mapping[str, bytes]) -> bytes:
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         files = [(f"{_DIRECTORY}{name}", library[name]) for name in _LIBRARY_FILES if name in library]
         for name, data in (("graph/archive_format", b"pt2"), *files):
-            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             entry.external_attr = 0o600 << 16
             archive.writestr(entry, data)
     return stream.getvalue()
 
 
 def unpack(path: Path) -> dict[str, bytes]:
-    """The library in a package: its files by name.
-
-    Raises:
-        ArtifactCorrupt: the file is no such package.
-    """
+    """The library in a package; raises `ArtifactCorrupt` if the file is none."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [name for name in _LIBRARY_FILES if f"{_DIRECTORY}{name}" in archive.namelist()]
-            library = {name: archive.read(f"{_DIRECTORY}{name}") for name in names}
-            if _LIBRARY_FILES[0] not in library:
-                msg = f"{path} is no package of compiled kernels: it holds no {_LIBRARY_FILES[0]}"
-                raise ArtifactCorrupt(msg, where=str(path), why=f"it holds no {_LIBRARY_FILES[0]}")
-            return library
+            known = archive.namelist()
+            library = {
+                name: archive.read(f"{_DIRECTORY}{name}")
+                for name in _LIBRARY_FILES
+                if f"{_DIRECTORY}{name}" in known
+            }
     except (OSError, zipfile.BadZipFile) as error:
         msg = f"{path} is no package of compiled kernels: {error}"
         raise ArtifactCorrupt(msg, where=str(path), why=str(error)) from error
+    if "graph.so" not in library:
+        msg = f"{path} is no package of compiled kernels: it holds no graph.so"
+        raise ArtifactCorrupt(msg, where=str(path), why="it holds no graph.so")
+    return library
 
 
 def package_name(package: bytes) -> str:
@@ -91,38 +95,26 @@ def package_name(package: bytes) -> str:
     return f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2"
 
 
-_log = logging.getLogger("torchair")
-Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-
-
 class Parts(NamedTuple):
-    """A loaded graph. No dataclass: to make one of so many fields takes a millisecond, in every warm process.
+    """A loaded graph. No dataclass: one of so many fields takes a millisecond to make, in every process."""
 
-    Attributes:
-        open: makes what runs the library on a device; None where there is none.
-        tensors: positions of the inputs that the library takes.
-        numbers: positions of the numbers that it takes, as sizes.
-        constants: tensors that it takes after them.
-        tail: makes the results of the tail's inputs and the library's results; None where these are they.
-        on_cpu: no input lies on an accelerator.
-        written: positions of the inputs that the library writes to.
-        replay: the graph, operator by operator.
-    """
-
-    open: Callable[[torch.device], Run] | None
-    tensors: tuple[int, ...]
-    numbers: tuple[int, ...]
-    constants: tuple[torch.Tensor, ...]
-    tail: Callable[..., tuple[Any, ...]] | None
+    open: Callable[[torch.device], Run] | None  # opens the library on a device; None where there is none
+    tensors: tuple[int, ...]  # positions of the inputs that the library takes
+    numbers: tuple[int, ...]  # positions of the numbers that it takes, as sizes
+    constants: tuple[torch.Tensor, ...]  # that it takes after them
+    tail: Callable[..., tuple[Any, ...]] | None  # makes the results of its inputs and the library's results
     tail_inputs: tuple[int, ...]
-    on_cpu: bool
-    written: tuple[int, ...]
-    classes: tuple[str, ...]
-    replay: Callable[..., tuple[Any, ...]]
+    on_cpu: bool  # no input lies on an accelerator
+    written: tuple[int, ...]  # positions of the inputs that the library writes to
+    classes: tuple[str, ...]  # of each input, by `GraphFacts`
+    replay: Callable[..., tuple[Any, ...]]  # the graph, operator by operator
 
 
 class CompiledGraph:
-    """Calls the parts."""
+    """Calls the parts.
+
+    A graph that writes to inputs was compiled for inputs that do not overlap; where they do, it is replayed.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -131,48 +123,54 @@ class CompiledGraph:
         self._tail_inputs = picker(parts.tail_inputs)
         self._copied: frozenset[int] | None = None  # None until the first call has looked
         self._warned = False
-        self._overlap = _overlap_check(parts)
+        self._overlap: OverlapCheck | None = None
+        if parts.written:
+            read = [index for index in parts.tensors if index not in parts.written]
+            fixed = [index for index in read if parts.classes[index] == STATE]
+            others = [index for index in read if parts.classes[index] != STATE]
+            self._overlap = OverlapCheck(parts.written, fixed, others)
         if parts.open is not None and parts.on_cpu:
-            self._opened(torch.device("cpu"))  # a fault shows at load, not at the first call
+            self._run = parts.open(torch.device("cpu"))  # a fault shows at load, not at the first call
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Results of the graph."""
         parts = self._parts
-        if parts.open is None:
-            made: Sequence[torch.Tensor] = ()
-        else:
+        made: Sequence[torch.Tensor] = ()
+        if parts.open is not None:
             if self._overlap is not None and self._overlap(inputs):
-                self._warn()
+                if not self._warned:
+                    self._warned = True
+                    _log.warning(
+                        "inputs of a graph that writes to its inputs share memory, which compiled kernels "
+                        "are not made for; the graph is replayed operator by operator whenever they do"
+                    )
                 return parts.replay(*inputs)
             taken = self._take(inputs)
-            run = self._run or self._opened(_device_of(taken))
-            made = run(taken)
+            if self._run is None:
+                on = (item.device for item in taken if item.device.type != "cpu")
+                self._run = parts.open(next(on, torch.device("cpu")))
+            made = self._run(taken)
             if self._copied is None or self._copied:
                 made = self._own(made, taken)
         if parts.tail is None:
             return tuple(made)
         return parts.tail(*self._tail_inputs(inputs), *made)
 
-    def _opened(self, device: torch.device) -> Run:
-        assert self._parts.open is not None  # noqa: S101 - callers looked
-        self._run = self._parts.open(device)
-        return self._run
-
-    def _warn(self) -> None:
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "inputs of a graph that writes to its inputs share memory, which compiled kernels are not "
-                "made for; the graph is replayed operator by operator whenever they do"
-            )
-
     def _own(self, made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if self._copied is None:
-            copied = _shared(made, taken)
-            if any(not value.numel() for value in made):
-                return [value.clone() if index in copied else value for index, value in enumerate(made)]
-            self._copied = copied
-        return [value.clone() if index in self._copied else value for index, value in enumerate(made)]
+        """The results, copied where they lie in the memory of an input or of an earlier result."""
+        copied = self._copied
+        if copied is None:
+            seen = {value.untyped_storage().data_ptr() for value in taken if value.numel()}
+            found = set()
+            for index, value in enumerate(made):
+                address = value.untyped_storage().data_ptr()
+                if value.numel() and address in seen:
+                    found.add(index)
+                seen.add(address)
+            copied = frozenset(found)
+            if all(value.numel() for value in made):  # an empty result does not show what it shares
+                self._copied = copied
+        return [value.clone() if index in copied else value for index, value in enumerate(made)]
 
 
 def _taker(parts: Parts) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
@@ -187,42 +185,6 @@ def _taker(parts: Parts) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
     return lambda inputs: [*pick(inputs), *map(carrier.expand, sizes(inputs)), *constants]
 
 
-def _overlap_check(parts: Parts) -> OverlapCheck | None:
-    if not parts.written:
-        return None
-    written = frozenset(parts.written)
-    others = [index for index in parts.tensors if index not in written]
-    return OverlapCheck(
-        parts.written,
-        [index for index in others if parts.classes[index] == STATE],
-        [index for index in others if parts.classes[index] != STATE],
-    )
-
-
-def _shared(made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> frozenset[int]:
-    """Positions of the results that lie in the memory of an input or of an earlier result."""
-    seen = {value.untyped_storage().data_ptr() for value in taken if value.numel()}
-    found = set()
-    for index, value in enumerate(made):
-        address = value.untyped_storage().data_ptr()
-        if value.numel() and address in seen:
-            found.add(index)
-        seen.add(address)
-    return frozenset(found)
-
-
-def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Where the library runs: the first accelerator that an input lies on."""
-    return next((item.device for item in tensors if item.device.type != "cpu"), torch.device("cpu"))
-
-
-_SECTION = "aoti"
-_TAIL = ("tail.py", "tail.code", "tail.constants")
-_WHOLE = ("graph.py", "graph.code", "constants")
-# Libraries that this process compiled, by the digest of their section: without ge_cache there is no file.
-_compiled: dict[str, Mapping[str, bytes]] = {}
-
-
 class AotiEngine:
     """Compiles with AOTInductor; loads without it."""
 
@@ -232,12 +194,7 @@ class AotiEngine:
     captures_itself = False
 
     def check(self, device_kind: str) -> None:
-        """See `Engine.check`.
-
-        Raises:
-            BadConfig: it does not compile for this kind of device.
-            ToolchainError: a compiler is missing, or too old.
-        """
+        """See `Engine.check`."""
         from warmrank.worker.engines import toolchain
         from warmrank.worker.torch_private import facts as torch_facts
 
@@ -255,41 +212,31 @@ class AotiEngine:
     def compile(
         self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
     ) -> Built:
-        """See `Engine.compile`.
-
-        Raises:
-            NotPortable: the graph holds what a library cannot give back as eager does; says what.
-            NotYet: it uses a process group.
-        """
+        """See `Engine.compile`; raises `NotPortable` where a library cannot return what eager does."""
         from warmrank.worker.engines.aoti_compile import compile_parts
 
-        whole = dict(self.outline(lowered, facts, site=site))
-        description = json.loads(whole.pop(_SECTION))["described"]
-        parts = compile_parts(lowered, facts, _identity(whole, description))
-        package = None if parts.library is None else pack(parts.library)
-        kept = package if keep_compiled else None
+        sections = dict(self.outline(lowered, facts, site=site))
+        description = json.loads(sections.pop(_SECTION))["described"]
+        parts = compile_parts(lowered, facts, _identity(sections, description))
+        files = {}
+        if parts.library is not None and keep_compiled:
+            package = pack(parts.library)
+            files = {package_name(package): package}
         call = {
             **parts.call,
             "described": description,
             "classes": list(facts.input_classes),
-            "file": package_name(kept) if kept is not None else "",
+            "file": next(iter(files), ""),
         }
-        sections = dict(whole)
         sections[_SECTION] = json.dumps(call, sort_keys=True, separators=(",", ":")).encode()
         if parts.tail is not None:
             sections |= dict(zip(_TAIL, (parts.tail[name] for name in _WHOLE), strict=True))
         if parts.library is not None:
             _compiled[_digest(sections)] = parts.library
-        return Built(sections=sections, files={} if kept is None else {package_name(kept): kept})
+        return Built(sections=sections, files=files)
 
-    def outline(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
-    ) -> Mapping[str, bytes]:
-        """See `Engine.outline`; of section ``aoti`` what describes the inputs.
-
-        Raises:
-            NotPortable: as `compile`.
-        """
+    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
+        """See `Engine.outline`; section ``aoti`` holds only the inputs' description."""
         from warmrank.worker.torch_private.symbols import describe
 
         if facts.data_dependent:
@@ -301,14 +248,7 @@ class AotiEngine:
         described = json.dumps({"described": describe(lowered.graph)}, sort_keys=True)
         return {**GraphEngine().outline(lowered, facts, site=site), _SECTION: described.encode()}
 
-    def load(
-        self,
-        sections: Mapping[str, bytes],
-        files: Mapping[str, Path],
-        groups: Mapping[str, str],
-        *,
-        site: Site | None = None,
-    ) -> Graph:
+    def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `Engine.load`; compiles where the artifact keeps no kernels.
 
         Raises:
@@ -318,74 +258,58 @@ class AotiEngine:
         """
         del site
         call: dict[str, Any] = json.loads(sections[_SECTION])
-        replay = partial(_replay, sections, dict(groups), [])
+        bound: list[Graph] = []
+
+        def replay(*inputs: Any) -> tuple[Any, ...]:
+            if not bound:
+                bound.append(GraphEngine().load({name: sections[name] for name in _WHOLE}, {}, groups))
+            return bound[0](*inputs)
+
+        library = self._library(sections, call, files) if call["computes"] else None
+        if call["computes"] and library is None:
+            return replay
         tail = None
         if _TAIL[0] in sections:
-            tail = GraphEngine().load(
-                dict(zip(_WHOLE, (sections[name] for name in _TAIL), strict=True)), {}, groups
+            tail_sections = dict(zip(_WHOLE, (sections[name] for name in _TAIL), strict=True))
+            tail = GraphEngine().load(tail_sections, {}, groups)
+        from warmrank.worker.torch_private.aoti_runtime import open_library
+
+        constants = unpack_constants(sections["constants"])
+        return CompiledGraph(
+            Parts(
+                open=None if library is None else partial(open_library, library),
+                tensors=tuple(call["tensors"]),
+                numbers=tuple(call["numbers"]),
+                constants=tuple(constants[index] for index in call["constants"]),
+                tail=tail,
+                tail_inputs=tuple(call["tail_inputs"]),
+                on_cpu=_device_kind(call["described"]) == "cpu",
+                written=tuple(call["written"]),
+                classes=tuple(call["classes"]),
+                replay=replay,
             )
-        if not call["computes"]:
-            return _graph(call, None, tail, sections, replay)
-        library = self._library(sections, call, files)
-        return replay if library is None else _graph(call, library, tail, sections, replay)
+        )
 
     def _library(
-        self, sections: Mapping[str, bytes], call: Mapping[str, Any], files: Mapping[str, Path]
+        self, sections: Sections, call: Mapping[str, Any], files: Files
     ) -> Mapping[str, bytes] | None:
         """The library's files: kept, compiled by this process before, or compiled now; None if that fails."""
-        if call["file"]:
-            if call["file"] not in files and _digest(sections) in _compiled:
-                return _compiled[_digest(sections)]
-            if call["file"] not in files:
-                msg = f"{call['file']} is missing, the artifact's kernels"
-                raise ArtifactMissing(msg, where=call["file"], why="it is missing")
+        if call["file"] in files:
             return unpack(files[call["file"]])
         digest = _digest(sections)
-        if digest not in _compiled:
-            self.check(_device_kind(call["described"]))
-            library = _compile_again(sections, call)
-            if library is None:
-                return None
+        if digest in _compiled:
+            return _compiled[digest]
+        if call["file"]:
+            msg = f"{call['file']} is missing, the artifact's kernels"
+            raise ArtifactMissing(msg, where=call["file"], why="it is missing")
+        self.check(_device_kind(call["described"]))
+        library = _compile_again(sections, call)
+        if library is not None:
             _compiled[digest] = library
-        return _compiled[digest]
+        return library
 
 
-def _graph(
-    call: Mapping[str, Any],
-    library: Mapping[str, bytes] | None,
-    tail: Callable[..., Any] | None,
-    sections: Mapping[str, bytes],
-    replay: Callable[..., Any],
-) -> CompiledGraph:
-    from warmrank.worker.torch_private.aoti_runtime import open_library
-
-    constants = unpack_constants(sections["constants"])
-    return CompiledGraph(
-        Parts(
-            open=None if library is None else partial(open_library, library),
-            on_cpu=_device_kind(call["described"]) == "cpu",
-            tensors=tuple(call["tensors"]),
-            numbers=tuple(call["numbers"]),
-            constants=tuple(constants[index] for index in call["constants"]),
-            tail=tail,
-            tail_inputs=tuple(call["tail_inputs"]),
-            written=tuple(call["written"]),
-            classes=tuple(call["classes"]),
-            replay=replay,
-        )
-    )
-
-
-def _replay(
-    sections: Mapping[str, bytes], groups: Mapping[str, str], bound: list[Graph], *inputs: Any
-) -> tuple[Any, ...]:
-    """Run the graph operator by operator; bound at the first use."""
-    if not bound:
-        bound.append(GraphEngine().load({name: sections[name] for name in _WHOLE}, {}, groups))
-    return bound[0](*inputs)
-
-
-def _compile_again(sections: Mapping[str, bytes], call: Mapping[str, Any]) -> Mapping[str, bytes] | None:
+def _compile_again(sections: Sections, call: Mapping[str, Any]) -> Mapping[str, bytes] | None:
     from warmrank.worker.engines.aoti_compile import compile_described
 
     whole = {name: sections[name] for name in _WHOLE}
@@ -414,17 +338,16 @@ def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, An
     return {**plan, "numbers": first(call["numbers"]), "tail_inputs": set(first(call["tail_inputs"]))}
 
 
-def _identity(whole: Mapping[str, bytes], description: Mapping[str, Any]) -> str:
+def _identity(whole: Sections, description: Mapping[str, Any]) -> str:
     """Digest of what is compiled: equal on all ranks whose graphs are equal."""
     text = whole["graph.py"] + whole["constants"] + json.dumps(description, sort_keys=True).encode()
     return hashlib.sha256(text).hexdigest()[:32]
 
 
-def _digest(sections: Mapping[str, bytes]) -> str:
+def _digest(sections: Sections) -> str:
     """Digest of all that a library was compiled from and for."""
     hashes = (hashlib.sha256(sections.get(name, b"")).digest() for name in (*_WHOLE, *_TAIL))
-    call = json.loads(sections[_SECTION])
-    call["file"] = ""
+    call = {**json.loads(sections[_SECTION]), "file": ""}
     return hashlib.sha256(b"".join(hashes) + json.dumps(call, sort_keys=True).encode()).hexdigest()
 
 

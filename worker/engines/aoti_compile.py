@@ -7,9 +7,9 @@ returns, operator by operator, as eager does. Mutations stay in the library, who
 own tensors; both parts are pure functions of the graph.
 
 A library holds the path it was made at, so all processes compile in ``/tmp/warmrank-aoti/<digest of what is
-compiled>/``, with a lock beside it, and ``inductor`` beside it for precompiled headers. The root belongs to
-the running user and nobody else can write to it, or it is not used: then a private directory serves, and
-the bytes differ from those of other processes, which a warning says.
+compiled>/``, with a lock beside it, and ``inductor`` beside it for precompiled headers. If the root does not
+belong to the running user, or others can write to it, a private directory serves, with a warning: the bytes
+then differ from those of other processes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import stat
 import tempfile
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import geteuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -41,11 +41,9 @@ from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of
 from warmrank.worker.torch_private.operators import DROPOUTS, arguments_at, memory_of, mutated_arguments
 from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _log = logging.getLogger("torchair")
 ROOT = Path("/tmp/warmrank-aoti")  # noqa: S108 - owner and mode are checked; TMPDIR would differ between processes
+_INSTEAD = 'use mode "reduce-overhead" (engine graph) for this function'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,34 +59,24 @@ def compile_place(digest: str, root: Path | None = None) -> Iterator[CompilePlac
     """An empty directory for the compile of what has this digest, held alone until the end."""
     root = ROOT if root is None else root
     fault = _fault(root)
-    if fault:
-        _log.warning(
-            "%s cannot be used (%s); kernels are compiled in a private directory, so their bytes differ from "
-            "those of other processes. Remove it, or give it to this user with mode 0700.",
-            root,
-            fault,
-        )
-        with (
-            tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as private,
-            _made(Path(private), digest) as place,
-        ):
-            yield place
-        return
-    # The lock is the kernel's: a holder that died is no holder.
-    with FileLock(root / f"{digest}.lock", mode=0o600, fallback_to_soft=False), _made(root, digest) as place:
+    with contextlib.ExitStack() as stack:
+        if fault:
+            _log.warning(
+                "%s cannot be used (%s); kernels are compiled in a private directory, so their bytes differ "
+                "from those of other processes. Remove it, or give it to this user with mode 0700.",
+                root,
+                fault,
+            )
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmrank-aoti-")))
+        else:
+            # The lock is the kernel's: a holder that died is no holder.
+            stack.enter_context(FileLock(root / f"{digest}.lock", mode=0o600, fallback_to_soft=False))
+        place = CompilePlace(directory=root / digest, cache=root / "inductor")
+        shutil.rmtree(place.directory, ignore_errors=True)  # of a process that was killed
+        stack.callback(shutil.rmtree, place.directory, ignore_errors=True)
+        place.directory.mkdir(mode=0o700)
+        place.cache.mkdir(mode=0o700, exist_ok=True)
         yield place
-
-
-@contextlib.contextmanager
-def _made(root: Path, digest: str) -> Iterator[CompilePlace]:
-    directory, cache = root / digest, root / "inductor"
-    shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed
-    directory.mkdir(mode=0o700)
-    cache.mkdir(mode=0o700, exist_ok=True)
-    try:
-        yield CompilePlace(directory=directory, cache=cache)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _fault(root: Path) -> str:
@@ -108,25 +96,16 @@ def _fault(root: Path) -> str:
 
 
 _ARITHMETIC = {getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div")}
-_INSTEAD = 'use mode "reduce-overhead" (engine graph) for this function'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """The two parts of a graph.
+    """The two parts of a graph."""
 
-    Attributes:
-        library: the graph that Inductor compiles, over all inputs, or None where nothing is to be computed.
-        tail: the graph of the results, over `tail_inputs` and then the library's results; None where the
-            library's results are the graph's.
-        tail_inputs: positions of the inputs that the tail needs.
-        written: positions of the inputs that the library writes to.
-    """
-
-    library: GraphModule | None
-    tail: GraphModule | None
-    tail_inputs: tuple[int, ...]
-    written: tuple[int, ...]
+    library: GraphModule | None  # over all inputs; None where nothing is to be computed
+    tail: GraphModule | None  # over its inputs and the library's results; None where these are the results
+    tail_inputs: tuple[int, ...]  # positions of the inputs that the tail needs
+    written: tuple[int, ...]  # positions of the inputs that the library writes to
 
 
 def divide(graph: GraphModule) -> Division:
@@ -136,38 +115,40 @@ def divide(graph: GraphModule) -> Division:
         NotPortable: it changes the shape of a tensor in place.
         NotYet: it uses a process group.
     """
-    _refuse_nodes(graph)
-    tail = _Tail(graph)
-    library = _library_of(graph, tail.bases)
-    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    memory = set() if library is None else set(_written(library))
+    for node in graph.graph.nodes:
+        _refuse(node)
+    (results,) = next(node for node in graph.graph.nodes if node.op == "output").args
+    inputs, bases, order = _needed_by_tail(graph, results)
+    library = _library_of(graph, bases)
+    written = set() if library is None else set(_written_memory(library))
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    is_identity = list(results) == bases and not inputs
     return Division(
         library=library,
-        tail=None if tail.is_identity else tail.module,
-        tail_inputs=tuple(inputs.index(node) for node in tail.inputs),
+        tail=None if is_identity else _tail_of(graph, results, [*inputs, *bases], order),
+        tail_inputs=tuple(placeholders.index(node) for node in inputs),
         written=tuple(
-            index for index, node in enumerate(inputs) if memory & set(memory_of(node.meta.get("val")))
+            index for index, node in enumerate(placeholders) if written & set(memory_of(node.meta.get("val")))
         ),
     )
 
 
-def _refuse_nodes(graph: GraphModule) -> None:
-    for node in graph.graph.nodes:
-        target = str(node.target)
-        if node.op != "call_function":
-            continue
-        if "c10d" in target:
-            raise NotYet(f"process groups in mode max-autotune ({target})", instead=_INSTEAD)
-        if torch.Tag.inplace_view in getattr(node.target, "tags", ()) and target != "aten.detach_.default":
-            where = (node.stack_trace or "").strip() or "unknown line"
-            msg = (
-                f"{target} changes the shape of a tensor in place, which no compiled library can:\n{where}\n"
-                f"Use the operator that returns a view instead, or {_INSTEAD}."
-            )
-            raise NotPortable(msg, what=target)
+def _refuse(node: Node) -> None:
+    target = str(node.target)
+    if node.op != "call_function":
+        return
+    if "c10d" in target:
+        raise NotYet(f"process groups in mode max-autotune ({target})", instead=_INSTEAD)
+    if torch.Tag.inplace_view in getattr(node.target, "tags", ()) and target != "aten.detach_.default":
+        where = (node.stack_trace or "").strip() or "unknown line"
+        msg = (
+            f"{target} changes the shape of a tensor in place, which no compiled library can:\n{where}\n"
+            f"Use the operator that returns a view instead, or {_INSTEAD}."
+        )
+        raise NotPortable(msg, what=target)
 
 
-def _written(graph: GraphModule) -> Iterator[int]:
+def _written_memory(graph: GraphModule) -> Iterator[int]:
     """Identities of the memory that operators of a graph write to."""
     for node in graph.graph.nodes:
         for value in arguments_at(node, mutated_arguments(node.target)):
@@ -176,62 +157,45 @@ def _written(graph: GraphModule) -> Iterator[int]:
                     yield from memory_of(item.meta.get("val"))
 
 
-@dataclass(slots=True)
-class _Tail:
-    """Makes the tail; collects what it needs of the library and of the inputs on the way."""
+def _needed_by_tail(graph: GraphModule, results: Any) -> tuple[list[Node], list[Node], list[Node]]:
+    """Inputs and library results that the tail needs, and the nodes it computes; all in the graph's order."""
+    inputs: list[Node] = []
+    bases: list[Node] = []
+    needed: set[Node] = set()
+    waiting = [value for value in results if isinstance(value, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node in needed or node in bases or node in inputs:
+            continue
+        if node.op == "placeholder":
+            inputs.append(node)
+        elif node.op != "get_attr" and (written := _written_argument(node)) is not None:
+            needed.add(node)
+            waiting.append(written)
+        elif node.op != "get_attr" and _is_tensor(node) and not _is_view(node):
+            bases.append(node)
+        else:
+            needed.add(node)
+            waiting.extend(node.all_input_nodes)
+    # So equal graphs have equal parts however they were walked.
+    position = {node: index for index, node in enumerate(graph.graph.nodes)}.__getitem__
+    return sorted(inputs, key=position), sorted(bases, key=position), sorted(needed, key=position)
 
-    source: GraphModule
-    bases: list[Node] = field(default_factory=list)
-    inputs: list[Node] = field(default_factory=list)
-    module: GraphModule = field(init=False)
-    is_identity: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        (results,) = next(node for node in self.source.graph.nodes if node.op == "output").args
-        order = self._needed(results)
-        self.is_identity = list(results) == self.bases and not self.inputs
-        graph = Graph()
-        made: dict[Node, Node] = {}
-        for node in [*self.inputs, *self.bases]:
-            made[node] = graph.placeholder(f"of_{node.name}")
-        for node in order:
-            written = _written_argument(node)
-            made[node] = graph.node_copy(node, made.__getitem__) if written is None else made[written]
-        graph.output(torch.fx.node.map_arg(results, made.__getitem__))
-        self.module = GraphModule(self.source, graph)
-
-    def _needed(self, results: Any) -> list[Node]:
-        """What the tail computes, in the order of the graph."""
-        needed: set[Node] = set()
-        waiting = [value for value in results if isinstance(value, Node)]
-        while waiting:
-            node = waiting.pop()
-            if node in needed or node in self.bases or node in self.inputs:
-                continue
-            if node.op == "placeholder":
-                self.inputs.append(node)
-            elif node.op == "get_attr":
-                needed.add(node)
-            elif (written := _written_argument(node)) is not None:
-                needed.add(node)
-                waiting.append(written)
-            elif _is_tensor(node) and not _is_view(node):
-                self.bases.append(node)
-            else:
-                needed.add(node)
-                waiting.extend(node.all_input_nodes)
-        # In the order of the graph, so that equal graphs have equal parts however they were walked.
-        position = {node: index for index, node in enumerate(self.source.graph.nodes)}
-        self.bases.sort(key=position.__getitem__)
-        self.inputs.sort(key=position.__getitem__)
-        return sorted(needed, key=position.__getitem__)
+def _tail_of(source: GraphModule, results: Any, given: list[Node], order: list[Node]) -> GraphModule:
+    graph = Graph()
+    made: dict[Node, Node] = {node: graph.placeholder(f"of_{node.name}") for node in given}
+    for node in order:
+        written = _written_argument(node)
+        made[node] = graph.node_copy(node, made.__getitem__) if written is None else made[written]
+    graph.output(torch.fx.node.map_arg(results, made.__getitem__))
+    return GraphModule(source, graph)
 
 
 def _is_tensor(node: Node) -> bool:
     value = node.meta.get("val")
-    if isinstance(value, list | tuple):
-        return any(isinstance(item, torch.Tensor) for item in value)
-    return isinstance(value, torch.Tensor)
+    items = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(item, torch.Tensor) for item in items)
 
 
 def _is_view(node: Node) -> bool:
@@ -246,7 +210,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _written_argument(node: Node) -> Node | None:
-    """What an operator that writes to its argument and returns it (``add_``) returns; None for all others."""
+    """The argument that an operator writes to and returns (``add_``); None for all others."""
     mine = set(memory_of(node.meta.get("val")))
     for value in arguments_at(node, mutated_arguments(node.target)):
         if isinstance(value, Node) and mine & set(memory_of(value.meta.get("val"))):
@@ -255,7 +219,7 @@ def _written_argument(node: Node) -> Node | None:
 
 
 def _library_of(source: GraphModule, bases: list[Node]) -> GraphModule | None:
-    """The graph with other results, without what nobody needs; None where nothing is left of it."""
+    """The graph with other results, without dead code; None where nothing is left of it."""
     graph = Graph()
     made: dict[Node, Node] = {}
     for node in source.graph.nodes:
@@ -292,17 +256,11 @@ def _floats_beside_complex(node: Node, graph: Graph, made: dict[Node, Node]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledParts:
-    """What a compile made.
+    """What a compile made."""
 
-    Attributes:
-        library: files of the shared library; None where there is nothing to compute.
-        tail: the tail's sections, as engine ``graph`` names them; None where there is none.
-        call: how to call both; goes into the artifact.
-    """
-
-    library: Mapping[str, bytes] | None
-    tail: Mapping[str, bytes] | None
-    call: dict[str, Any]
+    library: Mapping[str, bytes] | None  # files of the shared library; None where there is nothing to compute
+    tail: Mapping[str, bytes] | None  # the tail's sections, as engine ``graph`` names them
+    call: dict[str, Any]  # how to call both; goes into the artifact
 
 
 def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> CompiledParts:
@@ -312,11 +270,10 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
         NotPortable: it cannot be compiled.
         NotYet: it uses a process group.
     """
-    _refuse_lazy_bits(lowered, facts)
-    _refuse_anchored(facts)
+    _refuse_inputs(lowered, facts)
     graph = lowered.graph
     env = shape_env_of(node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder")
-    before = conditions(env)
+    before = set(conditions(env))
     division = divide(graph)
     call: dict[str, Any] = {
         "computes": division.library is not None,
@@ -328,8 +285,7 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
     }
     tail = None
     if division.tail is not None:
-        tail_graph = LoweredGraph(graph=division.tail, inputs=())
-        tail = GraphEngine().compile(tail_graph, facts, keep_compiled=False).sections
+        tail = GraphEngine().outline(LoweredGraph(graph=division.tail, inputs=()), facts)
     library: Mapping[str, bytes] | None = None
     if division.library is not None:
         # Before the inputs are bound: constants in the order in which engine graph keeps them.
@@ -346,31 +302,31 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
                 march=instruction_set().march,
                 compiler=settings().compiler,
             )
-    known = set(before)
-    call["added"] = [text for text in conditions(env) if text not in known]
+    call["added"] = [text for text in conditions(env) if text not in before]
     return CompiledParts(library=library, tail=tail, call=call)
 
 
 def compile_described(
     whole: Mapping[str, bytes], description: Mapping[str, Any], identity: str
 ) -> CompiledParts:
-    """Compile a graph from an artifact's sections, without Dynamo's trace.
-
-    Raises:
-        NotPortable: it cannot be compiled.
-    """
+    """Compile a graph from an artifact's sections, without Dynamo's trace; raises as `compile_parts`."""
     replayed = GraphEngine().load(whole, {}, {})
-    with _plain(), as_described(description):
-        values = rebuild(description)
-        graph = graph_of(replayed, values)
+    with contextlib.ExitStack() as stack:
+        # Without what the caller of a cached function may have switched on.
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.no_grad())
+        for kind in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(as_described(description))
+        graph = graph_of(replayed, rebuild(description))
         facts = GraphFacts(input_classes=(), num_outputs=0, aliased_outputs=())
         return compile_parts(LoweredGraph(graph=graph, inputs=()), facts, identity)
 
 
-def _refuse_lazy_bits(lowered: LoweredGraph, facts: GraphFacts) -> None:
-    """Refuse inputs whose memory holds something else than their values: kernels read memory as it is.
+def _refuse_inputs(lowered: LoweredGraph, facts: GraphFacts) -> None:
+    """Reject tensors whose raw storage differs from their values, or whose storage is read beyond them.
 
-    Inputs without such a bit have an artifact of their own: the bits are among its conditions.
+    Inputs without a lazy bit have an artifact of their own: the bits are among its conditions.
     """
     for name, node in zip(facts.input_names, lowered.graph.graph.nodes, strict=False):
         value = node.meta.get("val")
@@ -382,10 +338,6 @@ def _refuse_lazy_bits(lowered: LoweredGraph, facts: GraphFacts) -> None:
             "or use mode reduce-overhead"
         )
         raise NotPortable(msg, what=name)
-
-
-def _refuse_anchored(facts: GraphFacts) -> None:
-    """Refuse inputs whose storage the graph looks at beyond the tensor: a library gets the tensor alone."""
     for index in facts.anchored_inputs:
         name = facts.input_names[index]
         msg = (
@@ -393,14 +345,3 @@ def _refuse_anchored(facts: GraphFacts) -> None:
             "that stay inside of the tensor (view, narrow, unfold), or mode reduce-overhead"
         )
         raise NotPortable(msg, what=name)
-
-
-@contextlib.contextmanager
-def _plain() -> Iterator[None]:
-    """Without what the caller of a cached function may have switched on."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.no_grad())
-        for kind in ("cpu", "cuda"):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield

@@ -1,7 +1,6 @@
-"""The C++ compiler that Inductor calls: whether it is there, and new enough, before anything is traced.
+"""What Inductor needs of this machine, asked before a trace: a C++ compiler, for CUDA Triton and the toolkit.
 
-Invariants: what is asked is the compiler itself (does it take the flag that Inductor gives it), its version
-is for the message only; the answer is kept for the process; a load of compiled kernels never comes here.
+The compiler itself is asked whether it takes Inductor's flag; the answer is kept for the process.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ _TIMEOUT_S = 60.0
 
 
 def check_cpp_compiler() -> None:
-    """Make sure that there is a C++ compiler that Inductor can use.
-
-    Raises:
-        ToolchainError: there is none, or it is too old; names compiler, version and remedy.
-    """
+    """Raise `ToolchainError` without a C++ compiler that Inductor can use."""
     compiler = settings().compiler
     fault = _fault(compiler, shutil.which(compiler))
     if fault:
@@ -38,25 +33,18 @@ def check_cpp_compiler() -> None:
 
 
 def check_cuda() -> None:
-    """Make sure of what Inductor needs besides for CUDA devices: Triton, and the CUDA toolkit's headers.
-
-    Raises:
-        ToolchainError: one of them is missing; names the remedy.
-    """
+    """Raise `ToolchainError` without Triton or the CUDA toolkit's headers."""
     if importlib.util.find_spec("triton") is None:
         msg = "mode max-autotune on cuda needs Triton, which is not installed: pip install triton"
         raise ToolchainError(msg, what="triton", where="cuda", expected="installed", actual="not installed")
-    if shutil.which("nvcc") is None and not _nvcc().is_file():
+    nvcc = Path(settings().cuda_home or "/usr/local/cuda") / "bin" / "nvcc"
+    if shutil.which("nvcc") is None and not nvcc.is_file():
         msg = (
             "mode max-autotune on cuda needs the CUDA toolkit (its headers, to compile the library that "
             "starts the kernels), and there is no nvcc on PATH nor under CUDA_HOME; install it, or set "
             "CUDA_HOME"
         )
         raise ToolchainError(msg, what="CUDA toolkit", where="cuda", expected="nvcc", actual="none")
-
-
-def _nvcc() -> Path:
-    return Path(settings().cuda_home or "/usr/local/cuda") / "bin" / "nvcc"
 
 
 @functools.cache

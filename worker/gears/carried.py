@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-Gears = dict[int, tuple[int, ...]]
+    from warmrank.worker.gears.model import Gears
+
 ATTRIBUTE = "dim_gears"
 
 

@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import Gears, carried
-from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, evaluate, hold, merged
+from warmrank.worker.gears.carried import carried
+from warmrank.worker.gears.model import (
+    Axis,
+    Combination,
+    GearedInput,
+    GearFacts,
+    Gears,
+    evaluate,
+    hold,
+    merged,
+)
 from warmrank.worker.gears.rules import (
     condition_text,
     geared_arguments,
@@ -61,11 +70,7 @@ class GearCompile(Value):
     traced: dict[str, torch.Tensor]
 
     def refuse_constants(self) -> None:
-        """Refuse code that works only for one size of a geared dimension.
-
-        Raises:
-            GearError: it names input, dimension and line.
-        """
+        """Refuse code that works only for one size of a geared dimension."""
         for source, tensor in self.traced.items():
             for dim in carried(tensor) or ():
                 refuse_constant(source, dim, self.method.__qualname__)
@@ -73,11 +78,7 @@ class GearCompile(Value):
     def recorded(
         self, lowered: LoweredGraph, facts: GraphFacts, guards: PortableGuards
     ) -> tuple[GraphFacts, PortableGuards]:
-        """Facts and guards with the gears in them; as they are where no gears were traced.
-
-        Raises:
-            GearError: the gears do not fit each other, the call, or the traced code.
-        """
+        """Facts and guards with the gears in them; as they are where no gears were traced."""
         if not self.traced:
             return facts, guards
         values = node_values(guards.nodes, function_of(self.method), self.arguments)
@@ -106,11 +107,7 @@ def compiling(
     policy: str,
     on_miss: OnGearMiss,
 ) -> Iterator[GearCompile]:
-    """The context of one trace: geared dimensions dynamic, all others of all tensors static.
-
-    Raises:
-        GearError: a tensor's own size is none of its gears, or a tensor of the module has gears.
-    """
+    """The context of one trace: geared dimensions dynamic, all others of all tensors static."""
     geared = geared_arguments(function_of(method), args, kwargs)
     refuse_arguments(geared, on_miss, policy)
     hints = [(tensor, _hints(tensor, carried(tensor) or {})) for _, tensor in geared]
@@ -144,11 +141,7 @@ class TracedGears(Value):
 def record(
     lowered: LoweredGraph, facts: GraphFacts, geared: Sequence[TracedGears], policy: str
 ) -> GearFacts | None:
-    """The gears of a traced graph; None if no geared dimension is a size that the graph depends on.
-
-    Raises:
-        GearError: the gears cannot be merged.
-    """
+    """The gears of a traced graph; None if no geared dimension is a size that the graph depends on."""
     symbols = Symbols(lowered)
     axes = [axis for item in geared for axis in _axes(lowered, symbols, item)]
     if not axes:
@@ -269,9 +262,6 @@ def settled(
 
     ``sizes`` are those of the traced call; ``unlike`` names combinations with which the graph does something
     else than was traced, and what.
-
-    Raises:
-        GearError: the traced code can run with none of the combinations, or not with this call's.
     """
     symbols = {(axis.node, axis.dim): axis.symbol for axis in gears.axes}
     conditions, kept, mixed = [], [], ""

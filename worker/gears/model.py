@@ -15,7 +15,6 @@ from dataclasses import asdict
 from typing import Any
 
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import Gears
 from warmrank.worker.values import Value
 
 MIN_GEARS = 2
@@ -23,6 +22,7 @@ MAX_GEARS = 100
 MAX_COMBINATIONS = 100
 
 Combination = tuple[int, ...]
+Gears = dict[int, tuple[int, ...]]
 
 
 def checked_gears(shape: Sequence[int], dim_gears: Mapping[int, Sequence[int]]) -> Gears:
@@ -85,9 +85,6 @@ def merged(
 
     ``zip`` takes the first of each list, then the second; ``product`` takes all with all. The ``names`` of
     the dimensions are for the error.
-
-    Raises:
-        GearError: ``zip`` of lists of different lengths, or more than `MAX_COMBINATIONS`.
     """
     if policy == "zip" and len({len(sizes) for sizes in gears}) > 1:
         named = names or [f"dimension {index}" for index in range(len(gears))]
@@ -234,12 +231,7 @@ class GearFacts(Value):
 
 
 def evaluate(text: str, symbols: Mapping[str, int]) -> int:
-    """Value of an expression.
-
-    Raises:
-        ArithmeticError: it has none for these symbols.
-        NameError: it is about other symbols.
-    """
+    """Value of an expression; `ArithmeticError` or `NameError` where it has none for these symbols."""
     # It comes from an artifact, which is code and was trusted as such before it was read.
     return int(eval(text, {"__builtins__": {}, **_SCOPE}, dict(symbols)))  # noqa: S307
 

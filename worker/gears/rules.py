@@ -117,11 +117,7 @@ def condition_text(gears: GearFacts, condition: str) -> str:
 
 
 def refuse_miss(gears: GearFacts, sizes: Combination, on_miss: OnGearMiss) -> None:
-    """Refuse sizes that no gear stands for.
-
-    Raises:
-        GearError: it names the inputs, dimensions and sizes, what is allowed, and what to do.
-    """
+    """Raise `GearError` for sizes that no gear stands for: which, what is allowed, and what to do."""
     combinations = gears.combinations
     if sizes in combinations or (on_miss == "pad" and gears.gear_of(sizes)):
         return
@@ -152,11 +148,7 @@ def _remedy(on_miss: OnGearMiss) -> str:
 
 
 def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, policy: str) -> None:
-    """Refuse, before anything is traced, tensors whose own sizes are none of the gears that they carry.
-
-    Raises:
-        GearError: it names tensor, dimension and size, the gears, and what to do.
-    """
+    """Refuse, before anything is traced, tensors whose own sizes are none of the gears that they carry."""
     for where, tensor in geared:
         for dim, gears in (carried(tensor) or {}).items():
             size = tensor.shape[dim]
@@ -196,12 +188,9 @@ class LoadedGears:
         return self.gears is not None or not any_set() or self._carries_none(module, *args, **kwargs)
 
     def refuse_miss(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a call that would fit, were its geared sizes others.
+        """As `refuse_miss`, of a call that would fit, were its geared sizes others.
 
         Tensors that carry the gears may bring a combination that was dropped: it is compiled on its own.
-
-        Raises:
-            GearError: it names inputs, dimensions and sizes, what is allowed, and what to do.
         """
         if self.gears is None or not self._fits_any_size(module, *args, **kwargs):
             return

@@ -23,19 +23,12 @@ _MAX_PLANS = 256
 
 
 class _Plan(Value):
-    """How calls of one shape reach their gear.
+    """How calls of one shape reach their gear: positions, and what comes there."""
 
-    Attributes:
-        padded: position and larger tensor of each input to pad.
-        numbers: position and value of each number input to replace.
-        cut: position and sizes of each output to cut.
-        returned: position and value of each number output to replace.
-    """
-
-    padded: tuple[tuple[int, torch.Tensor], ...]
-    numbers: tuple[tuple[int, int], ...]
-    cut: tuple[tuple[int, tuple[int, ...]], ...]
-    returned: tuple[tuple[int, int], ...]
+    padded: tuple[tuple[int, torch.Tensor], ...]  # inputs
+    numbers: tuple[tuple[int, int], ...]  # number inputs
+    cut: tuple[tuple[int, tuple[int, ...]], ...]  # sizes of outputs
+    returned: tuple[tuple[int, int], ...]  # number outputs
 
 
 class GearedRunner:
@@ -49,11 +42,7 @@ class GearedRunner:
         on_miss: OnGearMiss,
         plain: Callable[..., tuple[Any, ...]],
     ) -> None:
-        """As a runner of its own.
-
-        Raises:
-            GearError: padding is asked for, and inputs of this graph cannot be padded.
-        """
+        """``runner`` runs calls whose sizes are a gear, ``plain`` shows whether padding changes results."""
         refuse_unpaddable(gears, on_miss)
         self._runner = runner
         self._gears = gears
@@ -156,11 +145,7 @@ class GearedRunner:
         return tuple(results)
 
     def _try(self, plan: _Plan, sizes: Combination, inputs: Sequence[Any]) -> None:
-        """Run once with and without padding; a function that mixes rows is refused instead of believed.
-
-        Raises:
-            GearError: an output differs.
-        """
+        """Run once with and without padding; a function that mixes rows is refused instead of believed."""
         positions = tuple(position for position, _ in plan.padded)
         for trial in trials(inputs, positions):
             try:
@@ -182,11 +167,7 @@ class GearedRunner:
 
 
 def refuse_unpaddable(gears: GearFacts, on_miss: OnGearMiss) -> None:
-    """Refuse to pad inputs of a graph for which that cannot be right.
-
-    Raises:
-        GearError: it says why.
-    """
+    """Refuse to pad inputs of a graph for which that cannot be right."""
     if on_miss == "pad" and gears.unpaddable:
         msg = (
             f'on_gear_miss="pad" cannot be used here: {gears.unpaddable}. Pad in your own code, or leave '

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker import collection
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.of_torchair import of_torchair, with_options
 from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
 from warmrank.worker.gears.carried import set_dim_gears
 
@@ -83,11 +82,15 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     """
     from warmrank.worker.runtime.options import CacheOptions
 
-    with _torch_errors_named():
+    with collection.paused(), _torch_errors_named():  # a full collection takes longer than all these imports
         from warmrank.worker.runtime.function import CachedFunction
 
     extensions, reserved = _split(kwargs)
-    chosen = with_options(_config(config, backend), reserved.get("options"))
+    chosen = _config(config, backend)
+    if reserved.get("options"):
+        from warmrank.worker.configs.of_torchair import with_options
+
+        chosen = with_options(chosen, reserved["options"])
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
         _log.warning("ge_cache=True has no effect in mode %s; it belongs to mode max-autotune", chosen.mode)
     decompositions = dict(getattr(backend, "keywords", {}).get("custom_decompositions") or {})
@@ -154,14 +157,22 @@ def _method(func: Any) -> MethodType:
     return func
 
 
+def _translated(config: Any, parameter: str) -> CompilerConfig:
+    if isinstance(config, CompilerConfig):
+        return config
+    from warmrank.worker.configs.of_torchair import of_torchair
+
+    return of_torchair(config, parameter)
+
+
 def _config(config: Any, backend: Any) -> CompilerConfig:
     if config is not None:
-        config = of_torchair(config, "config")
+        config = _translated(config, "config")
     if backend is None:
         return CompilerConfig() if config is None else config
     carried = getattr(backend, "keywords", {}).get("compiler_config")
     if carried is not None:
-        carried = of_torchair(carried, "backend")
+        carried = _translated(carried, "backend")
     if not isinstance(carried, CompilerConfig):
         msg = f"backend is {backend!r}; expected what warmrank.get_npu_backend(compiler_config=...) returns"
         raise BadConfig(msg, parameter="backend")
@@ -281,7 +292,7 @@ def get_backend(
     for name in unknown:
         _refuse_misspelt("get_npu_backend", name, get_backend.__kwdefaults__ or ())
 
-    config = CompilerConfig() if compiler_config is None else of_torchair(compiler_config, "compiler_config")
+    config = CompilerConfig() if compiler_config is None else _translated(compiler_config, "compiler_config")
     return functools.partial(
         compile_graph,
         compiler_config=config,

@@ -36,14 +36,7 @@ class OfflineRank(RankWorker):
     def __init__(
         self, spec: RankSpec, *, machines: Target, real_tensors: bool = False, kernels: bool = True
     ) -> None:
-        """Makes a rank.
-
-        Args:
-            spec: the rank's place in a launch; no port is used.
-            machines: what is built for.
-            real_tensors: build the model on the CPU with memory and values.
-            kernels: functions are compiled; otherwise they are only traced.
-        """
+        """``real_tensors``: build on the CPU with memory and values. Without ``kernels`` it only traces."""
         super().__init__(spec, store=None)
         self._machines = machines
         self._real_tensors = real_tensors
@@ -52,12 +45,7 @@ class OfflineRank(RankWorker):
         self._exits = contextlib.ExitStack()
 
     def start(self) -> RankPlace:
-        """Make this process one rank of a world that is not there.
-
-        Raises:
-            DeviceUnavailable: this torch cannot trace for the device kind.
-            TorchUnsupported: a fact about torch does not hold on which an offline build relies.
-        """
+        """Make this process one rank of a world that is not there."""
         from warmrank.worker.devices import backend_for
         from warmrank.worker.torch_private import facts
 
@@ -75,12 +63,7 @@ class OfflineRank(RankWorker):
         )
 
     def build(self) -> tuple[str, ...]:
-        """Build model and calls of fake tensors; units that need a device are left out.
-
-        Raises:
-            WorkloadError: as `RankWorker.build`.
-            NeedsValues: the entrypoint asks a tensor for its values.
-        """
+        """Build model and calls of fake tensors; units that need a device are left out."""
         from warmrank.worker.torch_private.fake_ranks import asked_for_values, fake_tensors
 
         with contextlib.nullcontext() if self._real_tensors else fake_tensors():
@@ -152,11 +135,7 @@ class OfflineRank(RankWorker):
 
 @contextlib.contextmanager
 def _values_are_missed(unit: RankUnit) -> Iterator[None]:
-    """Name the line of a trace that asks for values.
-
-    Raises:
-        NeedsValues: it does.
-    """
+    """Name the line of a trace that asks for values."""
     from warmrank.worker.torch_private.fake_ranks import asked_for_values
 
     try:

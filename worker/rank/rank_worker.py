@@ -59,11 +59,7 @@ class RankWorker:
         self._functions: list[CachedFunction] = []  # all that user code made in the stages of this rank
 
     def start(self) -> RankPlace:
-        """Bring up the device and the process groups.
-
-        Raises:
-            DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
-        """
+        """Bring up the device and the process groups."""
         self._groups = start.bring_up(self._spec)
         if self._groups:
             self._owns_process_group = True
@@ -71,11 +67,7 @@ class RankWorker:
         return start.place_of(self._spec)
 
     def build(self) -> tuple[str, ...]:
-        """Import the entrypoint and build model and calls; return the names of the units, in call order.
-
-        Raises:
-            WorkloadError: the entrypoint does not import, or returns something else than a workload.
-        """
+        """Import the entrypoint and build model and calls; return the names of the units, in call order."""
         from warmrank.worker.rank.units import units_of
 
         with self._in_launch():
@@ -106,11 +98,7 @@ class RankWorker:
         return unit.compile(self._store, withheld=self._spec.audited)
 
     def audit(self, functions: tuple[str, ...]) -> tuple[TraceResult, ...]:
-        """Trace units as their compile would.
-
-        Raises:
-            WorkerError: one cannot be traced here.
-        """
+        """Trace units as their compile would."""
         return tuple(self._audit(self._units[name]) for name in functions)
 
     def _audit(self, unit: RankUnit) -> TraceResult:
@@ -133,11 +121,7 @@ class RankWorker:
         return {name: self._units[name].hand_out(digest) for name, digest in digests.items()}
 
     def take_in(self, name: str, handed: Handed) -> None:
-        """Keep a unit's artifact of another node, for all ranks of this one.
-
-        Raises:
-            cache_store.errors.UnusableCache: the cache directory cannot be written.
-        """
+        """Keep a unit's artifact of another node, for all ranks of this one."""
         self._units[name].take_in(handed)
 
     def load(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
@@ -202,17 +186,11 @@ class RankWorker:
         return unit.timed(capture_s=unit.seconds.capture_s + seconds)
 
     def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
-        """Run the call before a place in the workload, as a user would, and look at the call there.
+        """Run the call before a place (from 0) in the workload, as a user would, and probe the call there.
 
-        A call that nothing was found or compiled for before any ran is looked at anew.
-
-        Args:
-            place: from 0, before the first call, to the number of calls, after the last.
-
-        Returns:
-            The result of the call that ran, and the probe of the next one if nothing that is loaded fits it;
-            it is a unit of its own where something did before. After the last call, the probes of all such
-            calls, which become no units: another may run before their turn comes.
+        The probe comes only if nothing that is loaded fits; the call is a unit of its own where something did
+        before. After the last call come the probes of all such calls, which become no units: another may run
+        before their turn.
         """
         with self._in_launch():
             ran = [
@@ -234,11 +212,7 @@ class RankWorker:
         return unit_name(function.name, num)
 
     def verify(self) -> Verification:
-        """Compare the warm model with its reference, if the workload has one.
-
-        Raises:
-            WorkloadError: the rank was not built, or the check returned something else than a verification.
-        """
+        """Compare the warm model with its reference, if the workload has one."""
         with self._in_launch():
             found = self._check()
         if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
@@ -248,11 +222,7 @@ class RankWorker:
         return found
 
     def extra(self) -> tuple[FunctionResult, ...]:
-        """Artifacts that the check, or one call inside of another, needed beyond the workload's calls.
-
-        Raises:
-            WorkloadError: a function that was used keeps them outside of the launch's cache directory.
-        """
+        """Artifacts that the check, or one call inside of another, needed beyond the workload's calls."""
         used = (function for function in dict.fromkeys(self._functions) if function.variants)
         return tuple(result for function in used for result in self._extra(function))
 

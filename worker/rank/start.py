@@ -139,9 +139,6 @@ def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
     """Bring up the device and the process groups.
 
     Returned by role: the group that this rank is in; empty where none are wanted.
-
-    Raises:
-        DeviceUnavailable: the device kind cannot be used on this node, or has no device for this rank.
     """
     import torch
 
@@ -168,11 +165,7 @@ def place_of(spec: RankSpec) -> RankPlace:
 
 
 def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
-    """Import the entrypoint and build model and calls.
-
-    Raises:
-        WorkloadError: the entrypoint does not import, or returns something else than a workload.
-    """
+    """Import the entrypoint and build model and calls."""
     from warmrank.worker.rank.workload import build_workload
 
     return build_workload(spec.entrypoint, _context(spec, groups), spec.arguments)

@@ -51,13 +51,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handed:
-    """The files of one artifact.
-
-    Attributes:
-        data: of the artifact itself.
-        beside: of the files beside it, by name.
-        marks: of the cache directory that it comes from.
-    """
+    """One artifact's bytes, those of the files beside it by name, and the marks of its cache directory."""
 
     data: bytes
     beside: Mapping[str, bytes]
@@ -90,11 +84,7 @@ class RankUnit:
         return self.function.find(self.call.args, self.call.kwargs, self.refused)
 
     def use(self, found: Found, *, started: float, withheld: bool = False) -> None:
-        """Load what was found, or, where its engine does not take that, the next one that fits.
-
-        Raises:
-            ArtifactCorrupt: there is no other.
-        """
+        """Load what was found, or, where its engine does not take that, the next one that fits."""
         assert found.stored is not None  # noqa: S101 - callers look first
         try:
             self.variant = self.function.use(found, started=started, withheld=withheld)
@@ -108,22 +98,14 @@ class RankUnit:
             self.use(replace(other, reason=reason), started=started)
 
     def bound(self) -> Variant:
-        """What was loaded or compiled.
-
-        Raises:
-            WorkloadError: neither was done.
-        """
+        """What was loaded or compiled."""
         if self.variant is None:
             msg = f"{self.name} was neither loaded nor compiled on this rank"
             raise WorkloadError(msg, function=self.name)
         return self.variant
 
     def probe(self, entrypoint: str) -> FunctionProbe:
-        """Say what is asked for, and whether it is there.
-
-        Raises:
-            WorkloadError: the call of this entrypoint has other arguments than the function takes.
-        """
+        """Say what is asked for, and whether it is there."""
         started = perf_counter()
         try:
             self.found = found = self.find()
@@ -169,11 +151,7 @@ class RankUnit:
         return replace(result, trace=self.trace().digest)
 
     def trace(self) -> TracePrint:
-        """The trace that this unit's artifact was made of.
-
-        Raises:
-            WorkloadError: it has none.
-        """
+        """The trace that this unit's artifact was made of."""
         from warmrank.worker.rank.audit import print_of
 
         stored = self.found.stored if self.variant is None and self.found is not None else None
@@ -190,11 +168,7 @@ class RankUnit:
         release(self.function.place().function_dir, digest)
 
     def audit(self) -> TraceResult:
-        """Trace as a compile would, and keep nothing but what a comparison needs.
-
-        Raises:
-            WorkerError: the function cannot be traced here.
-        """
+        """Trace as a compile would, and keep nothing but what a comparison needs."""
         from warmrank.worker.rank.audit import print_of
 
         started, cpu_s = perf_counter(), process_time()
@@ -210,11 +184,7 @@ class RankUnit:
         return TraceResult(function=self.name, trace=self.outlined.digest, seconds=seconds, cpu_s=cpu_s)
 
     def retrace(self) -> Retraced:
-        """Trace again, and compare with the artifact that the probe found.
-
-        Raises:
-            WorkerError: the function cannot be traced here.
-        """
+        """Trace again, and compare with the artifact that the probe found."""
         from warmrank.worker.rank.audit import first_difference, print_of
 
         found = self.found or self.find()
@@ -305,11 +275,7 @@ class RankUnit:
         return Handed(data=stored.path.read_bytes(), beside=beside, marks=marks_of(self.function.root()))
 
     def take_in(self, handed: Handed) -> None:
-        """Lay an artifact of another node into this one's cache directory.
-
-        Raises:
-            cache_store.errors.UnusableCache: the directory cannot be written.
-        """
+        """Lay an artifact of another node into this one's cache directory."""
         place, root = self.function.place(), self.function.root()
         ensure_cache_dir(root)
         permit_copies(root, handed.marks.policy, handed.marks.signers)
@@ -384,11 +350,7 @@ def failure_of(error: WorkerError | StoreError) -> Failure:
 
 
 def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
-    """The units of a workload's calls, in their order, by name.
-
-    Raises:
-        WorkloadError: a function keeps its artifacts outside of the launch's cache directory.
-    """
+    """The units of a workload's calls, in their order, by name."""
     units: dict[str, RankUnit] = {}
     seen: Counter[str] = Counter()
     refused: dict[CachedFunction, dict[str, str]] = {}

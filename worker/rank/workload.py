@@ -21,17 +21,14 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+    from warmrank.worker.runtime.declare import Scalar
     from warmrank.worker.runtime.function import CachedFunction
-    from warmrank.worker.runtime.runtime_state import Scalar
 
 
 class RankContext(Value):
     """One rank's place in the launch.
 
     Attributes:
-        rank: global rank, from 0.
-        world_size: number of ranks.
-        local_rank: rank within its node.
         device_kind: ``cpu``, ``cuda`` or ``npu``.
         device: the device that this rank computes on.
         groups: process groups by role; ``world`` is always there when ``torch.distributed`` is up.
@@ -45,11 +42,7 @@ class RankContext(Value):
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
 
     def group(self, role: str) -> ProcessGroup:
-        """The process group of this rank with the given role.
-
-        Raises:
-            GroupError: no group has this role.
-        """
+        """The process group of this rank with the given role; `GroupError` if there is none."""
         try:
             return self.groups[role]
         except KeyError:
@@ -96,12 +89,7 @@ class Workload(Value):
 
 
 def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str, Any]) -> Workload:
-    """Import ``module:function``, call it, check what it returns, and declare its runtime state.
-
-    Raises:
-        WorkloadError: the name has another form, does not import, takes other arguments, or returns
-            something else.
-    """
+    """Import ``module:function``, call it, check what it returns, and declare its runtime state."""
     function = _import_entrypoint(entrypoint)
     try:
         signature = inspect.signature(function)
@@ -124,11 +112,7 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
 def check_arguments(
     entrypoint: str, signature: inspect.Signature, context: RankContext | None, arguments: Mapping[str, Any]
 ) -> None:
-    """Tell arguments that do not fit from a `TypeError` of the entrypoint itself.
-
-    Raises:
-        WorkloadError: an argument is unknown, or one without a default is missing.
-    """
+    """Tell arguments that do not fit from a `TypeError` of the entrypoint itself."""
     try:
         signature.bind(context, **arguments)
     except TypeError as error:
@@ -147,7 +131,7 @@ def _parameters(signature: inspect.Signature) -> str:
 
 def _declare(entrypoint: str, workload: Workload) -> None:
     """Declare a workload's runtime state for all modules whose functions it calls."""
-    from warmrank.worker.runtime.runtime_state import checked, declare_runtime_state
+    from warmrank.worker.runtime.declare import checked, declare_runtime_state
 
     try:
         if checked(workload.runtime_state):

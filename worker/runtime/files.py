@@ -105,11 +105,7 @@ def fetched(store: Store, stored: StoredArtifact, cache_root: Path) -> StoredArt
 
 
 def withhold(function_dir: Path, sha256: str) -> None:
-    """Keep other partitions from an artifact that is there, or about to be.
-
-    Raises:
-        UnusableCache: the directory cannot be written.
-    """
+    """Keep other partitions from an artifact that is there, or about to be."""
     mark = withheld_mark(function_dir, sha256)
     make_private_directories(function_dir)
     with os_errors_are_unusable("file", mark):
@@ -117,11 +113,7 @@ def withhold(function_dir: Path, sha256: str) -> None:
 
 
 def release(function_dir: Path, sha256: str) -> None:
-    """Let other partitions have an artifact.
-
-    Raises:
-        UnusableCache: the directory cannot be written.
-    """
+    """Let other partitions have an artifact."""
     mark = withheld_mark(function_dir, sha256)
     with os_errors_are_unusable("file", mark):
         mark.unlink(missing_ok=True)

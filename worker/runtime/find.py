@@ -89,9 +89,6 @@ class StoredArtifact(Value):
         """Conditions that do not hold for this module and call, in words; empty if the artifact fits.
 
         ``learned``: tensors need not carry the artifact's gears any more.
-
-        Raises:
-            TypeError: the function's signature does not take these arguments.
         """
         function = function_of(method)
         arguments = arguments_of(method, args, kwargs)

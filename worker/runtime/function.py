@@ -50,10 +50,9 @@ from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trac
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines.port import Engine
-
     from warmrank.cache_store.store import Store
     from warmrank.worker.capture.statistics import CaptureStatistics
+    from warmrank.worker.engines.port import Engine
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.compiling import TraceLimit
     from warmrank.worker.runtime.options import EngineChoice, GuardMode
@@ -369,11 +368,7 @@ class CachedFunction:
         return compiled_and_saved(self, self._traces, args, kwargs, reason=reason, withheld=withheld)
 
     def outline(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Artifact:
-        """Trace for this call as `compile` does, for an audit: no kernels, and nothing is kept.
-
-        Raises:
-            WorkerError: the function cannot be cached.
-        """
+        """Trace for this call as `compile` does, for an audit: no kernels, and nothing is kept."""
         from warmrank.worker.runtime.compiling import outlined
 
         return outlined(self, args, kwargs)

@@ -12,88 +12,33 @@ declared for another module counts, looks whether that module is still where it 
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-from warmrank.worker.errors import BadRuntimeState
-from warmrank.worker.values import Value
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-Scalar = int | float | str | bool | None
-
-MAX_VALUES = 64  # of one module
-MAX_NAME_CHARS = 128
-MAX_TEXT_CHARS = 512
-_Link = tuple[weakref.ref["Module"], tuple[str, ...], weakref.ref["Module"]]  # in it, by these names, is that
-_SCALARS = (int, float, str, bool, type(None))
-_INT_BITS = 64
+# In a module, by these names, is that module.
+_Link = tuple[weakref.ref["Module"], tuple[str, ...], weakref.ref["Module"]]
 _ABSENT = "not declared"
 _NEVER = -1  # no version
 
 
-class _Declaration(Value):
-    """What is declared for one module: name -> text of the value."""
+class Declared:
+    """All declarations of this process: a module, and name -> text of the value.
 
-    module: weakref.ref[Module]
-    values: Mapping[str, str]
-
-
-class _Declared:
-    """All declarations of this process; ``version`` rises with each that changes something."""
+    ``version`` rises with each that changes something.
+    """
 
     def __init__(self) -> None:
         self.version = 0
-        self.all: tuple[_Declaration, ...] = ()
+        self.all: tuple[tuple[weakref.ref[Module], Mapping[str, str]], ...] = ()
         self.lock = threading.Lock()
 
 
-_declared = _Declared()
-
-
-def declare_runtime_state(module: Module, values: Mapping[str, Scalar]) -> None:
-    """Declare values that the graphs of a module's cached functions depend on beside their arguments.
-
-    They count from the next call on: artifacts that were made with other values are not used. Names that
-    were declared for the module before keep their value, or take the new one. Declare the same names before
-    the first call in every process: a name more or less is a difference too.
-
-    Args:
-        module: whose cached functions are concerned, with those of modules within it and around it.
-        values: by name, numbers, strings, booleans and None.
-
-    Raises:
-        BadRuntimeState: no module, too many values, or a name or value of another kind.
-    """
-    texts = checked(values)
-    _check_module(module)
-    with _declared.lock:
-        alive = [entry for entry in _declared.all if entry.module() is not None]
-        before = next((entry.values for entry in alive if entry.module() is module), {})
-        after = {**before, **texts}
-        if after == before:
-            return
-        _check_number(len(after))
-        others = (entry for entry in alive if entry.module() is not module)
-        _declared.all = (*others, _Declaration(module=weakref.ref(module), values=after))
-        _declared.version += 1
-
-
-def checked(values: Mapping[str, Scalar]) -> dict[str, str]:
-    """The values as text, by name.
-
-    Raises:
-        BadRuntimeState: as `declare_runtime_state`.
-    """
-    if not isinstance(values, Mapping):
-        msg = f"runtime state is a {type(values).__qualname__}; expected a mapping of names to values"
-        raise BadRuntimeState(msg, expected="a mapping", actual=type(values).__qualname__)
-    _check_number(len(values))
-    return {_checked_name(name): _text(name, value) for name, value in values.items()}
+DECLARED = Declared()
 
 
 def declared_for(module: Module) -> dict[str, str]:
@@ -103,26 +48,28 @@ def declared_for(module: Module) -> dict[str, str]:
         BadRuntimeState: two modules, both of which concern this one, declare a name with different values.
     """
     found: dict[str, str] = {}
-    for values, _ in _concerning(module) if _declared.all else ():
+    for values, _ in _concerning(module) if DECLARED.all else ():
         for name, text in values.items():
             if found.setdefault(name, text) != text:
-                raise _conflict(module, name, found[name], text)
+                from warmrank.worker.runtime.declare import conflict
+
+                raise conflict(module, name, found[name], text)
     return dict(sorted(found.items()))
 
 
 def _concerning(module: Module) -> Iterator[tuple[Mapping[str, str], _Link | None]]:
     """What modules within and around a module declare, with where they are; None for its own."""
     within = {id(part): name for name, part in module.named_modules()}
-    for entry in _declared.all:
-        owner = entry.module()
+    for reference, values in DECLARED.all:
+        owner = reference()
         if owner is None:
             continue
         if owner is module:
-            yield entry.values, None
+            yield values, None
         elif id(owner) in within:
-            yield entry.values, _link(module, within[id(owner)], owner)
+            yield values, _link(module, within[id(owner)], owner)
         elif around := next((name for name, part in owner.named_modules() if part is module), ""):
-            yield entry.values, _link(owner, around, module)
+            yield values, _link(owner, around, module)
 
 
 def _link(root: Module, path: str, target: Module) -> _Link:
@@ -170,82 +117,18 @@ class RuntimeStateGuard:
         self._linked: tuple[int, bool, tuple[_Link, ...]] = (_NEVER, False, ())
 
     def holds(self) -> bool:
-        """Whether they are equal now.
-
-        Raises:
-            BadRuntimeState: as `declared_for`.
-        """
+        """Whether they are equal now."""
         version, answer = self._known
-        return answer if version == _declared.version else self._looked()
+        return answer if version == DECLARED.version else self._looked()
 
     def _looked(self) -> bool:
         """The answer where something was declared anew, or modules have to be where they were."""
         version, answer, links = self._linked
-        if version == _declared.version and _lead(links):
+        if version == DECLARED.version and _lead(links):
             return answer
-        version = _declared.version  # before the look: what is declared meanwhile is looked at again
-        links = tuple(link for _, link in _concerning(self._module) if link) if _declared.all else ()
+        version = DECLARED.version  # before the look: what is declared meanwhile is looked at again
+        links = tuple(link for _, link in _concerning(self._module) if link) if DECLARED.all else ()
         answer = declared_for(self._module) == self._made_with
         self._linked = version, answer, links
         self._known = (_NEVER if links else version), answer
         return answer
-
-
-def _check_module(module: Any) -> None:
-    import torch
-
-    if not isinstance(module, torch.nn.Module):
-        kind = type(module).__qualname__
-        msg = (
-            f"runtime state was declared for a {kind}; expected the torch.nn.Module whose cached functions "
-            "depend on it, as in warmrank.declare_runtime_state(model, {'kv_cache_blocks': 512})"
-        )
-        raise BadRuntimeState(msg, expected="torch.nn.Module", actual=kind)
-
-
-def _check_number(count: int) -> None:
-    if count > MAX_VALUES:
-        msg = (
-            f"{count} values of runtime state for one module, at most {MAX_VALUES}; declare what graphs "
-            "depend on only, or one digest of it all as a string"
-        )
-        raise BadRuntimeState(msg, expected=f"at most {MAX_VALUES}", actual=str(count))
-
-
-def _checked_name(name: Any) -> str:
-    if type(name) is str and name.isidentifier() and name.isascii() and len(name) <= MAX_NAME_CHARS:
-        return name
-    shown = repr(name)[:MAX_NAME_CHARS]
-    msg = f"runtime state has the name {shown}; expected an identifier in ASCII, such as 'kv_cache_blocks'"
-    raise BadRuntimeState(msg, expected="an identifier", actual=shown)
-
-
-def _text(name: str, value: Any) -> str:
-    fault = _fault(value)
-    if fault:
-        msg = f"runtime state {name} {fault}"
-        raise BadRuntimeState(msg, name=name, actual=type(value).__qualname__)
-    return repr(value)
-
-
-def _fault(value: Any) -> str:
-    if type(value) not in _SCALARS:  # exactly: the repr of a subclass may say less, or other things
-        kind = type(value).__qualname__
-        return f"is a {kind}; expected int, float, str, bool or None: convert it, as in int(value)"
-    if type(value) is int and value.bit_length() > _INT_BITS:
-        return f"is an int of {value.bit_length()} bits; expected at most {_INT_BITS}"
-    if type(value) is float and not math.isfinite(value):
-        return f"is {value!r}; expected a finite number"
-    if type(value) is str and len(repr(value)) > MAX_TEXT_CHARS:
-        return f"is a string of {len(value)} characters; expected a short one, such as a digest"
-    return ""
-
-
-def _conflict(module: Module, name: str, one: str, other: str) -> BadRuntimeState:
-    kind = type(module).__qualname__
-    msg = (
-        f"runtime state {name} is declared as {one} for one module and as {other} for another, and both "
-        f"concern the cached functions of {kind}, since one contains the other or {kind} contains both; "
-        "declare it for one of them, or give the values names of their own"
-    )
-    return BadRuntimeState(msg, name=name, expected="one value", actual=f"{one} and {other}")

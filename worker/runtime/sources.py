@@ -68,11 +68,7 @@ def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
 
 
 def operator_digest(name: str, overload: Any) -> str:
-    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing.
-
-    Raises:
-        NotPortable: part of it stands where no later process can find it.
-    """
+    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing."""
     from warmrank.worker.keys.reachable import functions_of_file, reachable_digest
     from warmrank.worker.torch_private import python_operators as operators
 
@@ -117,17 +113,17 @@ def patches_digest(holder: Any) -> str:
 def _is_own(name: str, value: Any) -> bool:
     if name == "Storage":  # of the default type, which is a condition of its own
         return True
+    if _is_users(value):
+        return False
     if isinstance(value, FunctionType) and value.__code__.co_name not in (name, value.__name__):
-        return not _is_users(value) and "<locals>" in value.__code__.co_qualname  # a decorator's
-    return not _is_users(value) and (
-        getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
-    )
+        return "<locals>" in value.__code__.co_qualname  # a decorator's
+    return getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
 
 
 def _is_users(value: Any) -> bool:
     if isinstance(value, FunctionType):
         return not _is_pinned(globals_module(value))
-    return isinstance(value, partial | MethodType) or not (
+    return isinstance(value, (partial, MethodType)) or not (  # a union would be made anew each time
         isinstance(value, type) or _is_pinned(type(value).__module__)
     )
 
