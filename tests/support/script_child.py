@@ -1,8 +1,8 @@
-"""Runs scripts, each in a fork of this process, which has imported torch and traced something else.
+"""Runs scripts, as ``warmrank run`` does, each in a fork of this process, which has traced something else.
 
-With ``--untraced`` it has imported no tracer. Reads groups of jobs from standard input as JSON; the jobs of a
-group run at the same time. Prints the exit status of each job and what it wrote. A script that starts Python
-itself spends most of its time on imports.
+With ``--untraced`` it has imported no tracer, with ``--npu`` it has an emulated NPU and TorchAir. Reads
+groups of jobs from standard input as JSON; the jobs of a group run at the same time. Prints the exit status
+of each job and what it wrote. A script that starts Python itself spends most of its time on imports.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import gc
 import importlib
 import json
 import os
-import runpy
 import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.stale import FORBIDDEN, trace_something
+from warmrank.worker.torchair_script import run_script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +59,14 @@ def _fork(job: ScriptJob) -> int:
 
 
 def _as_main(job: ScriptJob) -> int:
-    """Run the script in this process, as ``python SCRIPT`` would."""
+    """Run the script in this process, as ``warmrank run SCRIPT`` would."""
     os.chdir(job.work_dir)
     os.environ.update(job.environment)
     with job.output.open("w") as stream:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
-        sys.argv, sys.path[0] = [job.script], str(Path(job.script).parent)
         try:
-            runpy.run_path(job.script, run_name="__main__")
+            run_script(Path(job.script), [])
         except BaseException:  # noqa: BLE001 - the test shows it
             traceback.print_exc()
             return 1
@@ -82,6 +81,10 @@ def main() -> None:
     if "--untraced" in sys.argv:
         importlib.import_module("warmrank.worker.runtime.function")
         assert not [name for name in FORBIDDEN if name in sys.modules]
+    elif "--npu" in sys.argv:
+        importlib.import_module("torch_npu")
+        for mode in ("reduce-overhead", "npugraph_ex"):
+            importlib.import_module("warmrank.worker.engines.torchair_vendor").vendor_for(mode)
     else:
         trace_something()
     gc.disable()  # else each fork's collector goes through all of torch; frozen, it would be counted instead

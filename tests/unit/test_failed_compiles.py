@@ -82,7 +82,7 @@ def test_a_single_rank_retries_on_itself(rounds: Rounds) -> None:
 
 def broken_prefill(rounds: Rounds) -> LaunchFailed:
     """Prefill compiles nowhere, decode everywhere."""
-    rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
+    rounds.world.broken = {PREFILL: "ToolchainError: line 3"}
     with pytest.raises(LaunchFailed) as caught:
         rounds()
     return caught.value
@@ -92,8 +92,8 @@ def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Roun
     error = broken_prefill(rounds)
     assert error.stage == "compile"
     assert [(failure.rank, failure.kind, failure.function) for failure in error.failures] == [
-        (0, "GraphBreak", PREFILL),
-        (2, "GraphBreak", PREFILL),
+        (0, "ToolchainError", PREFILL),
+        (2, "ToolchainError", PREFILL),
     ]
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
 
@@ -113,7 +113,7 @@ def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rou
 def test_error_names_function_leaders_nodes_cause_and_ranks_that_wait(rounds: Rounds) -> None:
     text = str(broken_prefill(rounds))
     assert "stage compile failed on 2 of 4 ranks" in text
-    assert f"ranks 0, 2 on a, b: GraphBreak in {PREFILL}: line 3" in text
+    assert f"ranks 0, 2 on a, b: ToolchainError in {PREFILL}: line 3" in text
     assert "rank 0 on node 0 (a), rank 2 on node 1 (b)" in text
     assert "for ranks 0-3" in text
     assert text.count("line 3") == 1

@@ -3,15 +3,15 @@
 import logging
 
 import torch
-
-import warmrank as torchair
-from warmrank import logger
+import torch_npu
+import torchair
+from torchair import logger
 
 logger.setLevel(logging.INFO)
 torch._logging.set_logs(  # type: ignore[attr-defined]
     dynamo=logging.DEBUG, aot=logging.DEBUG, output_code=True, graph_code=True
 )
-from warmrank import patch_for_hcom  # noqa: E402 - where the script has it
+from torchair import patch_for_hcom
 
 patch_for_hcom()
 
@@ -24,13 +24,13 @@ class Model(torch.nn.Module):
         return torch.add(x, y)
 
 
-model = Model().cpu()
+model = Model().npu()
 config = torchair.CompilerConfig()
 config.mode = "reduce-overhead"
 npu_backend = torchair.get_npu_backend(compiler_config=config)
 opt_model = torch.compile(model, backend=npu_backend)
-x = torch.randn(2, 2).cpu()
-y = torch.randn(2, 2).cpu()
+x = torch.randn(2, 2).npu()
+y = torch.randn(2, 2).npu()
 out = opt_model(x, y)
-print(out)  # noqa: T201 - as in the script
+print(out)
 torch.testing.assert_close(out, x + y, rtol=0, atol=0)

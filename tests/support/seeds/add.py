@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 import torch
-
-import warmrank as torchair
-from warmrank import logger
+import torch_npu
+import torchair
+from torchair import logger
 
 logger.setLevel(logging.INFO)
 
@@ -27,7 +27,7 @@ class Model(torch.nn.Module):
 
 model = Model()
 for rows in (2, 5):
-    x, y = torch.rand(rows, 3).cpu(), torch.rand(rows, 3).cpu()
+    x, y = torch.rand(rows, 3).npu(), torch.rand(rows, 3).npu()
     torch.testing.assert_close(model(x, y), x + y)
 (artifact,) = Path(".torchair_cache").glob("*/_forward/compiled_module")
 torchair.inference.readable_cache(str(artifact), file="readable.py")

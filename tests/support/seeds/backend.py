@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import torch
-
-import warmrank as torchair
-from warmrank import logger, patch_for_hcom
+import torch_npu
+import torchair
+from torchair import logger, patch_for_hcom
 
 logger.setLevel(logging.INFO)
 patch_for_hcom()
@@ -33,8 +33,8 @@ class Model(torch.nn.Module):
         return torch.sub(x, y)
 
 
-model = Model().cpu()
-x, y = torch.rand(2, 2).cpu(), torch.rand(2, 2).cpu()
+model = Model().npu()
+x, y = torch.rand(2, 2).npu(), torch.rand(2, 2).npu()
 torch.testing.assert_close(model.cached(x, y), x + y)
 torch.testing.assert_close(model.cached_by_backend(x, y), x - y)
 torch.testing.assert_close(torch.compile(model, backend=npu_backend)(x, y), x + y)

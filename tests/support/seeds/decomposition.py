@@ -41,8 +41,8 @@ class Model(torch.nn.Module):
         return torch.addbmm(t1, t2, t2)
 
 
-t1, t2, pair = torch.rand(2, 2).cpu(), torch.rand(2, 2).cpu(), torch.rand(3, 2, 2).cpu()
-model = Model().cpu()
+t1, t2, pair = torch.rand(2, 2).npu(), torch.rand(2, 2).npu(), torch.rand(3, 2, 2).npu()
+model = Model().npu()
 torch.testing.assert_close(model(t1, t2), t1 + t2, rtol=0, atol=0)
 torch.testing.assert_close(model.cached_products(t1, pair), t1 + (pair @ pair).sum(0))
 (artifact,) = Path(".torchair_cache").glob("*/products/compiled_module")

@@ -2,13 +2,13 @@
 
 import dataclasses
 import logging
-from typing import List  # noqa: UP035 - as in the script
+from typing import List
 
 import torch
-
-import warmrank as torchair
-from warmrank import logger
-from warmrank.configs.compiler_config import CompilerConfig
+import torch_npu
+import torchair
+from torchair import logger
+from torchair.configs.compiler_config import CompilerConfig
 
 config = CompilerConfig()
 
@@ -33,7 +33,7 @@ class Model(torch.nn.Module):
         self.cached_decode = torchair.inference.cache_compile(self.decode, config=config)
 
     @torch.inference_mode()
-    def forward(self, x: InputMeta, kv: List[torch.Tensor]):  # noqa: UP006 - as in the script
+    def forward(self, x: InputMeta, kv: List[torch.Tensor]):
         if x.is_prompt:
             return self.cached_prompt(x, kv)
         return self.cached_decode(x, kv)
@@ -48,9 +48,9 @@ class Model(torch.nn.Module):
         return self._forward(x, y)
 
 
-x = InputMeta(data=torch.randn(2, 2).cpu(), is_prompt=True)
-kv = [torch.randn(2, 2).cpu()]
-model = Model().cpu()
+x = InputMeta(data=torch.randn(2, 2).npu(), is_prompt=True)
+kv = [torch.randn(2, 2).npu()]
+model = Model().npu()
 res_prompt = model(x, kv)
 torch.testing.assert_close(res_prompt, model._forward(x, kv), rtol=0, atol=0)
 x.is_prompt = False

@@ -3,14 +3,14 @@
 import logging
 
 import torch
-
-import warmrank as torchair
+import torch_npu
+import torchair
 
 torchair.logger.setLevel(logging.INFO)
 
 config = torchair.CompilerConfig()
 config.mode = "reduce-overhead"
-config.aclgraph_config.use_custom_pool = torchair.graph_pool_handle()
+config.aclgraph_config.use_custom_pool = torch.npu.graph_pool_handle()
 config.debug.aclgraph.disable_mempool_reuse_in_same_fx = True
 config.debug.aclgraph.clone_input = False
 config.debug.aclgraph.enable_output_clone = True
@@ -30,10 +30,10 @@ class Model(torch.nn.Module):
         return self.forward(x)
 
 
-model = Model().cpu()
+model = Model().npu()
 opt_model = torch.compile(model, backend=npu_backend)
 with torch.no_grad():
-    inputs = [torch.rand(rows, 8) for rows in (16, 4, 2)]
+    inputs = [torch.rand(rows, 8).npu() for rows in (16, 4, 2)]
     outputs = [function(x) for x in inputs for function in (opt_model, model.cached)]
     wanted = [model(x) for x in inputs for _ in range(2)]
 torch.testing.assert_close(outputs, wanted, rtol=0, atol=0)

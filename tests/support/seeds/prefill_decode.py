@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import torch
-
-import warmrank as torchair
-from warmrank import logger
+import torch_npu
+import torchair
+from torchair import logger
 
 logger.setLevel(logging.INFO)
 
@@ -36,7 +36,7 @@ class Model(torch.nn.Module):
 
 
 torch.manual_seed(0)
-model = Model().cpu()
+model = Model().npu()
 with torch.no_grad():
     for start, length in ((0, 3), (3, 1), (4, 1), (0, 5), (5, 1)):
         x = torch.rand(2, length, 4)
