@@ -33,7 +33,7 @@ from warmrank.cache_store.records.directory_listing import (
 )
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
-from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work
+from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work, is_unread, tool_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     policy = "warn" if trust.policy == "off" and trust.signer else trust.policy
     check_marks(root, policy, trust.revoked)
     left_out: list[str] = []
-    files = _read_all(root, left_out)
+    files = _read_all(tool, root, left_out)
     make_listing(tool, components, root, files.values())  # refuses what it cannot hold before all else
     key = listing_key(tool, dict(components))
     trust.seal("directory", key, b"")  # without a key to sign with nothing is written at all
@@ -161,13 +161,14 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     )
 
 
-def _read_all(root: Path, left_out: list[str]) -> dict[str, ListedFile]:
+def _read_all(tool: str, root: Path, left_out: list[str]) -> dict[str, ListedFile]:
     """What a listing can say of the directory's files, by path; what it cannot goes to ``left_out``."""
     found = walk(root)
     left_out += found.left_out
     unlike = dict(collisions(one.path for one in found.files))
     left_out += (f"{path}: {fault}" for path, fault in unlike.items())
-    taken = [one for one in found.files if one.path not in unlike]
+    known = tool_named(tool)
+    taken = [one for one in found.files if one.path not in unlike and not is_unread(known, one.path)]
     mentions = tuple({os.fsencode(root), os.fsencode(root.resolve())})
     run = each_short if is_short(len(taken), sum(one.size_bytes for one in taken)) else each
     results = run(lambda one: _read(root, one, mentions), taken, num_threads=NUM_THREADS)

@@ -45,11 +45,13 @@ class Tool:
         name: the tool.
         rewritten: patterns of file names in which the directory's path is replaced by the new one.
         ignores_other_mentions: files that name the old path elsewhere work all the same.
+        left_out: patterns of names of files that it writes and never reads.
     """
 
     name: str
     rewritten: tuple[str, ...] = ()
     ignores_other_mentions: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 _TOOLS = {
@@ -59,7 +61,13 @@ _TOOLS = {
         Tool(name="triton", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
         Tool(name="vllm", rewritten=("vllm_compile_cache.py", _TRITON_GROUPS), ignores_other_mentions=True),
         Tool(name="vllm-aot", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
-        Tool(name="vllm-ascend", rewritten=("vllm_compile_cache.py",), ignores_other_mentions=True),
+        Tool(
+            name="vllm-ascend",
+            rewritten=("vllm_compile_cache.py",),
+            ignores_other_mentions=True,
+            # For people to read, with paths and variables of the machine in them.
+            left_out=("cache_key_factors.json", "computation_graph.py", "transformed_code.py"),
+        ),
         Tool(name="torchair", ignores_other_mentions=True),
     )
 }
@@ -105,8 +113,17 @@ def _is_beside(name: str) -> bool:
 
 def is_rewritten(tool: Tool, path: str) -> bool:
     """Whether the file at ``path`` is one in which the tool keeps absolute paths."""
+    return _matches(path, tool.rewritten)
+
+
+def is_unread(tool: Tool, path: str) -> bool:
+    """Whether the file at ``path`` is one that the tool never reads."""
+    return _matches(path, tool.left_out)
+
+
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     name = path.rpartition("/")[2]
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in tool.rewritten)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 MAX_REWRITTEN_BYTES = 64 << 20
