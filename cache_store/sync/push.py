@@ -33,7 +33,7 @@ from warmrank.cache_store.records.directory_listing import (
 )
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
-from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work
+from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work, is_unread, tool_named
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     policy = "warn" if trust.policy == "off" and trust.signer else trust.policy
     check_marks(root, policy, trust.revoked)
     left_out: list[str] = []
-    files = _read_all(root, left_out)
+    files = _read_all(tool, root, left_out)
     make_listing(tool, components, root, files.values())  # refuses what it cannot hold before all else
     key = listing_key(tool, dict(components))
     trust.seal("directory", key, b"")  # without a key to sign with nothing is written at all
@@ -110,7 +110,7 @@ def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[tuple[str, o
                 yield path, entry.stat(follow_symlinks=False)
 
 
-def _read_all(root: Path, left_out: list[str]) -> dict[str, ListedFile]:
+def _read_all(tool: str, root: Path, left_out: list[str]) -> dict[str, ListedFile]:
     """What a listing can say of the directory's files, by path; what it cannot goes to ``left_out``."""
     with os_errors_are_unusable("directory", root):
         check_owned(root, root.stat(), directory=True)
@@ -118,7 +118,8 @@ def _read_all(root: Path, left_out: list[str]) -> dict[str, ListedFile]:
     left_out.sort()
     unlike = dict(collisions(found))
     left_out += (f"{path}: {fault}" for path, fault in unlike.items())
-    taken = [path for path in found if path not in unlike]
+    known = tool_named(tool)
+    taken = [path for path in found if path not in unlike and not is_unread(known, path)]
     mentions = tuple({os.fsencode(root), os.fsencode(root.resolve())})
     results = each(
         lambda path: _read(root, path, mentions),

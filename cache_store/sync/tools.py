@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class Tool:
     name: str
     rewritten: tuple[str, ...] = ()  # names of files in which the directory's path is replaced by the new one
     ignores_other_mentions: bool = False  # files that name the old path elsewhere work all the same
+    left_out: tuple[str, ...] = ()  # names of files that it writes and never reads
 
 
 _TOOLS = {
@@ -57,7 +58,13 @@ _TOOLS = {
         Tool(name="triton", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
         Tool(name="vllm", rewritten=("vllm_compile_cache.py", _TRITON_GROUPS), ignores_other_mentions=True),
         Tool(name="vllm-aot", rewritten=(_TRITON_GROUPS,), ignores_other_mentions=True),
-        Tool(name="vllm-ascend", rewritten=("vllm_compile_cache.py",), ignores_other_mentions=True),
+        Tool(
+            name="vllm-ascend",
+            rewritten=("vllm_compile_cache.py",),
+            ignores_other_mentions=True,
+            # For people to read, with paths and variables of the machine in them.
+            left_out=("cache_key_factors.json", "computation_graph.py", "transformed_code.py"),
+        ),
         Tool(name="torchair", ignores_other_mentions=True),
     )
 }
@@ -70,8 +77,7 @@ def tool_named(name: str) -> Tool:
 
 def is_left_out(name: str, *, directory: bool) -> bool:
     """Whether a file or directory of this name is a lock or on its way in, and so nobody else's business."""
-    patterns = _LEFT_OUT_DIRECTORIES if directory else _LEFT_OUT_FILES
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return _matches(name, _LEFT_OUT_DIRECTORIES if directory else _LEFT_OUT_FILES)
 
 
 def is_ours(path: str) -> bool:
@@ -105,6 +111,16 @@ def beside(root: Path) -> Path:
     return root.parent / f".{root.name}{_BESIDE}"
 
 
+def is_unread(tool: Tool, path: str) -> bool:
+    """Whether the file at ``path`` is one that the tool never reads."""
+    return _matches(path, tool.left_out)
+
+
+def _matches(path: str, patterns: Iterable[str]) -> bool:
+    name = path.rpartition("/")[2]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
     """What to replace in which files; no files where nothing has to change."""
@@ -130,11 +146,7 @@ def relocation(tool: Tool, files: Sequence[ListedFile], *, old: str, new: str) -
     Raises `Conflict` where it must not be moved; says which files name the old path.
     """
     named = [file for file in files if file.names_root and old != new]
-    rewritten = [
-        file
-        for file in named
-        if any(fnmatch.fnmatchcase(file.path.rpartition("/")[2], pattern) for pattern in tool.rewritten)
-    ]
+    rewritten = [file for file in named if _matches(file.path, tool.rewritten)]
     paths = frozenset(file.path for file in rewritten)
     others = [file.path for file in named if file.path not in paths]
     large = [file.path for file in rewritten if file.size_bytes > MAX_REWRITTEN_BYTES]

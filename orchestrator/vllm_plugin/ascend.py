@@ -51,11 +51,22 @@ def factors(config: Any) -> dict[str, object]:
     options = get_ascend_config()
     return {
         "vllm_ascend": _version(),
-        **{f"variable {name}": value for name, value in _variables().items()},
         **_operators(config),
         **dict(_flat("ascend", options)),
         **_npugraph_ex(config, options.ascend_compilation_config),
     }
+
+
+def variables(config: Any) -> dict[str, str]:
+    """The variables that sources of vllm-ascend and npugraph_ex read, as far as they are set."""
+    if not _is_used(config):
+        return {}
+    texts = [*_sources(_PACKAGE).values(), *_sources("npugraph_ex").values()]
+    names = {name for text in texts for name in _READ.findall(text)}
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    if _PATHS in found:
+        found[_PATHS] = ":".join(Path(path).name for path in found[_PATHS].split(":") if path)
+    return {name: value for name, value in sorted(found.items()) if not _NOT_IN_GRAPHS.fullmatch(name)}
 
 
 def _is_used(config: Any) -> bool:
@@ -67,8 +78,11 @@ def _is_used(config: Any) -> bool:
 
 @functools.cache
 def _sources(package: str) -> Mapping[str, str]:
-    """The text of every module of a package, by its path below it."""
-    roots = importlib.import_module(package).__path__
+    """The text of every module of a package, by its path below it; none where it is not there."""
+    try:
+        roots = importlib.import_module(package).__path__
+    except ImportError:
+        return {}
     return {
         path.relative_to(root).as_posix(): path.read_text("utf-8", "replace")
         for root in map(Path, roots)
@@ -87,16 +101,6 @@ def _version() -> str:
     return f"{version} sources {digest[:16]}"
 
 
-def _variables() -> dict[str, str]:
-    """The variables that sources of vllm-ascend and npugraph_ex name, as far as they are set."""
-    texts = [*_sources(_PACKAGE).values(), *_sources("npugraph_ex").values()]
-    names = {name for text in texts for name in _READ.findall(text)}
-    found = {name: os.environ[name] for name in names if name in os.environ}
-    if _PATHS in found:
-        found[_PATHS] = ":".join(Path(path).name for path in found[_PATHS].split(":") if path)
-    return {name: value for name, value in sorted(found.items()) if not _NOT_IN_GRAPHS.fullmatch(name)}
-
-
 def _operators(config: Any) -> dict[str, object]:
     """The custom operators in force."""
     import torch
@@ -104,10 +108,11 @@ def _operators(config: Any) -> dict[str, object]:
     from vllm_ascend.utils import enable_custom_op
 
     compilation = config.compilation_config
+    is_on = enable_custom_op()  # registers them, if nobody asked before
     schemas = [str(schema) for schema in torch._C._jit_get_all_schemas()]  # noqa: SLF001 - no public list
     layers = {name: f"{made.__module__}.{made.__qualname__}" for name, made in op_registry_oot.items()}
     return {
-        "custom operators": "on" if enable_custom_op() else "off",
+        "custom operators": "on" if is_on else "off",
         "custom operators registered": sorted(text for text in schemas if text.startswith(_NAMESPACE)),
         "custom operators enabled": sorted(compilation.enabled_custom_ops),
         "custom operators disabled": sorted(compilation.disabled_custom_ops),
@@ -116,16 +121,23 @@ def _operators(config: Any) -> dict[str, object]:
 
 
 def _npugraph_ex(config: Any, options: Any) -> dict[str, object]:
-    """The options that npugraph_ex compiles with, as vllm-ascend sets them."""
+    """The options that npugraph_ex compiles with: its own defaults, and what vllm-ascend hands it."""
     if not options.enable_npugraph_ex:
         return {}
-    import npugraph_ex
-    from npugraph_ex.configs.compiler_config import _process_kwargs_options
+    try:
+        import npugraph_ex
+    except ImportError:  # vllm-ascend takes torchair then, of which it keeps nothing
+        return {"npugraph_ex": "none"}
     from vllm_ascend.compilation.compiler_interface import _configure_backend
 
     theirs = npugraph_ex.CompilerConfig()
-    _configure_backend(theirs, options, config, process_kwargs_options=_process_kwargs_options)
-    return dict(_flat("npugraph_ex", theirs))
+    found = dict(_flat("npugraph_ex", theirs))
+
+    def take(_: Any, given: Mapping[str, Mapping[str, object]]) -> None:
+        found.update({f"npugraph_ex.{name}": _plain(value) for name, value in given["options"].items()})
+
+    _configure_backend(theirs, options, config, process_kwargs_options=take)
+    return found
 
 
 def _flat(prefix: str, options: Any) -> Iterator[tuple[str, object]]:

@@ -96,6 +96,8 @@ def _common(config: Any, neutral: Any, rank: str) -> dict[str, str]:
         **_named(neutral),
         **{f"machine {name}": value for name, value in environment().items()},
         **{name: _short(value) for name, value in ascend.factors(config).items()},
+        # After them: vllm-ascend sets some when its operators are asked for.
+        **{f"variable {name}": _variable(name, value) for name, value in ascend.variables(config).items()},
         "rank": rank,
         "world": _world(config),
         "device": _device(config),
@@ -155,7 +157,7 @@ def _named(config: Any) -> dict[str, str]:
     from vllm.compilation.caching import aot_compile_hash_factors
 
     named = {
-        f"env {name}": _secret(value) if _SECRET.search(name) else _short(value)
+        f"env {name}": _variable(name, value)
         for name, value in envs.compile_factors().items()
         if value is not None
     }
@@ -232,8 +234,8 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST else _digest(text)
 
 
-def _secret(value: object) -> str:
-    return _digest(json.dumps(value, default=str))
+def _variable(name: str, value: object) -> str:
+    return _digest(json.dumps(value, default=str)) if _SECRET.search(name) else _short(value)
 
 
 def _digest(text: str) -> str:

@@ -158,6 +158,7 @@ class Backend:
         directory = root / "rank_0_0" / "backbone"
         directory.mkdir(parents=True, exist_ok=True)
         self.compiler_manager.initialize_cache(str(directory), False, "backbone")
+        (directory / "cache_key_factors.json").write_text(json.dumps(dict(os.environ)))  # for people to read
         return self.compiler_manager.compile()
 
 
@@ -196,8 +197,9 @@ def install(monkeypatch: pytest.MonkeyPatch, sources: Path) -> tuple[Options, Op
     def hash_factors(factors: dict[str, object]) -> str:
         return digest(json.dumps(factors, sort_keys=True))
 
-    def configure(theirs: Options, *_: object, **__: object) -> None:
-        vars(theirs).update(vars(npugraph_ex))
+    def configure(*_: object, process_kwargs_options: Callable[[object, object], None]) -> None:
+        given = {name: option.value for name, option in vars(npugraph_ex).items()}
+        process_kwargs_options(npugraph_ex, {"options": given})
 
     contents: dict[str, dict[str, object]] = {
         "vllm.envs": {"compile_factors": lambda: {"VLLM_USE_V1": "1"}},
@@ -216,7 +218,6 @@ def install(monkeypatch: pytest.MonkeyPatch, sources: Path) -> tuple[Options, Op
         "vllm_ascend.ascend_config": {"get_ascend_config": lambda: options},
         "vllm_ascend.compilation.compiler_interface": {"_configure_backend": configure},
         "npugraph_ex": {"__path__": [], "CompilerConfig": Options},
-        "npugraph_ex.configs.compiler_config": {"_process_kwargs_options": None},
     }
     for name, attributes in contents.items():
         parts = name.split(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -87,12 +88,22 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[Any, An
 def test_new_node_with_other_paths_compiles_nothing(node):
     cold = node("first").start()
     assert (cold.outcome, cold.why) == ("compiled", "there is no store yet")
-    assert "published" in cold.published
+    assert "published 3 files" in cold.published  # text, index and the plugin's note
     second = node("elsewhere/second")
     warm = second.start()
     assert (warm.outcome, warm.source, second.num_compiled) == ("loaded", "store", 0)
     assert "first" not in second.index.read_text()
     assert second.start().source == "disk"
+
+
+def test_secret_among_the_variables_is_stored_as_a_digest(node, monkeypatch, tmp_path):
+    (tmp_path / "vllm_ascend" / "more.py").write_text('os.environ.get("ASCEND_TOKEN")')
+    monkeypatch.setenv("ASCEND_TOKEN", "sesame")
+    one = node("first")
+    one.start()
+    note = json.loads(one.index.with_name("warmrank.json").read_text())
+    assert "variable ASCEND_TOKEN" in note["components"]
+    assert "sesame" not in str(note)
 
 
 def switch_operators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from warmrank.worker.engines.port import Engine
-
 from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     os_errors_are_unusable,
@@ -30,6 +28,7 @@ from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.origins import Origins
 from warmrank.worker.engines import engine_named
+from warmrank.worker.engines.port import Engine
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
 from warmrank.worker.runtime.artifact import (
     MUTATED,

@@ -17,9 +17,9 @@ from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
-    from warmrank.worker.engines.port import Engine
 
     from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.engines.port import Engine
     from warmrank.worker.runtime.options import CacheOptions
 
 _KEY_CHARS = 32
