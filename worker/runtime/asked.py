@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.groups import resolve, role_of
 from warmrank.worker.runtime import constants
-from warmrank.worker.torch_private.process_groups import group_addresses, known_groups
+from warmrank.worker.torch_private.switches import group_addresses, known_groups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
