@@ -24,7 +24,7 @@ def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
     The same group may serve under several roles (``tp`` is ``world`` without other axes); the first one
     in the mapping names it in artifacts.
     """
-    from warmrank.worker.torch_private.process_groups import group_name
+    from warmrank.worker.torch_private.switches import group_name
 
     _registered.clear()
     for role, group in groups.items():
@@ -33,7 +33,7 @@ def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
 
 def role_of(group: ProcessGroup | str) -> str:
     """The role of a group, given the group or its name in this process."""
-    from warmrank.worker.torch_private.process_groups import group_name, known_groups
+    from warmrank.worker.torch_private.switches import group_name, known_groups
 
     name = group if isinstance(group, str) else group_name(group)
     if name in _registered:
@@ -47,7 +47,7 @@ def role_of(group: ProcessGroup | str) -> str:
 
 def resolve(role: str) -> tuple[str, Any]:
     """Name and group of a role in this process."""
-    from warmrank.worker.torch_private.process_groups import known_groups
+    from warmrank.worker.torch_private.switches import known_groups
 
     groups = known_groups()
     for name, group in groups.items():

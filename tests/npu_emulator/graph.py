@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree
 
-from warmrank.worker.torch_private.graph_memory import borrowed
 from warmrank.worker.torch_private.kernels import waited
 from warmrank.worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
 from warmrank.worker.torch_private.patching import Watch
-from warmrank.worker.torch_private.places import leaves
+from warmrank.worker.torch_private.places import borrowed, leaves
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

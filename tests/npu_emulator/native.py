@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from warmrank.worker.torch_private.graph_memory import borrowed
+from warmrank.worker.torch_private.places import borrowed
 
 from .cann import at_least, version_of
 from .device import DEVICE_TYPE, Device, EventBase, StreamBase

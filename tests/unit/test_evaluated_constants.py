@@ -6,6 +6,7 @@ import contextlib
 import enum
 import functools
 import importlib.util
+import logging
 import os
 import sys
 import types
@@ -304,6 +305,13 @@ UNTRACED: dict[str, Callable[[], Any]] = {
 def test_code_of_the_users_that_runs_untraced_is_refused(kind: str) -> None:
     with pytest.raises(NotPortable, match="not traced itself"):
         compiled(Asks(UNTRACED[kind]).forward, X)
+
+
+def test_level_of_a_logger_that_the_function_looks_up_is_a_condition():
+    module = Asks(lambda: logging.getLogger("warmrank.test").isEnabledFor(logging.DEBUG))
+    artifact = compiled(module.forward, X)
+    logging.getLogger("warmrank.test").setLevel(logging.DEBUG)
+    assert misfits(artifact, module.forward, X) == ("Logger.isEnabledFor(warmrank.test, 10): False -> True",)
 
 
 def test_variable_of_the_environment_that_a_fake_kernel_reads_is_a_condition(monkeypatch):

@@ -21,7 +21,7 @@ from tests.support.tracing import compiled, misfits
 from warmrank.worker import groups
 from warmrank.worker.errors import GroupError, PortInUse
 from warmrank.worker.rank import start
-from warmrank.worker.torch_private.process_groups import group_name
+from warmrank.worker.torch_private.switches import group_name
 
 
 @pytest.fixture

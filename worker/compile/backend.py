@@ -109,6 +109,6 @@ def _records_gradients(graph_module: GraphModule) -> bool:
 
 
 def _known_names() -> list[str]:
-    from warmrank.worker.torch_private.process_groups import known_groups
+    from warmrank.worker.torch_private.switches import known_groups
 
     return list(known_groups())

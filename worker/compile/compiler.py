@@ -4,15 +4,23 @@ A pass (``post_grad_custom_pre_pass``, ``..._post_pass``) is called as TorchAir 
 ``function(graph_module, example_inputs, config)``, and changes the FX graph in place; what it returns is
 not looked at. It runs on fake tensors, before the guards are written, so conditions that it puts on
 symbolic sizes become guards. Its digest is part of the request key.
+
+``debug.graph_dump`` and ``debug.fx_summary`` ask for files about the graph, under TorchAir's names:
+``<name>_rank_<rank>_pid_<pid>_ts_<time>.<type>``. A load writes none of them.
 """
 
 from __future__ import annotations
 
+import csv
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +29,7 @@ import torch
 
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker import data_dump
-from warmrank.worker.compile import graph_dumps, origins
+from warmrank.worker.compile import origins
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
@@ -42,11 +50,14 @@ from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.keys.request import Request
     from warmrank.worker.runtime.options import CacheOptions
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
+_SUMMARY_COLUMNS = ("operator", "kind", "calls", "inputs", "outputs")
 _PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 
 
@@ -242,11 +253,11 @@ def _refuse_backward(lowered: LoweredGraph, method: MethodType) -> None:
 
 def prepared(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
     """The graph that is compiled: after the user's passes, and written to files that debug options name."""
-    graph_dumps.dump_graph("dynamo_original_graph", lowered.graph, config)
-    graph_dumps.summarise(lowered.graph, config)
+    _dump_graph("dynamo_original_graph", lowered.graph, config)
+    _summarise(lowered.graph, config)
     passed = with_passes(lowered, config)
     if passed is not lowered:
-        graph_dumps.dump_graph("dynamo_optimized_graph", passed.graph, config)
+        _dump_graph("dynamo_optimized_graph", passed.graph, config)
     data_dump.mark(passed.graph, config)
     return passed
 
@@ -261,3 +272,73 @@ def _roles(lowered: LoweredGraph) -> tuple[str, ...]:
         if name is not None:
             roles.add(role_of(name))
     return tuple(sorted(roles))
+
+
+def _dump_graph(name: str, graph: GraphModule, config: CompilerConfig) -> None:
+    """Write the graph in the form that ``debug.graph_dump.type`` asks for, if any."""
+    asked = config.debug.graph_dump
+    if asked.type in ("py", "txt"):
+        # FX prints the class of a traced function under a name that Python does not accept.
+        text = graph.print_readable(print_output=False).replace("class <lambda>(", "class graph(")
+        text = text if asked.type == "py" else f"{graph.graph}\n"
+        path = _dump_path(asked.path, name, asked.type)
+        path.write_text(text, encoding="utf-8")
+        _log.info("graph written to %s", path)
+
+
+def _summarise(graph: GraphModule, config: CompilerConfig) -> None:
+    """Write the table of operators that ``debug.fx_summary.type`` asks for, if any."""
+    if config.debug.fx_summary.type is None:
+        return
+    path = _dump_path(None, "summary", "csv")
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(_SUMMARY_COLUMNS)
+        writer.writerows(_summary_rows(graph.graph.nodes))
+    _log.info("summary of the graph written to %s", path)
+
+
+def _summary_rows(nodes: Iterable[Node]) -> list[tuple[str, str, int, str, str]]:
+    """One row per operator, in the order of their first calls; see `_SUMMARY_COLUMNS`."""
+    inputs: dict[str, Counter[str]] = {}
+    outputs: dict[str, Counter[str]] = {}
+    kinds: dict[str, str] = {}
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        operator = str(node.target)
+        kinds.setdefault(operator, getattr(node.target, "namespace", "builtin"))
+        arguments = ", ".join(
+            [*map(_described, node.args), *(f"{key}={_described(item)}" for key, item in node.kwargs.items())]
+        )
+        inputs.setdefault(operator, Counter())[arguments] += 1
+        outputs.setdefault(operator, Counter())[_described(node)] += 1
+    return [
+        (operator, kind, inputs[operator].total(), _counted(inputs[operator]), _counted(outputs[operator]))
+        for operator, kind in kinds.items()
+    ]
+
+
+def _dump_path(directory: str | None, name: str, kind: str) -> Path:
+    """Where a dump of this process goes; its directory is made."""
+    import torch.distributed as dist
+
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    target = Path(directory or ".").resolve()
+    target.mkdir(parents=True, exist_ok=True)
+    moment = f"{datetime.now(tz=UTC):%Y%m%d%H%M%S%f}"
+    return target / f"{name}_rank_{rank}_pid_{os.getpid()}_ts_{moment}.{kind}"
+
+
+def _described(value: Any) -> str:
+    """An argument or result as in ``f32[s0, 4]``."""
+    value = value.meta.get("val") if hasattr(value, "meta") else value
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_described, value))}]"
+    return str(value)
+
+
+def _counted(found: Counter[str]) -> str:
+    return "\n".join(f"{count} x {text}" for text, count in found.most_common())

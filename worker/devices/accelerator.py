@@ -26,8 +26,7 @@ from warmrank.worker.devices.failures import not_capturable, refuse_foreign
 from warmrank.worker.devices.port import Pool
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.graph_memory import borrowed
-from warmrank.worker.torch_private.places import origins
+from warmrank.worker.torch_private.places import borrowed, origins
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
 _CAPTURING = threading.RLock()

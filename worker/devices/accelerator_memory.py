@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from warmrank.worker.devices.memory import memory_of
-from warmrank.worker.torch_private.graph_memory import drop_workspaces, stop_allocating
+from warmrank.worker.torch_private.places import drop_workspaces, stop_allocating
 
 PrivatePoolId = tuple[int, int]
 _ALIGNMENT = 512  # bytes, as the allocators of torch and torch_npu align; kernels may rely on it

@@ -27,7 +27,7 @@ from warmrank.worker.runtime.sources import operator_digest, patch_sources
 from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
 from warmrank.worker.torch_private.lowering import nodes_within
-from warmrank.worker.torch_private.python_operators import operators_of, registered_by
+from warmrank.worker.torch_private.operators import operators_of, registered_by
 from warmrank.worker.torch_private.tracing import Trace
 from warmrank.worker.values import Value
 
@@ -131,7 +131,7 @@ def _groups_in_collectives(trace: Trace) -> list[str]:
 
 def _names_in_graph(trace: Trace) -> set[str]:
     """Names of groups that the graph holds elsewhere than in collectives."""
-    from warmrank.worker.torch_private.process_groups import known_groups
+    from warmrank.worker.torch_private.switches import known_groups
 
     names = set(known_groups())
     return {

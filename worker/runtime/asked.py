@@ -2,13 +2,14 @@
 
 Layout of a call: ``[function, arguments, named arguments, result]``. A function is ``module:name``; arguments
 and results are as in `constants`, but a process group, or its name as an argument, stands there by its role:
-``{"group": "tp"}``. A rank and a size that are read from a group are calls of ``get_rank`` and
-``get_world_size``.
+``{"group": "tp"}``, and a logger by its name. A rank and a size that are read from a group are calls of
+``get_rank`` and ``get_world_size``.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.groups import resolve, role_of
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.decoding import decode, equal
-from warmrank.worker.torch_private.process_groups import group_addresses, known_groups
+from warmrank.worker.torch_private.switches import group_addresses, known_groups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -36,6 +37,7 @@ _NONE = "none"
 _GROUPS = "torch.distributed"
 _INSTALLED = "importlib"
 _MODULE = "module"
+_LOGGER = "logger"
 # What functions raise where the process lacks what they ask for.
 _REFUSALS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError,
@@ -113,6 +115,8 @@ def _found(module: str, name: str) -> Any:
 def _argument(value: Any) -> Any:
     import torch.distributed as dist
 
+    if isinstance(value, logging.Logger):
+        return {_LOGGER: value.name}
     is_group = dist.is_available() and isinstance(value, dist.ProcessGroup)
     if is_group or (isinstance(value, str) and value in known_groups()):
         return {_GROUP if is_group else f"{_GROUP}_name": role_of(value)}
@@ -123,6 +127,8 @@ def _decoded(argument: Any) -> Any:
     if isinstance(argument, dict) and (role := argument.get(_GROUP) or argument.get(f"{_GROUP}_name")):
         name, group = resolve(role)
         return group if _GROUP in argument else name
+    if isinstance(argument, dict) and _LOGGER in argument:
+        return logging.getLogger(argument[_LOGGER])
     return decode(argument)
 
 
@@ -192,7 +198,8 @@ def text(call: Call) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping) and len(value) == 1:
         ((tag, payload),) = value.items()
-        return str(payload) if tag.startswith((_GROUP, _MODULE)) else repr(decode(dict(value)))
+        named = tag.startswith((_GROUP, _MODULE, _LOGGER))
+        return str(payload) if named else repr(decode(dict(value)))
     return str(value)
 
 

@@ -60,7 +60,7 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
 
 def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
     """Why this process has not all the operators of an artifact; imports what registers them."""
-    from warmrank.worker.torch_private.python_operators import missing
+    from warmrank.worker.torch_private.operators import missing
 
     for source in sources:
         if source.kind == "operator" and (absent := missing(source.name, source.module)):
@@ -70,7 +70,7 @@ def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
 def operator_digest(name: str, overload: Any) -> str:
     """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing."""
     from warmrank.worker.keys.reachable import functions_of_file, reachable_digest
-    from warmrank.worker.torch_private import python_operators as operators
+    from warmrank.worker.torch_private import operators
 
     lowering: list[Any] = []
     for item in operators.lowering_code(name, overload):
@@ -143,7 +143,7 @@ def _patch(name: str, value: Any) -> Any:
 
 
 def _changed_operator(source: TracedSource) -> Iterator[str]:
-    from warmrank.worker.torch_private import python_operators as operators
+    from warmrank.worker.torch_private import operators
 
     absent = operators.missing(source.name, source.module)
     if absent:

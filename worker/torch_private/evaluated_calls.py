@@ -99,8 +99,8 @@ class CallHooks:
         yield Hook(InstructionTranslatorBase, "push", self._push)
         yield Hook(functions, "invoke_and_store_as_constant", self._assume_constant)
         yield Hook(nn_module, "invoke_and_store_as_constant", self._assume_constant)
-        if bound := getattr(functions, "BoundBuiltinMethodVariable", None):
-            yield Hook(bound, "as_python_constant", _bound_method)
+        bound = [cls for cls in others if cls.__name__ == "BoundBuiltinMethodVariable"]  # since 2.13
+        yield from having(bound, "as_python_constant", _bound_method)
         if dist.is_available():
             yield Hook(dist.ProcessGroup, "rank", partial(self._read_group, dist.get_rank))
             yield Hook(dist.ProcessGroup, "size", partial(self._read_group, dist.get_world_size))

@@ -19,6 +19,7 @@ its property):
   empty: then HF32 is off for matmul and on for convolutions, internal formats are off once the device is
   initialised, and the model of the NPU decides on compiled kernels. ``torch.npu._get_deterministic_level``
   also stores the level; here it is only computed;
+* ``torch.distributed.distributed_c10d._world.pg_names`` maps groups to names, in the order of their making;
 * Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``, and prepares einops alone, by
   a call of ``rearrange``.
 """
@@ -39,6 +40,7 @@ from torch.utils._device import DeviceContext
 FACTS = {
     "torch._C": "_get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled",
     "torch._dynamo.trace_rules": "_lazy_module_init",
+    "torch.distributed.distributed_c10d:_World": "pg_names",
 }
 
 _KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
@@ -180,6 +182,30 @@ def _deterministic_level(native: Any) -> int:
 
 def _text(value: bytes | None) -> str:
     return value.decode() if value else ""
+
+
+def group_name(group: Any) -> str:
+    """The name by which functional collectives refer to a process group in this process."""
+    return str(group.group_name)
+
+
+def known_groups() -> dict[str, Any]:
+    """All process groups of this process that this rank belongs to, in the order of their creation."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    from torch.distributed import distributed_c10d
+
+    names = distributed_c10d._world.pg_names
+    return {str(name): group for group, name in names.items() if group.rank() >= 0}
+
+
+def group_addresses() -> tuple[int, ...]:
+    """What is equal as long as no process group comes or goes; under a microsecond for a few groups."""
+    from torch.distributed import distributed_c10d
+
+    return tuple(map(id, distributed_c10d._world.pg_names))
 
 
 _EINOPS: Final = "einops"

@@ -35,7 +35,7 @@ import inspect
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -94,11 +94,12 @@ _FUNCTIONS = frozenset(
 
 
 @contextlib.contextmanager
-def tracer_changed(name: str) -> Iterator[None]:
+def tracer_changed(name: str, note_call: Callable[..., None]) -> Iterator[None]:
     """Within it, Dynamo traces, guards and leaves out what the module's docstring says.
 
     Args:
         name: of the traced function, for the line in the log on calls that are left out.
+        note_call: takes function, arguments and result of a call that the graph relies on.
     """
     import torch._dynamo.config as dynamo_config
     from torch._dynamo import symbolic_convert
@@ -117,7 +118,7 @@ def tracer_changed(name: str) -> Iterator[None]:
         Hook(ConstDictVariable, "getitem_const_raise_exception_if_absent", _get_item),
         Hook(symbolic_convert, "is_stdlib", lambda _original, _module: False),
         Hook(IgnoredFunctionVariable, "call_function", partial(_ignore, left_out)),
-        Hook(LoggingLoggerVariable, "call_method", partial(_call_logger, left_out)),
+        Hook(LoggingLoggerVariable, "call_method", partial(_call_logger, left_out, note_call)),
     ]
     if hasattr(InvokeSubgraphCache, _REUSE):
         hooks.append(Hook(InvokeSubgraphCache, _REUSE, lambda *_args, **_kwargs: None))
@@ -254,12 +255,14 @@ def _ignore(left_out: dict[str, None], original: Any, variable: Any, *args: Any,
     return original(variable, *args, **kwargs)
 
 
-def _call_logger(left_out: dict[str, None], original: Any, variable: Any, *call: Any) -> Any:
+def _call_logger(
+    left_out: dict[str, None], note_call: Callable[..., None], original: Any, variable: Any, *call: Any
+) -> Any:
     tx, method, args, kwargs = call
     if method in _TELLING:
         left_out[f"{type(variable.value).__qualname__}.{method}"] = None
     elif method == "isEnabledFor" and args and args[0].is_python_constant():
-        return _is_enabled(variable, tx, args[0].as_python_constant())
+        return _is_enabled(variable, tx, args[0].as_python_constant(), note_call)
     elif (added := _added(variable, tx, method)) is not None:
         return added.call_function(tx, [variable, *args], kwargs)
     return original(variable, *call)
@@ -291,8 +294,8 @@ def _added(variable: Any, tx: Any, method: str) -> Any:
     return VariableTracker.build(tx, function, AttrSource(TypeSource(variable.source), method))
 
 
-def _is_enabled(variable: Any, tx: Any, level: int) -> Any:
-    """A logger's answer; what it depends on is guarded."""
+def _is_enabled(variable: Any, tx: Any, level: int, note_call: Callable[..., None]) -> Any:
+    """A logger's answer; what it depends on is guarded, and asked again of one that the code looks up."""
     from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
     from torch._dynamo.variables.base import VariableTracker
 
@@ -303,7 +306,10 @@ def _is_enabled(variable: Any, tx: Any, level: int) -> Any:
         VariableTracker.build(tx, logger.disabled, AttrSource(source, "disabled")).realize()
         of_manager = AttrSource(AttrSource(source, "manager"), "disable")
         VariableTracker.build(tx, logger.manager.disable, of_manager).realize()
-    return VariableTracker.build(tx, logger.isEnabledFor(level))
+    enabled = logger.isEnabledFor(level)
+    if source is None:
+        note_call(logging.Logger.isEnabledFor, ((logger, level), {}), enabled)
+    return VariableTracker.build(tx, enabled)
 
 
 # What a tensor knows of itself that is not the same for equal tensors, and what to do without it.

@@ -214,7 +214,7 @@ def trace(
     ):
         started = perf_counter()
         with (
-            tracer_changed(getattr(method, "__qualname__", repr(method))),
+            tracer_changed(getattr(method, "__qualname__", repr(method)), evaluated.note_call),
             views_by_themselves(),
             noted_writes() as writes,
             noted_objects() as objects,

@@ -53,6 +53,11 @@ PROCESS = (
         },
     ),
     part(
+        "process / logger looked up",
+        {"body": "import logging\ny = y + (3 if logging.getLogger('l#').isEnabledFor(10) else 7)"},
+        mutations={"level": "__import__('logging').getLogger('l#').setLevel(10)", "off": "__import__('logging').disable(5)"},
+    ),
+    part(
         "process / patched torch",
         {"body": "y = torch.tanh(y) * 3 + F.gelu(y) + y.abs()"},
         mutations={
