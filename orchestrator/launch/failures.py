@@ -20,7 +20,7 @@ from warmrank.orchestrator.errors import (
     LaunchFailed,
     ranks_text,
 )
-from warmrank.orchestrator.launch.plan_state import Avoided, Failed, PlanState, Slot
+from warmrank.orchestrator.launch.plan_state import Avoided, ClassKey, Failed, PlanState, Slot
 from warmrank.orchestrator.nodes import Gang, Seat, distinct_hosts
 
 Seats = Mapping[int, Seat]
@@ -116,9 +116,13 @@ def _nodes_alone(seats: Seats) -> dict[str, int]:
 def retries(failed: Iterable[Failed], state: PlanState, seats: Seats) -> tuple[str, ...]:
     """Lines on compiles that failed for the first time and are tried again; equal causes grouped."""
     num_failed = Counter(earlier.class_key for earlier in state.failed)
+    members: dict[ClassKey, set[int]] = {}
+    for demand in state.demands:
+        members.setdefault(demand.class_key, set()).add(demand.rank)
     ranks: dict[tuple[str, str], list[int]] = {}
     for one in failed:
-        if num_failed[one.class_key] == 1 and not one.is_final:
+        is_alone = one.comes_again and members.get(one.class_key, set()) <= {one.rank}
+        if num_failed[one.class_key] == 1 and not (one.is_final or is_alone):
             ranks.setdefault((one.class_key[0], one.reason), []).append(one.rank)
     return tuple(
         f"{function} did not compile on {_where(found, seats)}, and is tried once more: {reason}"

@@ -155,6 +155,7 @@ def plan_round(
         else:
             needy.setdefault(key, []).append(demand)
     candidates = Leaders(nodes, lanes, positions)
+    actions |= {demand.slot: GiveUp() for demand in _without_leader(needy, state)}
     leaders = _choose_leaders(needy, _tried(state, nodes), candidates)
     chosen: dict[tuple[str, int | None], int] = {}
     for (asked, digest), members in waiting.items():
@@ -295,6 +296,13 @@ def _choose_leaders(
                 leaders.add(leader, _cost(needy[key]))
             found[key] = leader
     return found
+
+
+def _without_leader(needy: dict[ClassKey, list[Demand]], state: PlanState) -> list[Demand]:
+    """Take out the classes of which each rank would fail once more."""
+    again = {(failed.class_key, failed.rank) for failed in state.failed if failed.comes_again}
+    alike = [key for key, members in needy.items() if all((key, each.rank) in again for each in members)]
+    return [demand for key in alike for demand in needy.pop(key)]
 
 
 def _with_actions(offers: Iterable[Offer]) -> dict[Asked, dict[str, tuple[Offer, Adopt]]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from warmrank.orchestrator.causes import AT_FAULT_ITSELF
+from warmrank.orchestrator.causes import OF_THE_FUNCTION, FailureKind
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import ForbiddenCompile
 from warmrank.worker.results import FunctionProbe
@@ -148,8 +148,13 @@ class Failed:
 
     @property
     def is_final(self) -> bool:
-        """Another leader would fail alike: the function is at fault, not the rank."""
-        return self.error in AT_FAULT_ITSELF
+        """Another leader would fail alike: the function itself raised."""
+        return self.error == FailureKind.FUNCTION_RAISED
+
+    @property
+    def comes_again(self) -> bool:
+        """The same rank would fail alike."""
+        return self.is_final or self.error in OF_THE_FUNCTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,14 @@ def test_a_single_rank_retries_on_itself(rounds: Rounds) -> None:
     assert rounds.compiled() == [(0, PREFILL), (0, DECODE)] * 2
 
 
+def test_a_single_rank_does_not_retry_what_comes_again(rounds: Rounds) -> None:
+    rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
+    with pytest.raises(LaunchFailed):
+        rounds(nodes=("a",))
+    assert rounds.compiled() == [(0, PREFILL), (0, DECODE)]
+    assert not rounds.recorder.problems
+
+
 def broken_prefill(rounds: Rounds) -> LaunchFailed:
     """Prefill compiles nowhere, decode everywhere."""
     rounds.world.broken = {PREFILL: "ToolchainError: line 3"}
