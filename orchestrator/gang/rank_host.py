@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
-from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
 from warmrank.orchestrator.gang.launcher import Process, Shared, free_port, seat_ranks
@@ -367,15 +367,17 @@ def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[
     """Call a method of a rank; whatever it raises comes back as a `WorkerFailure`."""
     try:
         return host.call(method, arguments)
-    except Exception as error:  # the rank's edge: the driver gets values, never exceptions
+    except (Exception, SystemExit) as error:  # the rank's edge: the driver gets values, never exceptions
         logger.exception("Rank %d failed in stage %s", rank, stage)
         return failure_of(error, rank=rank, stage=stage)
 
 
-def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
+def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> WorkerFailure:
     """The value that stands for an exception; names the line where the message may not explain itself."""
     # The rank stands beside the message; within it, it would keep equal causes from being grouped.
     message = str(error).removeprefix(f"rank {rank}: ") or "(no message)"
+    if isinstance(error, SystemExit):
+        message = f"the workload's code ended the process with sys.exit({error.code!r})"
     if package_of(type(error).__module__) not in _OWN:
         frames = traceback.extract_tb(error.__traceback__)
         if frames:
@@ -383,7 +385,7 @@ def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     return WorkerFailure(
         rank=rank,
         stage=stage,
-        kind=type(error).__qualname__,
+        kind=FailureKind.WORKLOAD if isinstance(error, SystemExit) else type(error).__qualname__,
         message=message,
         function=str(getattr(error, "function", "")),
         store_fault=_is_store_fault(error),
@@ -391,7 +393,7 @@ def failure_of(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     )
 
 
-def _is_store_fault(error: Exception) -> bool:
+def _is_store_fault(error: BaseException) -> bool:
     """Whether a launch may go on without the store for it."""
     if isinstance(error, StoreUnavailable) and error.required:
         return False

@@ -214,6 +214,12 @@ class Reservation:
         self.release()
         if lacks_device:
             raise LacksDevice(text)
+        if self._is_own and not lacking:  # nobody else takes anything of it
+            raise CannotStart(
+                "Ray on this machine did not reserve the ranks' resources in time, although they are there; "
+                "raise timeouts.start_s if the machine is busy",
+                may_pass=True,
+            )
         raise CannotStart(text, blames_cluster=bool(self._eligible.silent))
 
     def node_ids(self) -> list[str]:
@@ -250,9 +256,9 @@ class Reservation:
     def _is_there(self, deadline: float, check: Callable[[], None], on_wait: Callable[[str], None]) -> bool:
         """Whether the resources are there in time; says early what is lacking, though a cluster may grow."""
         say_s = time.monotonic() + _SAY_AFTER_S
-        while left_s(deadline) > 0:
-            if self._group.wait(min(left_s(deadline), TICK_S)):
-                return True
+        while not self._group.wait(TICK_S):  # once at least: Ray's own start may have taken all the time
+            if left_s(deadline) <= 0:
+                return False
             check()
             is_due = time.monotonic() >= say_s
             head, *rest = self._shortage().splitlines() if is_due else [""]
@@ -260,7 +266,7 @@ class Reservation:
             if is_due:
                 say_s = float("inf")
                 self._loosen()
-        return False
+        return True
 
     def _loosen(self) -> None:
         """Let groups straddle nodes where other work has taken the room for whole ones, but not for ranks."""

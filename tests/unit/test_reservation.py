@@ -118,6 +118,15 @@ def test_what_is_not_there_in_time_is_given_back(monkeypatch: pytest.MonkeyPatch
     assert removed == [group]
 
 
+def test_slow_ray_of_our_own_that_lacks_nothing_may_be_tried_again(monkeypatch, removed) -> None:
+    group = Group()
+    ray_gives(monkeypatch, group, {"CPU": 8.0, "NPU": 8.0})
+    with pytest.raises(CannotStart, match="did not reserve") as caught:
+        hold(is_own=True, timeout_s=0.0)
+    assert caught.value.may_pass
+    assert removed == [group]
+
+
 def launcher() -> RayLauncher:
     return RayLauncher(parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "parallel": {"dp": 1}}))
 
