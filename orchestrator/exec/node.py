@@ -53,6 +53,7 @@ Work = Mapping[tuple[int, int], Counter[str]]
 """Look-ups that ended ``compiled``, ``loaded`` or ``adopted``, by world size and rank."""
 
 _JOURNALS = ".journal"
+_HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 _EXEC = "exec-"
 
 
@@ -184,6 +185,8 @@ class ExecNode:
         told |= {**placement.variables(), "WARMRANK_JOURNAL_DIR": str(self._journals)}
         told |= {"WARMRANK_NO_COMPILE": "1"} if self._config.no_compile else {}
         told.pop("", None)  # a tool that finds its directory by itself
+        if "inductor" in self._tools:  # whose precompiled C++ headers lie outside of its directory
+            told |= {_HEADERS: os.environ.get(_HEADERS, "0")}
         self._command = ReapedCommand(
             [placement.fill(word) for word in words],
             environ={**own_environ(of_ray=captured), **told},
