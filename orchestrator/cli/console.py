@@ -51,8 +51,8 @@ from warmrank.worker.errors import NotYet, WorkerError
 
 T = TypeVar("T")
 
-PLAIN_WIDTH = 120
-"""Columns where output goes to no terminal; rich would take 80, which folds the tables of a job's log."""
+PLAIN_WIDTH = 10_000
+"""Columns where output goes to no terminal: none of its lines is folded, so that they can be searched."""
 
 
 class ExitCode(IntEnum):

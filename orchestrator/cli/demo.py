@@ -125,7 +125,7 @@ def saving(cold: Launched, warm: Launched) -> Text:
     """What the cache saved, on the rank that waited longest."""
     before_s, after_s = (max(map(_saved_s, launched.report.ranks)) for launched in (cold, warm))
     text = Text.assemble(
-        ("Ready to serve: ", "bold"),
+        ("To get warm: ", "bold"),
         f"{seconds_text(before_s)} of tracing and compiling, cold; {seconds_text(after_s)} of loading, warm",
     )
     return text.append(f"   {_ratio(before_s, after_s)} faster", style="bold green")

@@ -31,8 +31,9 @@ __all__ = ["Config", "groups", "load", "parse"]
 def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None) -> Config:
     """Read a config file, apply overrides such as ``timeouts.compile_s=60``, and resolve relative paths.
 
-    The value of an override is read as YAML. The name of the launch defaults to the file's stem. Another
-    ``world_size`` changes the number of ranks, and ``parallel.dp`` with it unless an override sets that.
+    The value of an override is read as YAML. The name of the launch defaults to the file's stem, and
+    ``parallel.dp`` to what fills the ranks. Another ``world_size`` changes the number of ranks, and
+    ``parallel.dp`` with it unless an override sets that.
 
     Raises:
         ConfigError: the file cannot be read, or anything in it is not as expected.
@@ -40,8 +41,10 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
     data = read_data(path, overrides)
     if world_size is not None:
         _apply(data, f"ranks={world_size}")
-        if not any(override.startswith("parallel.dp=") for override in overrides):
-            _fill_with_replicas(data, world_size)
+    is_given = any(override.startswith("parallel.dp=") for override in overrides)
+    parallel = data.get("parallel", {})
+    if not is_given and (world_size is not None or (isinstance(parallel, dict) and "dp" not in parallel)):
+        _fill_with_replicas(data)
     data.setdefault("name", Path(path).stem)
     config = _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
     _check_node_caches(config, str(path))
@@ -119,10 +122,10 @@ def _check_node_caches(config: Config, place: str) -> None:
         raise ConfigError(problems)
 
 
-def _fill_with_replicas(data: dict[str, Any], world_size: int) -> None:
+def _fill_with_replicas(data: dict[str, Any]) -> None:
     """Let the data-parallel size follow from the others; what is no mapping of numbers is refused later."""
-    parallel = data.setdefault("parallel", {})
-    if isinstance(parallel, dict):
+    parallel, world_size = data.setdefault("parallel", {}), data.get("ranks")
+    if isinstance(parallel, dict) and type(world_size) is int:
         more = parallel.get("axes")
         others = (*parallel.items(), *(more.items() if isinstance(more, dict) else ()))
         sizes = [size for axis, size in others if axis not in {"dp", "axes"}]

@@ -328,7 +328,7 @@ def cold() -> Report:
 def test_demo_shows_the_saving_first_then_each_rank_and_where_everything_lies(tmp_path: Path):
     text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
     headline = (
-        "Ready to serve: 2.01 s of tracing and compiling, cold; 10 ms of loading, warm   201.0 x faster"
+        "To get warm: 2.01 s of tracing and compiling, cold; 10 ms of loading, warm   201.0 x faster"
     )
     assert text.index(headline) < text.index("cold and warm")
     (line,) = (line for line in text.splitlines() if "rank 1: trace + compile + load" in line)
