@@ -48,14 +48,6 @@ _INDEX = "offline_build"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlobReport:
-    """The digest that names an added blob, and whether this call created it; otherwise it was there."""
-
-    digest: Digest
-    created: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
     """Outcome of publishing one partition."""
 
@@ -67,8 +59,8 @@ class PublishReport:
     conflicts: tuple[str, ...]  # functions whose bytes differ from those that stand: nondeterministic
 
 
-def put_blob(backend: BlobBackend, path: Path) -> BlobReport:
-    """Add one private local file; durable on return.
+def put_blob(backend: BlobBackend, path: Path) -> tuple[Digest, bool]:
+    """Add one private local file, durable on return; its digest, and whether this call created the blob.
 
     Raises:
         Corrupt: the file changed while it was read.
@@ -80,7 +72,7 @@ def put_blob(backend: BlobBackend, path: Path) -> BlobReport:
     created = backend.put_new([NewFile(name=name, source=path, expected=digest)])
     if not created:
         check_standing(backend, {name: digest})
-    return BlobReport(digest=digest, created=bool(created))
+    return digest, bool(created)
 
 
 def publish_partition(
