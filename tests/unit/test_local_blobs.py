@@ -15,7 +15,7 @@ from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs
+from warmrank.cache_store.publish.publish import LocalBlobs, absent_blobs
 from warmrank.cache_store.records import documents
 from warmrank.cache_store.records.documents import quarantine
 
