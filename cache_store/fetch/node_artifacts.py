@@ -195,7 +195,7 @@ def fetch_node_files(
     permit = permit_copies(cache_root, trust.policy, pinned.signers)
     room = _Room(
         blobs=Blobs(backend=documents.backend, permit=permit, shared=options.shared),
-        index=DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread),
+        index=DigestIndex(cache_root, INDEX_NAME, reread=options.reread),
         beat=options.beat,
     )
     copied: dict[Digest, None] = {}

@@ -85,7 +85,7 @@ def publish_partition(
         Corrupt: a file is not what the manifest says; nothing was published.
         Untrusted: there is no key to sign with, or somebody not trusted here was faster.
     """
-    index = DigestIndex.open(root, manifest.partition)
+    index = DigestIndex(root, manifest.partition)
     (report,) = _publish(documents, launch_key, [manifest], None, index)
     logger.info(
         "Published %s as %s: %d new blobs, %d bytes, manifest %s",
@@ -110,7 +110,7 @@ def publish_many(
     ``files`` has a private file for each sha256. Reports come in the order of the manifests; new blobs are
     counted in the first.
     """
-    reports = _publish(documents, launch_key, manifests, files, DigestIndex.open(root, _INDEX))
+    reports = _publish(documents, launch_key, manifests, files, DigestIndex(root, _INDEX))
     num_created = sum(report.created for report in reports)
     num_blobs = sum(report.num_blobs_new for report in reports)
     logger.info("Published %d partitions, %d of them new, %d new blobs", len(reports), num_created, num_blobs)

@@ -71,7 +71,7 @@ def blobs(tmp_path: Path) -> LocalBlobs:
     path = tmp_path / "compiled_module"
     path.write_bytes(DATA)
     path.chmod(0o600)
-    return LocalBlobs(digests={str(path): DIGEST}, index=DigestIndex.open(tmp_path, "one"))
+    return LocalBlobs(digests={str(path): DIGEST}, index=DigestIndex(tmp_path, "one"))
 
 
 def test_blob_of_another_size_is_absent_and_in_quarantine():

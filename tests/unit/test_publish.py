@@ -302,7 +302,7 @@ def test_changed_file_is_found_by_the_second_publish(store, cache, hashed):
 
 def test_index_that_is_wrong_condemns_no_file(store, cache):
     manifest = make_partition(cache)
-    index = DigestIndex.open(cache, manifest.partition)
+    index = DigestIndex(cache, manifest.partition)
     for entry in manifest.artifacts:
         wrong = Digest(sha256="0" * 64, size_bytes=entry.size_bytes)
         index.remember(cache / entry.path, wrong, read_ns=2**62)
