@@ -61,11 +61,7 @@ class PublishReport:
 
 
 def put_blob(backend: BlobBackend, path: Path) -> tuple[Digest, bool]:
-    """Add one private local file, durable on return; its digest, and whether this call created the blob.
-
-    Raises:
-        Corrupt: the file changed while it was read.
-    """
+    """Add one private local file, durable on return; its digest, and whether this call created the blob."""
     with os_errors_are_unusable("file", path):
         digest = digest_private(path)
     name = blob_name(digest.sha256)
@@ -365,9 +361,6 @@ class LocalBlobs:
         A blob of the wrong size is moved into quarantine and put again, so a publish repairs it. The names of
         blobs that another publisher added, who may not have done it yet, are made durable too if
         ``make_durable``; needless where a manifest that names them stands.
-
-        Raises:
-            Corrupt: a file is not what it must be; nothing was added.
         """
         sources = self._sources()
         absent = absent_blobs(backend, {name: self.digests[path] for name, path in sources.items()})

@@ -171,11 +171,7 @@ def save_public_key(public_key: Ed25519PublicKey, path: Path) -> None:
 
 
 def load_signer(path: Path, *, name: str = "") -> Signer:
-    """Read a private key; its name is the file's stem unless given.
-
-    Raises:
-        Corrupt: no unencrypted Ed25519 private key in PEM.
-    """
+    """Read a private key; its name is the file's stem unless given."""
     with os_errors_are_unusable("file", path):
         try:
             file = open_private(path)
@@ -203,11 +199,7 @@ def read_any_key(path: Path) -> Ed25519PublicKey:
 
 
 def read_keyring(path: Path) -> Keyring:
-    """Read whom a keyring trusts and what it revokes; one that is not there is empty.
-
-    Raises:
-        Corrupt: a file of it is damaged.
-    """
+    """Read whom a keyring trusts and what it revokes; one that is not there is empty."""
     trusted: dict[str, Ed25519PublicKey] = {}
     if not _is_usable_directory(path):
         return Keyring()
@@ -270,11 +262,7 @@ def trust_key(keyring: Path, name: str, public_key: Ed25519PublicKey) -> bool:
 
 
 def revoke(keyring: Path, revocation: Revocation) -> tuple[Revocation, bool]:
-    """Revoke a key, known here or not; return the first revocation, which counts, and whether it is new.
-
-    Raises:
-        Corrupt: the revocation of this key is damaged.
-    """
+    """Revoke a key, known here or not; return the first revocation, which counts, and whether it is new."""
     item = _RevokedFile(name=revocation.name, reason=revocation.reason, when=revocation.when)
     path = keyring / REVOKED / f"{revocation.key_id}.json"
     is_new = True
