@@ -14,16 +14,17 @@ locks do nothing; a damaged one is an error, never passed over.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -46,6 +47,7 @@ from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
+K = TypeVar("K", Ed25519PrivateKey, Ed25519PublicKey)
 REVOKED_FORMAT: Final = 1
 TRUSTED, REVOKED = "trusted", "revoked"
 PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
@@ -346,24 +348,23 @@ def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
     write_whole(path, data, temporary=temporary, replace=False, mode=mode)
 
 
-def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
+def _parsed(kind: type[K], what: str, load: Callable[[bytes], object], path: Path, data: bytes) -> K:
     try:
-        key = serialization.load_pem_private_key(data, password=None)
+        key = load(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise _no_key("private key", path, str(error)) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise _no_key("private key", path, type(key).__name__)
+        raise _no_key(what, path, str(error)) from error
+    if not isinstance(key, kind):
+        raise _no_key(what, path, type(key).__name__)
     return key
+
+
+def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
+    load = functools.partial(serialization.load_pem_private_key, password=None)
+    return _parsed(Ed25519PrivateKey, "private key", load, path, data)
 
 
 def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
-    try:
-        key = serialization.load_pem_public_key(data)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise _no_key("public key", path, str(error)) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise _no_key("public key", path, type(key).__name__)
-    return key
+    return _parsed(Ed25519PublicKey, "public key", serialization.load_pem_public_key, path, data)
 
 
 def _no_key(what: str, path: Path, actual: str) -> Corrupt:
