@@ -10,6 +10,7 @@ so open it where it is used, and send its location elsewhere.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -202,8 +203,12 @@ class Store:
     def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path, beside: str = "") -> Path:
         """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
         return self._run(
-            lambda documents: fetch.fetch_blob(
-                documents, digest, function_dir, cache_root=cache_root, beside=beside
+            functools.partial(
+                fetch.fetch_blob,
+                sha256=digest,
+                function_dir=function_dir,
+                cache_root=cache_root,
+                beside=beside,
             )
         )
 
