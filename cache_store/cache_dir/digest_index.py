@@ -90,7 +90,7 @@ class DigestIndex:
         self._path = self._directory / f"{name}.json"
         self._prefix = f"{self.root}{os.sep}"
         self._opened = opened
-        self._seen = {} if reread else _read(self._path)
+        self._seen: dict[str, _Seen] = {} if reread else _read(self._path)
         self._used: set[str] = set()
         self._is_changed = False
         self._lock = threading.Lock()

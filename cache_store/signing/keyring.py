@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -47,7 +47,6 @@ from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
-K = TypeVar("K", Ed25519PrivateKey, Ed25519PublicKey)
 REVOKED_FORMAT: Final = 1
 TRUSTED, REVOKED = "trusted", "revoked"
 PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
@@ -348,23 +347,26 @@ def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
     write_whole(path, data, temporary=temporary, replace=False, mode=mode)
 
 
-def _parsed(kind: type[K], what: str, load: Callable[[bytes], object], path: Path, data: bytes) -> K:
+def _loaded(what: str, load: Callable[[bytes], object], path: Path, data: bytes) -> object:
     try:
-        key = load(data)
+        return load(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise _no_key(what, path, str(error)) from error
-    if not isinstance(key, kind):
-        raise _no_key(what, path, type(key).__name__)
-    return key
 
 
 def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
     load = functools.partial(serialization.load_pem_private_key, password=None)
-    return _parsed(Ed25519PrivateKey, "private key", load, path, data)
+    key = _loaded("private key", load, path, data)
+    if isinstance(key, Ed25519PrivateKey):
+        return key
+    raise _no_key("private key", path, type(key).__name__)
 
 
 def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
-    return _parsed(Ed25519PublicKey, "public key", serialization.load_pem_public_key, path, data)
+    key = _loaded("public key", serialization.load_pem_public_key, path, data)
+    if isinstance(key, Ed25519PublicKey):
+        return key
+    raise _no_key("public key", path, type(key).__name__)
 
 
 def _no_key(what: str, path: Path, actual: str) -> Corrupt:
