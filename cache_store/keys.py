@@ -41,7 +41,8 @@ class ComponentChange(NamedTuple):
             return f"{self.name} removed (was {_shown(self.before)})"
         if _DIGEST.fullmatch(self.before) and _DIGEST.fullmatch(self.after):
             return f"{self.name} changed"
-        start = max(0, len(os.path.commonprefix([self.before, self.after])) - _SHOWN_BEFORE_DIFFERENCE)
+        common = os.path.commonprefix([self.before, self.after])  # noqa: RUF071 - by characters, as is meant
+        start = max(0, len(common) - _SHOWN_BEFORE_DIFFERENCE)
         return f"{self.name} {_shown(self.before, start)} -> {_shown(self.after, start)}"
 
 
