@@ -110,35 +110,30 @@ class _Opening:
 
     def tier(self) -> Tier | StoreError:
         """The open place, or why it is left out; raises what is no reason to go on without it."""
-        spec = self.spec
-        error = self._failure()
-        if error is None and self._call is not None and spec.mode != "off":
+        spec, call, circuit = self.spec, self._call, self._circuit
+        is_required = spec.mode == "required"
+        error = call.error if call is not None and call.ended.is_set() else None
+        if error is None and call is not None and not circuit.is_open and spec.mode != "off":
             return Tier(
                 name=spec.location,
-                backend=self._call.result(),
+                backend=call.result(),
                 mode=spec.mode,
                 answer_s=spec.answer_s,
-                circuit=self._circuit,
+                circuit=circuit,
             )
-        error = error or away(spec.location, self._circuit.reason, required=spec.mode == "required")
-        if spec.mode == "required":
+        error = error or away(spec.location, circuit.reason, required=is_required)
+        if not isinstance(error, StoreError):
+            raise error
+        if isinstance(
+            error, StoreUnavailable
+        ):  # another answers, and may be repaired while this process runs
+            if error.transport:
+                circuit.open(error.reason, where=spec.location)
+            error = error.but(required=is_required)
+        if is_required:
             raise error
         self.left_out = TierState(location=spec.location, mode=spec.mode, state="away", reason=str(error))
         return error
-
-    def _failure(self) -> StoreError | None:
-        is_required = self.spec.mode == "required"
-        error = self._call.error if self._call is not None and self._call.ended.is_set() else None
-        if error is None:
-            is_open = self._circuit.is_open
-            return away(self.spec.location, self._circuit.reason, required=is_required) if is_open else None
-        if not isinstance(error, StoreError):
-            raise error
-        if not isinstance(error, StoreUnavailable):
-            return error  # no circuit: it answers, and may be repaired while this process runs
-        if error.transport:
-            self._circuit.open(error.reason, where=self.spec.location)
-        return error.but(required=is_required)
 
 
 def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -40,7 +41,8 @@ class ComponentChange(NamedTuple):
             return f"{self.name} removed (was {_shown(self.before)})"
         if _DIGEST.fullmatch(self.before) and _DIGEST.fullmatch(self.after):
             return f"{self.name} changed"
-        start = max(0, _first_difference(self.before, self.after) - _SHOWN_BEFORE_DIFFERENCE)
+        common = os.path.commonprefix([self.before, self.after])  # noqa: RUF071 - by characters, as is meant
+        start = max(0, len(common) - _SHOWN_BEFORE_DIFFERENCE)
         return f"{self.name} {_shown(self.before, start)} -> {_shown(self.after, start)}"
 
 
@@ -51,13 +53,6 @@ def changed_components(before: Mapping[str, str], after: Mapping[str, str]) -> t
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     )
-
-
-def _first_difference(one: str, other: str) -> int:
-    for index, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return index
-    return min(len(one), len(other))
 
 
 def _shown(value: str, start: int = 0) -> str:

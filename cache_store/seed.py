@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from warmrank.cache_store.cache_dir.node_files import Destinations, NodeFile, Vouched, place_files
+from warmrank.cache_store.cache_dir.marks import Marks
+from warmrank.cache_store.cache_dir.node_files import Destinations, NodeFile, place_files
 from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.staging import FetchOutcome, FetchReport
@@ -264,7 +265,7 @@ def _seed_node(
             raise
         faults.append(f"node artifacts: {error}")
         return NodeSeedReport(skipped=refused)
-    vouched = Vouched(policy=store.policy, signers=fetched.signers)
+    vouched = Marks(policy=store.policy, signers=fetched.signers)
     placed = place_files(cache_root, fetched.files, destinations, vouched)
     return NodeSeedReport(
         files=fetched.files,

@@ -10,6 +10,7 @@ so open it where it is used, and send its location elsewhere.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,7 +38,7 @@ from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, launch_name, manifest_name
 from warmrank.cache_store.progress import OnProgress, while_asked
 from warmrank.cache_store.publish import publish
-from warmrank.cache_store.publish.publish import BlobReport, PublishReport
+from warmrank.cache_store.publish.publish import PublishReport
 from warmrank.cache_store.records import launches
 from warmrank.cache_store.records.directory_listing import StoredListing, newest_listings
 from warmrank.cache_store.records.documents import Documents, read_stored_form
@@ -94,11 +95,11 @@ class Store:
         """The node caches that node artifacts from here may go to; see `node_files.admitted`."""
         return admitted(destinations, self._trust.policy, self._trust.revoked)
 
-    def put_blob(self, path: Path) -> BlobReport:
+    def put_blob(self, path: Path) -> tuple[Digest, bool]:
         """Add a private local file; see `publish.put_blob`."""
         return self._write(
             lambda documents: publish.put_blob(documents.backend, path),
-            lambda view, report: view.fill([_blob(path, report.digest)]),
+            lambda view, added: view.fill([_blob(path, added[0])]),
         )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:
@@ -202,8 +203,12 @@ class Store:
     def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path, beside: str = "") -> Path:
         """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
         return self._run(
-            lambda documents: fetch.fetch_blob(
-                documents, digest, function_dir, cache_root=cache_root, beside=beside
+            functools.partial(
+                fetch.fetch_blob,
+                sha256=digest,
+                function_dir=function_dir,
+                cache_root=cache_root,
+                beside=beside,
             )
         )
 

@@ -89,9 +89,6 @@ class DirectoryBackend:
 
     An absent or empty directory is made into a store if ``create``; ``flush`` ``auto`` chooses by the file
     system's type.
-
-    Raises:
-        Corrupt: its FORMAT file is damaged.
     """
 
     def __init__(self, root: Path, *, create: bool = True, flush: FlushChoice = "auto") -> None:

@@ -257,9 +257,10 @@ class TieredBackend:
         if (near := self.near) is None:
             return
         try:
-            standing = self._stat([*(blob.name for blob in blobs), *documents], [near])
-            if lacking := [blob for blob in blobs if blob.name not in standing]:
-                self._put(near, lacking)
+            names = {*(blob.name for blob in blobs), *documents}
+            standing = self._stat(list(names), [near])
+            if blobs and len(standing) < len(names):
+                self._put(near, blobs)  # all, so that those that stand are durable before the documents
             for name in documents:
                 if name not in standing and (data := read(name)) is not None:
                     self._put(near, [new_document(name, data)])

@@ -45,7 +45,6 @@ _MAX_BYTES = 64 << 20  # 250 bytes a file
 # Times advance by the kernel's tick, at most 10 ms; where they have no fraction, by up to two seconds (FAT).
 _TICK_NS = 100_000_000
 _COARSE_TICK_NS = 2_000_000_000
-_Opened = Callable[[Path], io.BufferedReader]
 
 
 class _Seen(NamedTuple):
@@ -69,39 +68,32 @@ class _Seen(NamedTuple):
 
 
 class DigestIndex:
-    """Digests of one directory's files; `open` makes one."""
+    """The index ``name`` of a directory's files; an absent, unreadable or damaged one is empty.
 
-    def __init__(self, root: Path, path: Path, seen: dict[str, _Seen], opened: _Opened) -> None:
-        self.root = root
-        self._path = path
-        self._directory = path.parent
-        self._prefix = f"{root}{os.sep}"
-        self._opened = opened
-        self._seen = seen
-        self._used: set[str] = set()
-        self._is_changed = False
-        self._lock = threading.Lock()
+    With ``reread`` it starts empty, so every file is read again. It lies in the directory, or ``at`` another;
+    ``opened`` opens a file, with the checks that it must pass.
+    """
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         cache_root: Path,
         name: str,
         *,
         reread: bool = False,
         at: Path | None = None,
-        opened: _Opened = open_private,
-    ) -> DigestIndex:
-        """Open the index ``name`` of a directory; an absent, unreadable or damaged one is empty.
-
-        With ``reread`` it starts empty, so every file is read again. Indexes lie ``at`` another directory if
-        given; ``opened`` opens a file, with the checks that it must pass.
-        """
+        opened: Callable[[Path], io.BufferedReader] = open_private,
+    ) -> None:
         if fault := part_fault(name):
             raise ValueError(f"name of an index {name!r} {fault}")
-        root = cache_root.absolute()
-        path = (at or root) / ".index" / f"{name}.json"
-        return cls(root, path, {} if reread else _read(path), opened)
+        self.root = cache_root.absolute()
+        self._directory = (at or self.root) / ".index"
+        self._path = self._directory / f"{name}.json"
+        self._prefix = f"{self.root}{os.sep}"
+        self._opened = opened
+        self._seen: dict[str, _Seen] = {} if reread else _read(self._path)
+        self._used: set[str] = set()
+        self._is_changed = False
+        self._lock = threading.Lock()
 
     def digest(self, path: Path) -> Digest:
         """Digest of a private file, which is read only if it may have changed; raises as `digest_private`."""
@@ -132,9 +124,14 @@ class DigestIndex:
             return {key: Digest(sha256=seen.sha256, size_bytes=seen.size) for key, seen in self._seen.items()}
 
     def now_ns(self) -> int:
-        """Time by the clock of the cache directory's file system; 0 where nothing can be remembered."""
+        """Time by the file system's clock, on NFS the server's; 0 where nothing can be remembered."""
         try:
-            return self._clock_ns()
+            try:
+                os.utime(self._directory)
+            except FileNotFoundError:
+                make_private_directories(self._directory)
+                os.utime(self._directory)
+            return self._directory.stat().st_mtime_ns
         except OSError as error:
             logger.debug("Nothing is remembered, so files will be read again: %s", error)
             return 0
@@ -185,15 +182,6 @@ class DigestIndex:
         if not text.startswith(os.sep):
             text = str(Path(path).absolute())
         return text.removeprefix(self._prefix) if text.startswith(self._prefix) else ""
-
-    def _clock_ns(self) -> int:
-        """Time by the clock of the file system, which sets the times of files; on NFS it is the server's."""
-        try:
-            os.utime(self._directory)
-        except FileNotFoundError:
-            make_private_directories(self._directory)
-            os.utime(self._directory)
-        return self._directory.stat().st_mtime_ns
 
     def _replace(self, data: bytes) -> None:
         directory = self._directory / "tmp"  # swept at each save, so apart: there may be thousands of indexes

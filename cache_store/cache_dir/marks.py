@@ -46,10 +46,10 @@ class Permit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """A directory's marks, for another that takes over some of its copies."""
+    """Under which trust policy copies came, the laxest, and ids of the keys that vouched for any."""
 
-    policy: str  # the laxest trust policy under which any came
-    signers: frozenset[str]  # ids of the keys that vouched for any
+    policy: str
+    signers: Collection[str] = frozenset()
 
 
 def marks_of(cache_root: Path) -> Marks:

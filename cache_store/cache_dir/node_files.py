@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from warmrank.cache_store.cache_dir.marks import check_marks, permit_copies
+from warmrank.cache_store.cache_dir.marks import Marks, check_marks, permit_copies
 from warmrank.cache_store.cache_dir.private_files import (
     check_parents,
     create_private,
@@ -214,14 +214,6 @@ Destinations = Mapping[str, Destination]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vouched:
-    """Under which trust policy node artifacts came, and by the word of which keys."""
-
-    policy: str
-    signers: Collection[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """Node artifacts that were written, that were there with the same bytes, and why others are not there."""
 
@@ -249,7 +241,7 @@ def admitted(
 
 
 def place_files(
-    cache_root: Path, files: Sequence[NodeFile], destinations: Destinations, vouched: Vouched
+    cache_root: Path, files: Sequence[NodeFile], destinations: Destinations, vouched: Marks
 ) -> Placed:
     """Copy node artifacts that ``cache_root`` keeps to where this node's tools look for them."""
     new: list[NodeFile] = []
@@ -282,7 +274,7 @@ def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
     raise _NotPlaced(f"left in the cache directory: {why}")
 
 
-def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: Vouched) -> bool:
+def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: Marks) -> bool:
     """Whether the file is new; it was there otherwise."""
     path = destination.path / file.relative
     if _is_there(path, file, replaced=destination.in_sets):

@@ -95,7 +95,7 @@ def fetch_partitions(
     known: dict[Target, Target] = {}
     pinned = take_pinned(documents, refs, lambda ref, manifest: partition_of(ref, manifest, known))
     partitions = tuple(pinned.kept.values())
-    index = DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread)
+    index = DigestIndex(cache_root, INDEX_NAME, reread=options.reread)
     found = _look(partitions, cache_root, index, options.beat)
     absent = [target for target, answer in found.items() if answer is None]
     missing = blob_faults(documents.backend, (target.digest for target in absent))

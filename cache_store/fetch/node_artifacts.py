@@ -43,71 +43,68 @@ _Unit = tuple[str, str]
 _Offer = dict[str, NodeFile]
 
 
-class Offers:
-    """What is offered to a node, first what is to come before others, and what of it the node has taken."""
-
-    def __init__(self, files: Iterable[NodeFile], destinations: Destinations) -> None:
-        self.left_out: list[str] = []  # why others are not taken, one line each
-        self._asked: dict[_Unit, _Offer] = {}
-        self._taken: dict[str, NodeFile] = {}
-        by_unit: dict[_Unit, dict[str, _Offer]] = {}
-        for file in self._declared(files, destinations):
+def _offers(
+    files: Iterable[NodeFile], destinations: Destinations, left_out: list[str]
+) -> dict[_Unit, list[_Offer]]:
+    """The offers of each unit, in their order; why some are not taken goes to ``left_out``."""
+    strange: Counter[str] = Counter()
+    by_unit: dict[_Unit, dict[str, _Offer]] = {}
+    for file in files:
+        destination = destinations.get(file.cache)
+        if destination is not None and destination.takes(file.relative):
             unit, offer = _unit_of(file, destinations)
             by_unit.setdefault(unit, {}).setdefault(offer, {}).setdefault(file.relative, file)
-        self._waiting = {unit: list(offers.values()) for unit, offers in by_unit.items()}
+        else:
+            strange[file.cache] += 1
+    left_out += [
+        f"node/{name}: {number} file{'' if number == 1 else 's'}, of which this node's config declares "
+        "no directory or no pattern"
+        for name, number in sorted(strange.items())
+    ]
+    return {unit: list(offers.values()) for unit, offers in by_unit.items()}
 
-    @property
-    def taken(self) -> tuple[NodeFile, ...]:
-        """What was taken, in the order of the offers."""
-        return tuple(self._taken.values())
 
-    def next(self) -> tuple[NodeFile, ...]:
-        """What to fetch now, of each unit one offer; nothing when all is decided."""
-        while self._waiting and not self._asked:
-            self._ask()
-        return tuple(file for offer in self._asked.values() for file in offer.values())
-
-    def _ask(self) -> None:
-        num_files, size_bytes = len(self._taken), _size_of(self._taken.values())
-        for unit in list(self._waiting):
-            offer = self._waiting[unit].pop(0)
-            if not self._waiting[unit]:
-                del self._waiting[unit]
-            files, more_bytes = num_files + len(offer), size_bytes + _size_of(offer.values())
-            if files > MAX_FILES or more_bytes > MAX_BYTES:
-                why = f"more than {MAX_FILES} files or {MAX_BYTES} bytes for one node"
-                self.left_out.append(f"node/{unit[0]}/{unit[1]}: {why}")
-                continue
-            num_files, size_bytes = files, more_bytes
-            self._asked[unit] = offer
-
-    def answer(self, faults: Mapping[Digest, StoreError]) -> None:
-        """What became of what `next` named: these cannot be had; of their units the next offers come."""
-        for unit, offer in self._asked.items():
+def _take(
+    waiting: dict[_Unit, list[_Offer]],
+    left_out: list[str],
+    keep: Callable[[list[Digest]], Mapping[Digest, StoreError]],
+) -> tuple[NodeFile, ...]:
+    """Take of each unit the first offer that can be had whole; ``keep`` says why blobs cannot be kept."""
+    taken: dict[str, NodeFile] = {}
+    while waiting:
+        asked = _next_offers(waiting, taken, left_out)
+        faults = keep([file.digest for offer in asked.values() for file in offer.values()]) if asked else {}
+        for unit, offer in asked.items():
             failed = [file for file in offer.values() if file.digest in faults]
-            self.left_out += [f"{file.path}: {faults[file.digest]}" for file in failed]
-            if not failed:
-                self._waiting.pop(unit, None)
-                together = self._taken | {file.path: file for file in offer.values()}
-                if bad := dict(collisions(together)):
-                    self.left_out += [f"{path}: {fault}" for path, fault in bad.items()]
-                else:
-                    self._taken = together
-        self._asked = {}
-
-    def _declared(self, files: Iterable[NodeFile], destinations: Destinations) -> Iterable[NodeFile]:
-        strange: Counter[str] = Counter()
-        for file in files:
-            destination = destinations.get(file.cache)
-            if destination is not None and destination.takes(file.relative):
-                yield file
+            left_out += [f"{file.path}: {faults[file.digest]}" for file in failed]
+            if failed:
+                continue
+            waiting.pop(unit, None)
+            together = taken | {file.path: file for file in offer.values()}
+            if bad := dict(collisions(together)):
+                left_out += [f"{path}: {fault}" for path, fault in bad.items()]
             else:
-                strange[file.cache] += 1
-        self.left_out += [
-            f"node/{name}: {number} file{'' if number == 1 else 's'}, of which this node's config declares "
-            "no directory or no pattern"
-            for name, number in sorted(strange.items())
-        ]
+                taken = together
+    return tuple(taken.values())
+
+
+def _next_offers(
+    waiting: dict[_Unit, list[_Offer]], taken: Mapping[str, NodeFile], left_out: list[str]
+) -> dict[_Unit, _Offer]:
+    """Of each unit that waits the next offer, as far as there is room for it beside what was taken."""
+    asked: dict[_Unit, _Offer] = {}
+    num_files, size_bytes = len(taken), _size_of(taken.values())
+    for unit in list(waiting):
+        offer = waiting[unit].pop(0)
+        if not waiting[unit]:
+            del waiting[unit]
+        files, more_bytes = num_files + len(offer), size_bytes + _size_of(offer.values())
+        if files > MAX_FILES or more_bytes > MAX_BYTES:
+            why = f"more than {MAX_FILES} files or {MAX_BYTES} bytes for one node"
+            left_out.append(f"node/{unit[0]}/{unit[1]}: {why}")
+        else:
+            num_files, size_bytes, asked[unit] = files, more_bytes, offer
+    return asked
 
 
 def _unit_of(file: NodeFile, destinations: Destinations) -> tuple[_Unit, str]:
@@ -187,35 +184,37 @@ def fetch_node_files(
     pinned = take_pinned(documents, refs, lambda _, manifest: manifest.node_files())
     skipped = [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
     found = [file for ref in refs for file in pinned.kept.get(ref, ())]
-    offers = Offers(found, destinations)
-    if not (wanted := offers.next()):
-        return NodeFetch(skipped=(*skipped, *offers.left_out), signers=pinned.signers)
+    waiting = _offers(found, destinations, skipped)
+    if not waiting:
+        return NodeFetch(skipped=tuple(skipped), signers=pinned.signers)
     options = options or FetchOptions()
     # Also where nothing will be copied: what is there already may have come from a tool of this node.
     permit = permit_copies(cache_root, trust.policy, pinned.signers)
     room = _Room(
         blobs=Blobs(backend=documents.backend, permit=permit, shared=options.shared),
-        index=DigestIndex.open(cache_root, INDEX_NAME, reread=options.reread),
+        index=DigestIndex(cache_root, INDEX_NAME, reread=options.reread),
         beat=options.beat,
     )
     copied: dict[Digest, None] = {}
-    while wanted:
-        faults, new = _keep_all(documents, [file.digest for file in wanted], room)
-        copied |= dict.fromkeys(new)
-        offers.answer(faults)
-        wanted = offers.next()
+
+    def keep(digests: list[Digest]) -> Mapping[Digest, StoreError]:
+        faults, new = _keep_all(documents, digests, room)
+        copied.update(dict.fromkeys(new))
+        return faults
+
+    taken = _take(waiting, skipped, keep)
     room.index.save()
     return NodeFetch(
-        files=offers.taken,
+        files=taken,
         num_copied=len(copied),
         bytes_copied=sum(digest.size_bytes for digest in copied),
-        skipped=(*skipped, *offers.left_out),
+        skipped=tuple(skipped),
         signers=pinned.signers,
         copies=tuple(
             NewFile(
                 name=blob_name(digest.sha256), source=kept_path(cache_root, digest.sha256), expected=digest
             )
-            for digest in dict.fromkeys(file.digest for file in offers.taken)
+            for digest in dict.fromkeys(file.digest for file in taken)
         ),
     )
 

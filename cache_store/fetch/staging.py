@@ -254,9 +254,6 @@ def replicate(manifests: Iterable[PartitionManifest], files: Mapping[str, Path],
     """Make the files that partitions lack below the cache directory ``root``, and return their number.
 
     ``files`` has a private file for each sha256 that the manifests name.
-
-    Raises:
-        Corrupt: a file does not hold the bytes that it should.
     """
     checked: set[str] = set()
     staging = root / f"{STAGING}{temporary_name()}"

@@ -34,14 +34,6 @@ _MOVERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceFault:
-    """A place of a store in which nothing could be done, and why."""
-
-    location: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvictReport:
     """Outcome of evicting from one place of a store, or, of a dry run, what it would be."""
 
@@ -59,10 +51,10 @@ class EvictReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictOutcome:
-    """Outcome of evicting from the places of a store, the farthest first; faults are the other places."""
+    """Outcome of evicting from the places of a store, the farthest first; faults are why others did not."""
 
     reports: tuple[EvictReport, ...]
-    faults: tuple[PlaceFault, ...]
+    faults: tuple[TierState, ...]
 
 
 def evict_places(
@@ -85,7 +77,7 @@ def evict_places(
     writable = [tier for tier in tiers if tier.is_writable]
     chosen = [tier for tier in writable if place in (None, tier.name)]
     away = [
-        PlaceFault(location=state.location, reason=state.reason)
+        state
         for state in left_out
         if state.state == "away" and state.mode != "ro" and place in (None, state.location)
     ]
@@ -98,7 +90,7 @@ def evict_places(
     reports, errors = in_each(
         chosen, lambda tier, view: evict(view, policy, trust=trust, location=tier.name, dry_run=dry_run)
     )
-    faults = tuple(PlaceFault(location=tier.name, reason=str(error)) for tier, error in errors)
+    faults = (replace(tier.state, reason=str(error)) for tier, error in errors)
     return EvictOutcome(reports=tuple(reports), faults=(*faults, *away))
 
 

@@ -85,11 +85,7 @@ def made_for(name: str) -> tuple[DocumentKind, str, str]:
 
 
 def references(name: str, sealed: bytes) -> Document:
-    """What the stored form of the record or manifest of that name needs, whoever signed it.
-
-    Raises:
-        Corrupt: it is damaged, or made for another name.
-    """
+    """What the stored form of the record or manifest of that name needs, whoever signed it."""
     kind, key, sha256 = made_for(name)
     envelope = parse_envelope(sealed, what=kind, where=name)
     if (envelope.kind, envelope.key) != (kind, key):

@@ -9,7 +9,7 @@ that is looked at again afterwards, and brought back; where that fails a record 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +23,15 @@ from warmrank.cache_store.errors import (
     NewerFormat,
     NotInStore,
     StoreError,
+    StoreUnavailable,
     Untrusted,
     is_damage,
 )
 from warmrank.cache_store.gc.inventory import references
 from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed
+from warmrank.cache_store.gc.trash import restore as restore_blobs
 from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
-from warmrank.cache_store.parallel import each
-from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs, check_standing
+from warmrank.cache_store.parallel import each, threads_for
 from warmrank.cache_store.records.documents import (
     READERS,
     Documents,
@@ -48,14 +49,6 @@ _INDEX = "offline_build"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlobReport:
-    """The digest that names an added blob, and whether this call created it; otherwise it was there."""
-
-    digest: Digest
-    created: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishReport:
     """Outcome of publishing one partition."""
 
@@ -67,12 +60,8 @@ class PublishReport:
     conflicts: tuple[str, ...]  # functions whose bytes differ from those that stand: nondeterministic
 
 
-def put_blob(backend: BlobBackend, path: Path) -> BlobReport:
-    """Add one private local file; durable on return.
-
-    Raises:
-        Corrupt: the file changed while it was read.
-    """
+def put_blob(backend: BlobBackend, path: Path) -> tuple[Digest, bool]:
+    """Add one private local file, durable on return; its digest, and whether this call created the blob."""
     with os_errors_are_unusable("file", path):
         digest = digest_private(path)
     name = blob_name(digest.sha256)
@@ -80,7 +69,7 @@ def put_blob(backend: BlobBackend, path: Path) -> BlobReport:
     created = backend.put_new([NewFile(name=name, source=path, expected=digest)])
     if not created:
         check_standing(backend, {name: digest})
-    return BlobReport(digest=digest, created=bool(created))
+    return digest, bool(created)
 
 
 def publish_partition(
@@ -92,7 +81,7 @@ def publish_partition(
         Corrupt: a file is not what the manifest says; nothing was published.
         Untrusted: there is no key to sign with, or somebody not trusted here was faster.
     """
-    index = DigestIndex.open(root, manifest.partition)
+    index = DigestIndex(root, manifest.partition)
     (report,) = _publish(documents, launch_key, [manifest], None, index)
     logger.info(
         "Published %s as %s: %d new blobs, %d bytes, manifest %s",
@@ -117,7 +106,7 @@ def publish_many(
     ``files`` has a private file for each sha256. Reports come in the order of the manifests; new blobs are
     counted in the first.
     """
-    reports = _publish(documents, launch_key, manifests, files, DigestIndex.open(root, _INDEX))
+    reports = _publish(documents, launch_key, manifests, files, DigestIndex(root, _INDEX))
     num_created = sum(report.created for report in reports)
     num_blobs = sum(report.num_blobs_new for report in reports)
     logger.info("Published %d partitions, %d of them new, %d new blobs", len(reports), num_created, num_blobs)
@@ -353,3 +342,129 @@ def _restore_whole(backend: BlobBackend, key: str, contents: Mapping[str, tuple[
         if restore_from(backend, needed, contents) == needed:
             return bool(restore_from(backend, frozenset([name]), contents))
     return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalBlobs:
+    """Private files below one cache directory, and what their bytes must be.
+
+    Every file is checked, also those whose blob the store has; one file of each blob that it lacks is hashed
+    while it is copied, the others by threads, or known from an index.
+    """
+
+    digests: Mapping[str, Digest]  # by file, as text: there are thousands, and most are only looked at
+    index: DigestIndex
+
+    def put(self, backend: BlobBackend, *, make_durable: bool) -> tuple[Digest, ...]:
+        """Check all files, add those that the store lacks, each once, and return the digests of the new ones.
+
+        A blob of the wrong size is moved into quarantine and put again, so a publish repairs it. The names of
+        blobs that another publisher added, who may not have done it yet, are made durable too if
+        ``make_durable``; needless where a manifest that names them stands.
+        """
+        sources = self._sources()
+        absent = absent_blobs(backend, {name: self.digests[path] for name, path in sources.items()})
+        copied = {path for name, path in sources.items() if name in absent}
+        self._check_all(self._unknown(copied))
+        wanted = [name for name in sources if make_durable or name in absent]
+        read_ns = self.index.now_ns()
+        created = set(self._put(backend, wanted, sources))
+        for name in absent & created:
+            path = sources[name]
+            self.index.remember(Path(path), self.digests[path], read_ns=read_ns)
+        # Where another publisher was faster the files may not have been read.
+        self._check_all([sources[name] for name in sorted(absent - created)])
+        check_standing(backend, {name: self.digests[sources[name]] for name in absent - created})
+        return tuple(self.digests[path] for name, path in sources.items() if name in created)
+
+    def put_again(self, backend: BlobBackend, digests: Iterable[Digest]) -> frozenset[str]:
+        """Bring back those blobs that an evict took since `put`, from the trash or from the files here.
+
+        Return names of those that are gone and not among the files here; raises as `put`.
+        """
+        absent = absent_blobs(backend, {blob_name(item.sha256): item for item in digests}, restore=True)
+        sources = self._sources()
+        created = self._put(backend, sorted(absent & sources.keys()), sources)
+        standing = (absent & sources.keys()) - set(created)
+        check_standing(backend, {name: self.digests[sources[name]] for name in standing})
+        return absent - sources.keys()
+
+    def _sources(self) -> dict[str, str]:
+        """One file for each blob, by the blob's name."""
+        sources: dict[str, str] = {}
+        for path, digest in self.digests.items():
+            sources.setdefault(blob_name(digest.sha256), path)
+        return sources
+
+    def _put(self, backend: BlobBackend, names: Sequence[str], sources: Mapping[str, str]) -> tuple[str, ...]:
+        if not names:
+            return ()
+        pairs = ((name, sources[name]) for name in names)
+        return backend.put_new(
+            [NewFile(name=name, source=Path(path), expected=self.digests[path]) for name, path in pairs]
+        )
+
+    def _unknown(self, copied: Container[str]) -> list[str]:
+        """Those that are not copied and must be read; not by threads, which would take longer."""
+        unknown: list[str] = []
+        for path, digest in self.digests.items():
+            if path in copied:
+                continue
+            try:
+                if self.index.known(path) == digest:
+                    continue
+            except OSError:  # the check says what is wrong
+                pass
+            unknown.append(path)
+        return unknown
+
+    def _check_all(self, paths: Sequence[str]) -> None:
+        num_threads = threads_for(len(paths), sum(self.digests[path].size_bytes for path in paths))
+        each(self._check, paths, num_threads=num_threads)
+
+    def _check(self, text: str) -> None:
+        path, expected = Path(text), self.digests[text]
+        with os_errors_are_unusable("file", path):
+            actual = self.index.digest(path)
+            if actual != expected:
+                actual = digest_private(path)  # an index alone condemns no file
+        if actual != expected:
+            raise Corrupt(
+                what="artifact",
+                where=str(path),
+                expected=str(expected),
+                actual=str(actual),
+                remedy="it changed after it was made; compile again",
+            )
+
+
+def absent_blobs(
+    backend: BlobBackend, wanted: Mapping[str, Digest], *, restore: bool = False
+) -> frozenset[str]:
+    """Names of the blobs that a place lacks; one of the wrong size goes into quarantine.
+
+    With ``restore`` what lies in the trash is brought back first, which costs a listing of it.
+    """
+    gone = wanted.keys() - _whole(backend, wanted)
+    return frozenset(gone - restore_blobs(backend, gone) if restore and gone else gone)
+
+
+def check_standing(backend: BlobBackend, wanted: Mapping[str, Digest]) -> None:
+    """Make sure, or raise `StoreUnavailable`, of blobs that were put, but that the store said it had."""
+    if wanted and (missing := sorted(wanted.keys() - _whole(backend, wanted))):
+        reason = "it was put, and is not there; something else stood in its place, or took it away"
+        raise StoreUnavailable(what="blob", where=missing[0], reason=reason, remedy="publish again")
+
+
+def _whole(backend: BlobBackend, wanted: Mapping[str, Digest]) -> set[str]:
+    whole: set[str] = set()
+    for name, info in backend.stat(wanted).items():
+        digest = wanted[name]
+        if info.is_regular and info.content_bytes in (None, digest.size_bytes):
+            whole.add(name)
+            continue
+        actual = f"{info.content_bytes} bytes" if info.is_regular else "no regular file"
+        fault = Corrupt(what="blob", where=name, expected=f"{digest.size_bytes} bytes", actual=actual)
+        # Not only logged where that fails: nothing could be put in its place, and nothing said so.
+        quarantine(backend, name, str(fault))
+    return whole

@@ -14,11 +14,12 @@ locks do nothing; a damaged one is an error, never passed over.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -171,11 +172,7 @@ def save_public_key(public_key: Ed25519PublicKey, path: Path) -> None:
 
 
 def load_signer(path: Path, *, name: str = "") -> Signer:
-    """Read a private key; its name is the file's stem unless given.
-
-    Raises:
-        Corrupt: no unencrypted Ed25519 private key in PEM.
-    """
+    """Read a private key; its name is the file's stem unless given."""
     with os_errors_are_unusable("file", path):
         try:
             file = open_private(path)
@@ -203,11 +200,7 @@ def read_any_key(path: Path) -> Ed25519PublicKey:
 
 
 def read_keyring(path: Path) -> Keyring:
-    """Read whom a keyring trusts and what it revokes; one that is not there is empty.
-
-    Raises:
-        Corrupt: a file of it is damaged.
-    """
+    """Read whom a keyring trusts and what it revokes; one that is not there is empty."""
     trusted: dict[str, Ed25519PublicKey] = {}
     if not _is_usable_directory(path):
         return Keyring()
@@ -270,11 +263,7 @@ def trust_key(keyring: Path, name: str, public_key: Ed25519PublicKey) -> bool:
 
 
 def revoke(keyring: Path, revocation: Revocation) -> tuple[Revocation, bool]:
-    """Revoke a key, known here or not; return the first revocation, which counts, and whether it is new.
-
-    Raises:
-        Corrupt: the revocation of this key is damaged.
-    """
+    """Revoke a key, known here or not; return the first revocation, which counts, and whether it is new."""
     item = _RevokedFile(name=revocation.name, reason=revocation.reason, when=revocation.when)
     path = keyring / REVOKED / f"{revocation.key_id}.json"
     is_new = True
@@ -358,24 +347,26 @@ def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
     write_whole(path, data, temporary=temporary, replace=False, mode=mode)
 
 
-def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
+def _loaded(what: str, load: Callable[[bytes], object], path: Path, data: bytes) -> object:
     try:
-        key = serialization.load_pem_private_key(data, password=None)
+        return load(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise _no_key("private key", path, str(error)) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise _no_key("private key", path, type(key).__name__)
-    return key
+        raise _no_key(what, path, str(error)) from error
+
+
+def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
+    load = functools.partial(serialization.load_pem_private_key, password=None)
+    key = _loaded("private key", load, path, data)
+    if isinstance(key, Ed25519PrivateKey):
+        return key
+    raise _no_key("private key", path, type(key).__name__)
 
 
 def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
-    try:
-        key = serialization.load_pem_public_key(data)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise _no_key("public key", path, str(error)) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise _no_key("public key", path, type(key).__name__)
-    return key
+    key = _loaded("public key", serialization.load_pem_public_key, path, data)
+    if isinstance(key, Ed25519PublicKey):
+        return key
+    raise _no_key("public key", path, type(key).__name__)
 
 
 def _no_key(what: str, path: Path, actual: str) -> Corrupt:

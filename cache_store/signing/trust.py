@@ -112,12 +112,7 @@ def signed_message(kind: str, key: str, digest: Digest, producer: Producer) -> b
 
 
 def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
-    """Take a stored form apart, without judging its signature.
-
-    Raises:
-        Corrupt: the header is none, is spelled otherwise than `Envelope.to_bytes` does or is of an earlier
-            format, or the payload is not the one that it announces.
-    """
+    """Take a stored form apart, without judging its signature."""
     line, _, payload = data.partition(b"\n")
     if len(line) > MAX_HEADER_BYTES:
         expected = f"a header of at most {MAX_HEADER_BYTES} bytes"
@@ -280,9 +275,6 @@ def load_trust(
     """Read the PEM files that a configuration names, and its keyring; they add up.
 
     ``revoked`` are ids of keys revoked besides those of the keyring.
-
-    Raises:
-        Corrupt: a file holds no such key.
     """
     ring = read_keyring(keyring) if keyring else Keyring()
     named = {name: load_public_key(path) for name, path in (trusted_keys or {}).items()}

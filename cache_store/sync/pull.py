@@ -137,8 +137,8 @@ def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> Pull
     ensure_cache_dir(place)
     # Our own names are none of the tool's: they would decide what may be done with the directory.
     files = [file for file in plan.stored.listing.files if not is_ours(file.path)]
-    index = DigestIndex.open(root, _INDEX, at=place, opened=open_owned)
-    laid_before = DigestIndex.open(root, f"pulled-{plan.key}", at=place, opened=open_owned)
+    index = DigestIndex(root, _INDEX, at=place, opened=open_owned)
+    laid_before = DigestIndex(root, f"pulled-{plan.key}", at=place, opened=open_owned)
     stale = _stale(laid_before, {file.path for file in files}, root, index)
     removed = [path for path, is_unchanged in stale.items() if replace and is_unchanged]
     _refuse_obstacles(files, removed, root)

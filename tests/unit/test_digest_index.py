@@ -55,12 +55,12 @@ def private_file(path: Path, data: bytes, *, age_s: int = 60) -> Path:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of the file system is an hour ahead: ctime cannot be set back, so files must grow old."""
-    clock_ns = DigestIndex._clock_ns
-    monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: clock_ns(self) + 3600 * 10**9)
+    clock_ns = DigestIndex.now_ns
+    monkeypatch.setattr(DigestIndex, "now_ns", lambda self: clock_ns(self) + 3600 * 10**9)
 
 
 def saved(cache: Path, *files: Path) -> None:
-    index = DigestIndex.open(cache, "one")
+    index = DigestIndex(cache, "one")
     for file in files:
         index.digest(file)
     index.save()
@@ -69,13 +69,13 @@ def saved(cache: Path, *files: Path) -> None:
 @pytest.mark.usefixtures("settled")
 def test_digest_of_an_unchanged_file_is_not_computed_again(cache, file, hashed):
     saved(cache, file)
-    assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(DATA)
+    assert DigestIndex(cache, "one").digest(file) == digest_bytes(DATA)
     assert len(hashed) == 1
 
 
 def test_file_written_at_the_time_of_the_read_is_read_again(cache, file, hashed):
     saved(cache, file)
-    DigestIndex.open(cache, "one").digest(file)
+    DigestIndex(cache, "one").digest(file)
     assert len(hashed) == 2
 
 
@@ -86,9 +86,9 @@ def test_times_without_a_fraction_must_be_older(cache, file, hashed, monkeypatch
     read_ns = (whole_s + 1) * 10**9
     fields = (*digest_index._identity(status)[:3], whole_s * 10**9, whole_s * 10**9 + fraction_ns)
     monkeypatch.setattr(digest_index, "_identity", lambda status: (*fields, status.st_mode, status.st_uid))
-    monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: read_ns)
+    monkeypatch.setattr(DigestIndex, "now_ns", lambda self: read_ns)
     saved(cache, file)
-    DigestIndex.open(cache, "one").digest(file)
+    DigestIndex(cache, "one").digest(file)
     assert len(hashed) == reads
 
 
@@ -117,7 +117,7 @@ def keep_times(change: Callable[[Path], None]) -> Callable[[Path], None]:
 def test_changed_file_is_read_again_whatever_its_size_and_time(cache, file, change):
     saved(cache, file)
     change(file)
-    assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(OTHER)
+    assert DigestIndex(cache, "one").digest(file) == digest_bytes(OTHER)
 
 
 @pytest.mark.usefixtures("settled")
@@ -125,7 +125,7 @@ def test_file_that_is_not_private_any_more_is_refused(cache, file):
     saved(cache, file)
     file.chmod(0o644)
     with pytest.raises(UnusableCache, match="chmod 600"):
-        DigestIndex.open(cache, "one").digest(file)
+        DigestIndex(cache, "one").digest(file)
 
 
 @pytest.mark.usefixtures("settled")
@@ -134,7 +134,7 @@ def test_file_that_became_a_link_is_refused(cache, file):
     file.rename(file.with_name("moved"))
     file.symlink_to("moved")
     with pytest.raises(OSError, match="symbolic links"):
-        DigestIndex.open(cache, "one").digest(file)
+        DigestIndex(cache, "one").digest(file)
 
 
 @pytest.mark.usefixtures("settled")
@@ -147,12 +147,12 @@ def test_file_that_changes_while_it_is_read_is_not_remembered(cache, file, monke
     monkeypatch.setattr(digest_index, "digest_stream", changing)
     saved(cache, file)
     monkeypatch.undo()
-    assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(OTHER)
+    assert DigestIndex(cache, "one").digest(file) == digest_bytes(OTHER)
 
 
 @pytest.mark.usefixtures("settled")
 def test_remember_doubts_a_file_that_was_written_after_the_caller_began_to_read(cache, file):
-    index = DigestIndex.open(cache, "one")
+    index = DigestIndex(cache, "one")
     read_ns = index.now_ns() - 3600 * 10**9
     file.write_bytes(OTHER)
     index.remember(file, digest_bytes(DATA), read_ns=read_ns)
@@ -161,7 +161,7 @@ def test_remember_doubts_a_file_that_was_written_after_the_caller_began_to_read(
 
 @pytest.mark.usefixtures("settled")
 def test_remember_takes_no_digest_of_another_size(cache, file):
-    index = DigestIndex.open(cache, "one")
+    index = DigestIndex(cache, "one")
     index.remember(file, digest_bytes(DATA + b"more"))
     assert index.digest(file) == digest_bytes(DATA)
 
@@ -185,7 +185,7 @@ def test_damaged_index_is_empty(cache, file, hashed, damage):
     saved(cache, file)
     path = cache / ".index" / "one.json"
     path.write_bytes(damage(path.read_bytes()))
-    assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(DATA)
+    assert DigestIndex(cache, "one").digest(file) == digest_bytes(DATA)
     assert len(hashed) == 2
 
 
@@ -215,14 +215,14 @@ def test_sealed_index_of_another_shape_is_empty(cache, document):
     line = canonical_json(document)
     seal = canonical_json(digest_bytes(line).sha256)
     private_file(cache / ".index" / "one.json", seal + b"\n" + line + b"\n")
-    assert DigestIndex.open(cache, "one")._seen == {}
+    assert DigestIndex(cache, "one")._seen == {}
 
 
 @pytest.mark.usefixtures("settled")
 def test_index_that_others_could_have_written_is_empty(cache, file, hashed):
     saved(cache, file)
     (cache / ".index" / "one.json").chmod(0o666)
-    DigestIndex.open(cache, "one").digest(file)
+    DigestIndex(cache, "one").digest(file)
     assert len(hashed) == 2
 
 
@@ -240,19 +240,19 @@ def test_save_forgets_files_that_are_gone(cache, file):
     other.unlink()
     third = private_file(cache / "h" / "compiled_module", OTHER)
     saved(cache, third)
-    assert set(DigestIndex.open(cache, "one")._seen) == {"f/compiled_module", "h/compiled_module"}
+    assert set(DigestIndex(cache, "one")._seen) == {"f/compiled_module", "h/compiled_module"}
 
 
 def test_index_that_cannot_be_written_is_no_error(cache, file):
     (cache / ".index").touch()
     saved(cache, file)
-    assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(DATA)
+    assert DigestIndex(cache, "one").digest(file) == digest_bytes(DATA)
 
 
 @pytest.mark.parametrize("name", ["../one", "a/b", ""])
 def test_name_that_leaves_the_directory_is_refused(cache, name):
     with pytest.raises(ValueError, match="name of an index"):
-        DigestIndex.open(cache, name)
+        DigestIndex(cache, name)
 
 
 @pytest.mark.usefixtures("settled")
@@ -265,4 +265,4 @@ def test_threads_that_save_at_once_leave_a_whole_index(cache):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(run, range(8)))
-    assert len(DigestIndex.open(cache, "one")._seen) == 20
+    assert len(DigestIndex(cache, "one")._seen) == 20

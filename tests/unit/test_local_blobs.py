@@ -15,7 +15,7 @@ from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs
+from warmrank.cache_store.publish.publish import LocalBlobs, absent_blobs
 from warmrank.cache_store.records import documents
 from warmrank.cache_store.records.documents import quarantine
 
@@ -71,7 +71,7 @@ def blobs(tmp_path: Path) -> LocalBlobs:
     path = tmp_path / "compiled_module"
     path.write_bytes(DATA)
     path.chmod(0o600)
-    return LocalBlobs(digests={str(path): DIGEST}, index=DigestIndex.open(tmp_path, "one"))
+    return LocalBlobs(digests={str(path): DIGEST}, index=DigestIndex(tmp_path, "one"))
 
 
 def test_blob_of_another_size_is_absent_and_in_quarantine():

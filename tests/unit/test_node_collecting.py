@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from tests.support.node_artifacts import PACKAGE, kept, package_bytes, write
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
+from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import (
     Destination,
     NodeFile,
-    Vouched,
     find_kept,
     is_reserved,
     keep,
@@ -186,7 +186,7 @@ def test_kept_copy_that_vanished_drops_its_entry_only(cache: Path, tool: Path, t
 def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool: Path, tmp_path: Path):
     evil = fetched(tmp_path / "other", tmp_path, "evil.o", b"unsigned")
     write(tool / "own.o", b"own")
-    place_files(tmp_path / "other", [evil], {"operators": Destination(path=tool)}, Vouched(policy="off"))
+    place_files(tmp_path / "other", [evil], {"operators": Destination(path=tool)}, Marks(policy="off"))
     found = collect(cache_of(tool), cache, ROOM, refusal=lambda directory: refusal(directory, "require", ()))
     assert found.files == ()
     assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]

@@ -10,11 +10,10 @@ import pytest
 
 from tests.support.node_artifacts import destinations, kept, write
 from warmrank.cache_store.cache_dir import node_files
-from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
+from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED, Marks
 from warmrank.cache_store.cache_dir.node_files import (
     Destination,
     NodeFile,
-    Vouched,
     admitted,
     drop_unneeded,
     find_kept,
@@ -28,7 +27,7 @@ from warmrank.cache_store.cache_dir.node_files import (
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 
-REQUIRE, OFF = Vouched(policy="require", signers=("ab" * 8,)), Vouched(policy="off")
+REQUIRE, OFF = Marks(policy="require", signers=("ab" * 8,)), Marks(policy="off")
 PATH = "operators/kernel_cache/Ascend910/add.o"
 
 

@@ -171,8 +171,8 @@ def test_manifest_of_an_unknown_signer_stays_when_nothing_could_replace_it(root,
 def test_put_blob_stores_a_private_file_once(store, root, cache):
     path = cache / make_partition(cache).artifacts[0].path
     first, second = store.put_blob(path), store.put_blob(path)
-    assert (first.created, second.created, first.digest) == (True, False, second.digest)
-    assert [file.name for file in stored(root, "cas")] == [first.digest.sha256]
+    assert (first[1], second) == (True, (first[0], False))
+    assert [file.name for file in stored(root, "cas")] == [first[0].sha256]
 
 
 def test_put_blob_refuses_a_file_that_others_could_have_written(store, root, tmp_path):
@@ -302,7 +302,7 @@ def test_changed_file_is_found_by_the_second_publish(store, cache, hashed):
 
 def test_index_that_is_wrong_condemns_no_file(store, cache):
     manifest = make_partition(cache)
-    index = DigestIndex.open(cache, manifest.partition)
+    index = DigestIndex(cache, manifest.partition)
     for entry in manifest.artifacts:
         wrong = Digest(sha256="0" * 64, size_bytes=entry.size_bytes)
         index.remember(cache / entry.path, wrong, read_ns=2**62)

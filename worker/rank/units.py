@@ -221,11 +221,11 @@ class RankUnit:
         """Put an artifact where ranks on other nodes can take it from; without it they compile themselves."""
         for path in (*stored.files().values(), stored.path):
             try:
-                blob = store.put_blob(path)
+                digest, is_new = store.put_blob(path)
             except StoreError as error:
                 _log.warning("the artifact is not shared with other nodes: %s", error)
             else:
-                self.shared |= {blob.digest} if blob.created else set()
+                self.shared |= {digest} if is_new else set()
 
     def load(self) -> FunctionResult:
         """Load what the probe found (or what was compiled here since)."""

@@ -130,9 +130,6 @@ class ObjectBackend:
     An empty place is made into a store if ``create``; where this process will write, the server is probed,
     once, for create-only puts. A silent server costs a request less than ``answer_s``; large bodies are more
     patient. ``options`` are the client's, such as ``endpoint`` and ``region``; never credentials.
-
-    Raises:
-        Corrupt: its FORMAT is damaged.
     """
 
     def __init__(
