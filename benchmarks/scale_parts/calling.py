@@ -154,9 +154,9 @@ def _launcher_of(config: Any, gang: Gang, handles: list[Any]) -> RayLauncher:
     """A launcher whose ranks are up, on nodes that a few processes stand for."""
     nodes = gang.by_node()
     watch = RayWatch(config.watch, (), {})
-    watch._group.actors = {str(node): handles[node % len(handles)] for node in nodes}  # noqa: SLF001 - see above
+    watch._group.actors = {own[0].node_id: handles[node % len(handles)] for node, own in nodes.items()}  # noqa: SLF001 - see above
     charges = {seat.rank: Charge(pid=1, mark="", log=Path("rank.log")) for seat in gang.seats}
-    watch.guard(gang, {node: str(node) for node in nodes}, charges)
+    watch.guard(gang, charges)
     launcher = RayLauncher(config)
     launcher._watch = watch  # noqa: SLF001
     launcher._actors = [None] * len(gang.seats)  # noqa: SLF001

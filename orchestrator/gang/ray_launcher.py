@@ -84,8 +84,7 @@ class RayLauncher:
         order, seats = seat_ranks(processes, group_size=self._group_size)
         self._actors = [self._actors[index] for index in order]
         gang = self._gang(seats, processes[order[0]], deadline)
-        node_ids = [processes[index].node_id for index in order]
-        self._take_charge(gang, node_ids, [marks[index] for index in order], deadline)
+        self._take_charge(gang, [marks[index] for index in order], deadline)
         return gang
 
     def call(
@@ -310,18 +309,15 @@ class RayLauncher:
         logs = logs_of(self._config.cache_dir, self._config.name, self._launch, self._starts)
         return Gang(seats=seats, master_addr=address, master_port=port, logs=logs)
 
-    def _take_charge(
-        self, gang: Gang, node_ids: Sequence[str], marks: Sequence[str], deadline: float
-    ) -> None:
+    def _take_charge(self, gang: Gang, marks: Sequence[str], deadline: float) -> None:
         """Let each node's watch know its ranks, and each rank its log file; arguments are by rank."""
         assert self._watch is not None  # noqa: S101 - `start` made it
         logs = {seat.rank: Path(gang.log_of(seat.rank)) for seat in gang.seats}
-        nodes = {seat.node_rank: node_ids[seat.rank] for seat in gang.seats}
         charges = {
             seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=logs[seat.rank]) for seat in gang.seats
         }
         self._node_of = {seat.rank: seat.node_rank for seat in gang.seats}
-        charging = self._watch.guard(gang, nodes, charges)
+        charging = self._watch.guard(gang, charges)
         reaching = [
             self._watch.nodes[node].reach.remote(
                 {seat.rank: self._actors[seat.rank] for seat in seats},

@@ -213,11 +213,9 @@ class RayWatch:
         # This driver's own silence, as long as reapers may have ended ranks for it, and when it was over.
         self._own_silence_s = self._silence_over_s = 0.0
 
-    def guard(self, gang: Gang, node_ids: Mapping[int, str], charges: Mapping[int, Charge]) -> list[Any]:
-        """Take charge of all ranks; the references are to be awaited before ranks do anything.
-
-        ``node_ids`` are Ray's, by node rank.
-        """
+    def guard(self, gang: Gang, charges: Mapping[int, Charge]) -> list[Any]:
+        """Take charge of all ranks; the references are to be awaited before ranks do anything."""
+        node_ids = {seat.node_rank: seat.node_id for seat in gang.seats}
         for node_id in set(node_ids.values()) - self._group.actors.keys():
             # A node was lost before all ranks were up, and Ray placed them anew.
             self._group.start(node_id)

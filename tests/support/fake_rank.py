@@ -197,7 +197,7 @@ class FakeRank:
             trace=self.world.traced(self.spec.rank, function) if outcome == "compiled" else "",
         )
 
-    def propose_captures(self, planned: Any, names: Any = None) -> tuple[CaptureProposal, ...]:
+    def propose_captures(self, planned: Any, _names: Any = None) -> tuple[CaptureProposal, ...]:
         self._enter("propose_captures", planned)
         functions = self.world.functions
         numbers = range(self.world.num_captures(self.spec.rank))

@@ -291,7 +291,7 @@ def test_node_that_ray_placed_ranks_on_after_another_was_lost_gets_a_watch(
     charges = {seat.rank: Charge(pid=seat.pid, mark="", log=Path("/none/launch/rank0.log")) for seat in seats}
     watch = RayWatch(WatchConfig(), ["kept", "lost"], {})
     gang = Gang(seats=seats, master_addr="", master_port=0)
-    assert watch.guard(gang, {0: "kept", 1: "new"}, charges) == [(0,), (1,)]
+    assert watch.guard(gang, charges) == [(0,), (1,)]
 
 
 def test_watch_gets_the_import_paths_that_ranks_get(monkeypatch: pytest.MonkeyPatch) -> None:

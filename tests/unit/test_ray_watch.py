@@ -49,7 +49,7 @@ class Time:
         self.watch = RayWatch(SETTINGS, ["node"], {})
         _, seats = seat_ranks([Process(node_id="node", host="n1", address="", pid=1)])
         gang = Gang(seats=seats, master_addr="", master_port=0)
-        self.watch.guard(gang, {0: "node"}, {0: Charge(pid=1, mark="", log=Path("/none/launch/rank0.log"))})
+        self.watch.guard(gang, {0: Charge(pid=1, mark="", log=Path("/none/launch/rank0.log"))})
 
     def _get(self, _ref: object) -> Any:
         if isinstance(self.answer, Exception):
