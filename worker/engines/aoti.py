@@ -218,7 +218,7 @@ class AotiEngine:
         sections = dict(self.outline(lowered, facts, site=site))
         description = json.loads(sections.pop(_SECTION))["described"]
         parts = compile_parts(lowered, facts, _identity(sections, description))
-        files = {}
+        files: dict[str, bytes] = {}
         if parts.library is not None and keep_compiled:
             package = pack(parts.library)
             files = {package_name(package): package}

@@ -334,7 +334,7 @@ def _from_body(body: bytes) -> Artifact:
     if offset != len(raw):
         msg = f"sections are {len(raw)} bytes, the header says {offset}"
         raise ValueError(msg)
-    made = {
+    made: dict[str, Any] = {
         "guards": PortableGuards.from_json(header["guards"]),
         "frame": Frame(code=sections.pop("frame.code"), names=header["frame"]),
         "facts": GraphFacts.from_json(header["facts"]),
