@@ -30,5 +30,5 @@ def run(
         traceback, file = error.__traceback__, os.path.abspath(script)  # noqa: PTH100 - as the script's own
         while traceback is not None and traceback.tb_frame.f_code.co_filename != file:
             traceback = traceback.tb_next
-        sys.excepthook(type(error), error, traceback)
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         raise SystemExit(_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1) from None

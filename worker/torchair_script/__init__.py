@@ -33,8 +33,9 @@ def run_script(script: Path, arguments: Sequence[str]) -> None:
 
     It becomes the process's main module, for good: threads and exit handlers may outlive its last line.
     """
-    paths = [_HERE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    given = os.environ.get("PYTHONPATH", "")
+    if _HERE not in given.split(os.pathsep):
+        os.environ["PYTHONPATH"] = _HERE + (f"{os.pathsep}{given}" if given else "")
     sys.argv = [str(script), *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = str(script.resolve().parent)
