@@ -124,6 +124,17 @@ def test_graph_of_other_custom_operators_on_this_disk_is_not_loaded(node, monkey
     assert (back.outcome, back.source, one.num_compiled) == ("loaded", "store", 0)
 
 
+def test_graph_that_was_made_without_the_plugin_is_not_loaded(node):
+    one = node("first")
+    one.start()
+    one.index.with_name("warmrank.json").unlink()
+    again = one.start()
+    assert (again.outcome, again.source) == ("loaded", "store")
+    one.index.with_name("warmrank.json").unlink()
+    one.store = str(one.path / "another store")
+    assert "unknown custom operators" in one.start().why
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
