@@ -70,7 +70,7 @@ class Node:
             check=False,
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-        figures = json.loads(out.read_text())
+        figures: dict[str, Any] = json.loads(out.read_text())
         notes = self.cache.glob("torch_compile_cache/*/.state.warmrank/*.json")
         figures["outcomes"] = {one["rank"]: one for one in (json.loads(path.read_text()) for path in notes)}
         return figures
