@@ -43,7 +43,7 @@ class NpuGraphEx:
     def imports(self, task: Task) -> None:
         """See `Way.imports`."""
         del task
-        import npugraph_ex  # type: ignore[import-not-found] # noqa: F401
+        import npugraph_ex  # noqa: F401
 
     def ready(self, decoder: Decoder, task: Task) -> Callable[..., Any]:
         """See `Way.ready`."""

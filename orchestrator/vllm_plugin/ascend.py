@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 COMPILER = "AscendCompiler"
+OPERATORS = "custom operators"
 _PACKAGE = "vllm_ascend"
 _NAMESPACE = "_C_ascend::"
 _READ = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()\s*["']([A-Za-z]\w*)["']""")
@@ -112,10 +113,10 @@ def _operators(config: Any) -> dict[str, object]:
     schemas = [str(schema) for schema in torch._C._jit_get_all_schemas()]  # noqa: SLF001 - no public list
     layers = {name: f"{made.__module__}.{made.__qualname__}" for name, made in op_registry_oot.items()}
     return {
-        "custom operators": "on" if is_on else "off",
-        "custom operators registered": sorted(text for text in schemas if text.startswith(_NAMESPACE)),
-        "custom operators enabled": sorted(compilation.enabled_custom_ops),
-        "custom operators disabled": sorted(compilation.disabled_custom_ops),
+        OPERATORS: "on" if is_on else "off",
+        f"{OPERATORS} registered": sorted(text for text in schemas if text.startswith(_NAMESPACE)),
+        f"{OPERATORS} enabled": sorted(compilation.enabled_custom_ops),
+        f"{OPERATORS} disabled": sorted(compilation.disabled_custom_ops),
         "custom layers": layers,
     }
 

@@ -38,19 +38,13 @@ def hook(backend: Any, opened: Access, publisher: Publisher, counter: Any) -> No
 
     @functools.wraps(original)
     def call(self: Any, graph: Any, example_inputs: Any) -> Any:
-        if getattr(self.compiler_manager.compiler, "name", "") != COMPILER:
+        compiler = getattr(getattr(self, "compiler_manager", None), "compiler", None)
+        if getattr(compiler, "name", "") != COMPILER:
             return original(self, graph, example_inputs)
-        lookup = _Lookup(self, graph, opened)
-        num_asked, num_compiled = counter.num_backend_compilations, counter.num_cache_entries_updated
-        started_s = time.monotonic()
+        lookup = _Lookup(self, graph, opened, counter)
         result = original(self, graph, example_inputs)
         with _harmless():
-            lookup.end(
-                publisher,
-                num_asked=counter.num_backend_compilations - num_asked,
-                num_compiled=counter.num_cache_entries_updated - num_compiled,
-                seconds=time.monotonic() - started_s,
-            )
+            lookup.end(publisher)
         return result
 
     backend.__call__ = call
@@ -72,14 +66,18 @@ class _Lookup:
         backend: the `VllmBackend`.
         graph: this part of the model.
         opened: the store.
+        counter: vLLM's `compilation_counter`.
     """
 
-    def __init__(self, backend: Any, graph: Any, opened: Access) -> None:
+    def __init__(self, backend: Any, graph: Any, opened: Access, counter: Any) -> None:
         self._backend = backend
         self._graph = graph
         self._access = opened
+        self._counter = counter
         self._visit: Visit | None = None
+        self._started_s = time.monotonic()
         with _harmless():
+            self._num_before = self._num_asked_and_compiled()
             config = backend.vllm_config.compilation_config
             # Both are replaced before the directory is asked for.
             self._is_derived, self._traced = not config.cache_dir, sorted(config.traced_files)
@@ -108,19 +106,19 @@ class _Lookup:
             self._backend.compiler_manager.compute_hash(config),
         )
 
-    def end(self, publisher: Publisher, *, num_asked: int, num_compiled: int, seconds: float) -> None:
-        """Take note of what vLLM made of the directory.
+    def _num_asked_and_compiled(self) -> tuple[int, int]:
+        return self._counter.num_backend_compilations, self._counter.num_cache_entries_updated
 
-        Args:
-            publisher: takes what was compiled.
-            num_asked: graphs that this part of the model has.
-            num_compiled: those that were compiled and saved.
-            seconds: that it all took.
-        """
+    def end(self, publisher: Publisher) -> None:
+        """Take note of what vLLM made of the directory; ``publisher`` takes what was compiled."""
         visit = self._visit
-        if visit is None or not num_asked:
+        if visit is None:
             return
-        seconds -= visit.fetch_s
+        asked, compiled = self._num_asked_and_compiled()
+        num_asked, num_compiled = asked - self._num_before[0], compiled - self._num_before[1]
+        if not num_asked:
+            return
+        seconds = time.monotonic() - self._started_s - visit.fetch_s
         if num_compiled:
             why = f"{num_compiled} of {num_asked} graphs were not in the entry"
             outcome = visit.outcome(is_loaded=False, compile_s=seconds, why=why)

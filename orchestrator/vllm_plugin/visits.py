@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
+from warmrank.orchestrator.vllm_plugin import ascend
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
@@ -100,11 +101,20 @@ def visit_entry(
 
 
 def _drop_another(visit: Visit) -> None:
-    """Remove an artifact from this disk that was compiled for something else."""
-    stored = read_components(visit.entry) if visit.entry.artifact.exists() else {}
-    if not stored or not (changes := differences(stored, visit.components)):
+    """Remove an artifact from this disk that was compiled for something else, or nobody knows for what.
+
+    vLLM's own hash says enough of what was compiled without the plugin; vllm-ascend's does not.
+    """
+    if not visit.entry.artifact.exists():
         return
-    _explain(visit, f"the artifact on this disk is another one: {changes}")
+    stored = read_components(visit.entry)
+    changes = differences(stored, visit.components) if stored else ""
+    if changes:
+        _explain(visit, f"the artifact on this disk is another one: {changes}")
+    elif not stored and ascend.OPERATORS in visit.components:
+        _explain(visit, "the artifact on this disk is of unknown custom operators, made without the plugin")
+    else:
+        return
     try:
         discard(visit.entry)
     except OSError:

@@ -12,7 +12,6 @@ FUSIONS = ("fuse_norm_quant", "fuse_qknorm_rope", "fuse_allreduce_rms", "fuse_mu
 
 def main() -> None:
     import torch
-    import torch_npu
     from vllm.compilation.counter import compilation_counter
     from vllm.compilation.decorators import support_torch_compile
     from vllm.config import CompilationConfig, CompilationMode, VllmConfig, set_current_vllm_config
@@ -44,7 +43,8 @@ def main() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if self.has_custom:
-                return torch_npu.npu_rms_norm(x, self.weight, 1e-6)[0]
+                normed: torch.Tensor = torch.ops.npu.npu_rms_norm(x, self.weight, 1e-6)[0]
+                return normed
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
 
     config = VllmConfig(

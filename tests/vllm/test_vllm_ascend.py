@@ -70,7 +70,7 @@ class Node:
             check=False,
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-        figures = json.loads(out.read_text())
+        figures: dict[str, Any] = json.loads(out.read_text())
         notes = self.cache.glob("torch_compile_cache/*/.state.warmrank/*.json")
         figures["outcomes"] = {one["rank"]: one for one in (json.loads(path.read_text()) for path in notes)}
         return figures
@@ -128,6 +128,10 @@ def test_other_custom_operators_are_compiled_anew(cold, nodes):
     stale = Node(nodes / "without the plugin")
     stale.start()
     assert stale.start(WITH_CUSTOM_OPERATORS="1")["num_compiled"] == 0
+    stale.store = nodes / "another store"
+    figures = stale.start(WITH_CUSTOM_OPERATORS="1")
+    assert figures["num_compiled"] == 1
+    assert "unknown custom operators" in figures["outcomes"][GRAPHS]["why"]
     node = Node(nodes / "switched", nodes / "store")
     node.start()
     figures = node.start(WITH_CUSTOM_OPERATORS="1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from types import ModuleType
@@ -11,11 +12,11 @@ COMPILER = "vllm_ascend.compilation.compiler_interface.AscendCompiler"
 
 
 def register() -> None:
-    import torch_npu  # noqa: F401 - the emulated one
     from vllm.config import CompilationMode
     from vllm.config.compilation import PassConfig
     from vllm.platforms.cpu import CpuPlatform
 
+    importlib.import_module("torch_npu")  # the emulated one
     if getattr(CpuPlatform, "is_like_npus", False):
         return
     CpuPlatform.is_like_npus = True
