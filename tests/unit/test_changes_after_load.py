@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx import symbolic_trace
 
 from tests.support.tracing import cached, compiles_ahead, outcome
 from warmrank.worker.configs.compiler_config import CompilerConfig
@@ -25,11 +26,12 @@ class Model(nn.Module):
         torch.manual_seed(0)
         self.weight = nn.Parameter(torch.randn(4, 4))
         self.layer = nn.Linear(4, 4)
+        self.traced = symbolic_trace(nn.Tanh())
         self.register_buffer("offset", torch.arange(4.0))
         self.offset: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> Any:
-        return torch.relu(self.layer(x) @ self.weight + self.offset) * SCALE
+        return torch.relu(self.layer(x) @ self.weight + self.offset) * SCALE + self.traced(x)
 
 
 def config(mode: str) -> CompilerConfig:
@@ -48,6 +50,7 @@ TENSORS: dict[str, Callable[[Model], Any]] = {
     "strided data": lambda m: setattr(m.layer.bias, "data", torch.arange(8.0)[::2]),
     "replaced layer": lambda m: setattr(m, "layer", nn.Linear(4, 4)),
     "data of a global": lambda _: setattr(SCALE, "data", torch.tensor([7.0])),
+    "recompiled graph": lambda m: setattr(type(m.traced), "forward", lambda _, x: torch.sin(x)),
     "added hook": lambda m: m.layer.register_forward_hook(lambda _m, _i, output: output + 1),
 }
 

@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 import sys
 import types
 from collections import namedtuple
@@ -305,6 +306,13 @@ UNTRACED: dict[str, Callable[[], Any]] = {
 def test_code_of_the_users_that_runs_untraced_is_refused(kind: str) -> None:
     with pytest.raises(NotPortable, match="not traced itself"):
         compiled(Asks(UNTRACED[kind]).forward, X)
+
+
+@NEWER
+def test_bound_method_of_c_is_read_with_its_type() -> None:
+    """CPython 3.11 crashes where ``Pattern.match`` is bound without one."""
+    module = Asks(lambda match=re.compile("a+").match: 2 if match("ab") else 3)
+    assert misfits(compiled(module.forward, X), module.forward, X) == ()
 
 
 def test_level_of_a_logger_that_the_function_looks_up_is_a_condition():

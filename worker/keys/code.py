@@ -390,14 +390,13 @@ def types_anew() -> Iterator[None]:
 
 
 def forget_types() -> None:
-    """Compute the names of layers anew: somebody may have put another method into a class since."""
-    for cls in [cls for cls in _type_names if _is_layer_or_users(cls)]:
+    """Compute the names of classes anew that somebody may have put another method into since."""
+    for cls in [cls for cls in _type_names if _may_change(cls)]:
         del _type_names[cls]
 
 
-def _is_layer_or_users(cls: type) -> bool:
-    module = getattr(cls, "__module__", "")
-    return module.startswith("torch.nn.modules") or not is_pinned_module(module)
+def _may_change(cls: type) -> bool:
+    return not cls.__flags__ & _IMMUTABLE_TYPE and getattr(cls, "__module__", "") not in _COMPARED_ELSEWHERE
 
 
 def file_digest(module: types.ModuleType) -> str | None:

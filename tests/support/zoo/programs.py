@@ -105,16 +105,6 @@ class Pytree(nn.Module):
 
 
 @case(one, "compiled")
-class BoundMethodOfPattern(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.match = re.compile("a+").match  # which crashes CPython 3.11 if bound without type
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return x * 2 if self.match("ab") else x
-
-
-@case(one, "compiled")
 class DeviceWithIndex(nn.Module):
     def __init__(self) -> None:
         super().__init__()
