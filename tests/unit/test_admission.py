@@ -9,7 +9,6 @@ from warmrank.cache_store.cache_dir.marks import (
     Marks,
     admit,
     mark_signers,
-    mark_unverified,
     marks_of,
     permit_copies,
 )
@@ -25,32 +24,11 @@ def test_admitted_directory_is_made_private(tmp_path):
     assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
 
 
-def test_directory_marked_as_unverified_is_not_admitted_under_require(tmp_path):
-    mark_unverified(tmp_path, "warn")
-    with pytest.raises(UnusableCache, match="empty this one"):
-        admit(tmp_path, "require", ())
-
-
 @pytest.mark.parametrize("policy", ["require", "warn"])
 def test_directory_of_a_revoked_key_is_not_admitted(tmp_path, policy):
     mark_signers(tmp_path, [ONE])
     with pytest.raises(UnusableCache, match=f"key {ONE} signed, which is revoked"):
         admit(tmp_path, policy, {ONE})
-
-
-def test_marks_that_others_can_have_left_above_say_nothing(tmp_path):
-    (tmp_path / "open").mkdir()
-    mark_unverified(tmp_path / "open", "off")
-    with pytest.raises(UnusableCache):
-        admit(tmp_path / "open" / "cache", "require", ())
-    (tmp_path / "open").chmod(0o1777)
-    admit(tmp_path / "open" / "cache", "require", ())
-
-
-def test_policy_off_looks_at_no_key(tmp_path):
-    mark_signers(tmp_path, [ONE])
-    admit(tmp_path, "off", {ONE})
-    assert (tmp_path / ".signers" / ONE).exists()
 
 
 def test_single_blob_is_not_copied_into_a_directory_of_a_revoked_key(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from pathlib import Path
@@ -19,9 +18,8 @@ from warmrank.cache_store.cache_dir.local import (
     companions,
     find_companion,
 )
-from warmrank.cache_store.cache_dir.private_files import set_aside
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.records.manifest import ArtifactEntry
 
 DATA = b"kernels"
@@ -41,40 +39,12 @@ def test_companion_is_private_and_written_once(function_dir: Path) -> None:
     assert companions(function_dir) == (path,)
 
 
-def test_damaged_companion_that_cannot_be_moved_is_no_error(
-    function_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refused(path: Path, target: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    path = add_companion(function_dir, NAME, DATA)
-    monkeypatch.setattr(Path, "replace", refused)
-    set_aside(path)
-    assert "stays where it is" in caplog.text
-    assert path.read_bytes() == DATA
-
-
 def test_damaged_companion_is_moved_aside_and_put_anew(function_dir: Path) -> None:
     path = add_companion(function_dir, NAME, DATA)
     path.write_bytes(b"torn")
     assert find_companion(function_dir, NAME, digest_bytes(DATA)) is None
     assert add_companion(function_dir, NAME, DATA).read_bytes() == DATA
     assert path.with_name(f"{NAME}.corrupt").read_bytes() == b"torn"
-
-
-def test_name_that_does_not_tell_the_bytes_is_refused(function_dir: Path) -> None:
-    with pytest.raises(Corrupt):
-        add_companion(function_dir, NAME, b"other")
-    assert list(function_dir.iterdir()) == []
-
-
-def test_copy_shares_no_inode_and_is_verified(function_dir: Path, tmp_path: Path) -> None:
-    source = add_companion(function_dir, NAME, DATA)
-    copy = add_companion_from(tmp_path / "other", source, digest_bytes(DATA))
-    assert copy.stat().st_ino != source.stat().st_ino
-    source.write_bytes(b"tampere")
-    with pytest.raises(Corrupt):
-        add_companion_from(tmp_path / "third", source, digest_bytes(DATA))
 
 
 def test_source_that_others_could_have_written_is_refused(function_dir: Path, tmp_path: Path) -> None:

@@ -60,17 +60,6 @@ def states(store: Store) -> list[tuple[str, str]]:
     return [(tier.location.rpartition("/")[2], tier.state) for tier in store.tiers]
 
 
-def test_store_of_one_directory_is_made(near):
-    store = open_store([near], trust=OFF)
-    assert (store.location, store.problems, states(store)) == (near.location, [], [("near", "used")])
-    assert Path(near.location, "FORMAT").is_file()
-
-
-def test_places_that_are_all_off_are_no_store(near):
-    with pytest.raises(StoreUnavailable, match="every place of it is off"):
-        open_store([changed(near, mode="off")], trust=OFF)
-
-
 def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreUnavailable, match=r"ftp://bucket/x"):
@@ -110,13 +99,6 @@ def test_required_place_that_cannot_be_read_as_a_store_is_an_error(near, far, te
         open_store([near, changed(far, mode="required")], trust=OFF)
 
 
-@UNREADABLE
-def test_only_place_that_cannot_be_read_as_a_store_is_an_error(near, text, error):
-    spoil(near, text)
-    with pytest.raises(error):
-        open_store([near], trust=OFF)
-
-
 def test_hanging_place_among_others_is_left_out(near, hanging):
     store = open_store([near, hanging], trust=OFF)
     assert states(store) == [("near", "used"), ("hangs", "away")]
@@ -124,30 +106,10 @@ def test_hanging_place_among_others_is_left_out(near, hanging):
     assert store.is_behind
 
 
-def test_hanging_place_is_waited_for_once_in_a_process(near, hanging, monkeypatch):
-    assert not is_left_alone(hanging.location, {})
-    open_store([near, hanging], trust=OFF)
-    assert is_left_alone(hanging.location, {})
-    monkeypatch.setattr(connect, "open_backend", OPEN_BACKEND)
-    assert states(open_store([near, hanging], trust=OFF)) == [("near", "used"), ("hangs", "away")]
-    assert not Path(hanging.location).exists()
-
-
 def test_hanging_place_that_is_the_only_one_is_an_error(hanging):
     with pytest.raises(StoreUnavailable, match="no answer within") as caught:
         open_store([hanging], trust=OFF)
     assert not caught.value.required
-
-
-def test_hanging_place_that_is_required_is_an_error_that_says_so(near, hanging):
-    with pytest.raises(StoreUnavailable, match="required store /hangs") as caught:
-        open_store([near, changed(hanging, mode="required")], trust=OFF)
-    assert caught.value.required
-
-
-def test_third_place_is_refused(near, far):
-    with pytest.raises(ValueError, match="one near and one far place"):
-        open_store([near, far, changed(far, location="/third")], trust=OFF)
 
 
 def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monkeypatch):
@@ -163,24 +125,6 @@ def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monke
     with pytest.raises(StoreUnavailable):
         open_store(specs, trust=OFF)
     assert len(waits) == 2 + 1  # 0.2 s are two ticks; then one look at each
-
-
-def test_fault_of_transport_at_opening_leaves_the_place_alone(near, far, monkeypatch):
-    def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
-        if spec == far:
-            raise unavailable("connection refused", transport=True)
-        return WaywardBackend()
-
-    monkeypatch.setattr(connect, "open_backend", open_backend)
-    assert states(open_store([near, far], trust=OFF)) == [("near", "used"), ("far", "away")]
-    assert is_left_alone(far.location, {})
-
-
-def test_refusal_at_opening_does_not_leave_the_place_alone(near, far):
-    Path(far.location).mkdir()
-    Path(far.location, "stranger").touch()
-    assert states(open_store([near, far], trust=OFF)) == [("near", "used"), ("far", "away")]
-    assert not is_left_alone(far.location, {})
 
 
 @pytest.mark.parametrize("mode", ["ro", "rw", "required"])

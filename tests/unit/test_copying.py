@@ -59,22 +59,6 @@ def test_clone_is_a_private_copy_of_its_own(source, tmp_path):
     assert not source.samefile(tmp_path / "clone")
 
 
-def test_write_into_a_clone_leaves_the_other_alone(source, tmp_path):
-    clone(source, tmp_path / "clone", lambda _: None)
-    with (tmp_path / "clone").open("r+b") as file:
-        file.write(b"torchair truncates in place")
-    assert source.read_bytes() == DATA
-
-
-@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
-def test_clone_goes_through_memory_where_the_kernel_cannot(source, tmp_path, monkeypatch, number):
-    kernel_cannot(monkeypatch, number)
-    counted: list[int] = []
-    clone(source, tmp_path / "clone", counted.append)
-    assert (tmp_path / "clone").read_bytes() == DATA
-    assert (sum(counted), max(counted)) == (len(DATA), CHUNK_BYTES)
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_clone_that_fails_leaves_nothing(source, tmp_path, monkeypatch, number):
     kernel_cannot(monkeypatch, number)
@@ -83,18 +67,6 @@ def test_clone_that_fails_leaves_nothing(source, tmp_path, monkeypatch, number):
         clone(source, tmp_path / "clone", counted.append)
     assert not (tmp_path / "clone").exists()
     assert sum(counted) == 0
-
-
-def test_copy_of_a_blob_is_verified_and_private(backend, tmp_path):
-    counted: list[int] = []
-    assert copy_blob(blob(backend), tmp_path / "copy", counted.append) == digest_bytes(DATA)
-    assert (tmp_path / "copy").read_bytes() == DATA
-    assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600
-    assert sum(counted) == len(DATA)
-
-
-def test_blob_of_unknown_size_is_verified_by_its_name(backend, tmp_path):
-    assert copy_blob(blob(backend, None), tmp_path / "copy", lambda _: None) == digest_bytes(DATA)
 
 
 @pytest.mark.parametrize("size_bytes", [len(DATA), None])

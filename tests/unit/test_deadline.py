@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.deadline import TICK_S, Answer, Deadline, Ticks, ping
-from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend, TierMode
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 
@@ -102,14 +102,6 @@ def test_hanging_place_among_others_is_left_out(deadline_of, near, far):
     ]
 
 
-def test_hanging_place_costs_its_patience_and_a_second(deadline_of, far, time):
-    far.hangs = True
-    deadline = deadline_of()
-    time.passes = lambda: not deadline.tiers[1].circuit.is_open
-    deadline.run(put)
-    assert time.slept_s <= 4.0 + 1.0 + 3 * TICK_S
-
-
 def test_place_that_is_left_alone_is_asked_no_more(deadline_of, far, time):
     far.hangs = True
     deadline = deadline_of()
@@ -128,13 +120,6 @@ def test_only_place_that_hangs_is_an_error(deadline_of, far):
     assert not caught.value.required
 
 
-def test_required_place_that_hangs_is_an_error_that_says_so(deadline_of, far):
-    far.hangs = True
-    with pytest.raises(StoreUnavailable, match="required store far") as caught:
-        deadline_of(far_mode="required").run(put)
-    assert caught.value.required
-
-
 def test_verb_left_behind_is_refused_its_next_call(deadline_of, near, far):
     far.hangs = True
     refusals: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -150,24 +135,6 @@ def test_verb_left_behind_is_refused_its_next_call(deadline_of, near, far):
     far.thaw()
     assert "given up" in refusals.get(timeout=60)
     assert far.stat([NAME]).keys() == {NAME}
-
-
-def test_problems_of_a_verb_left_behind_are_dropped(deadline_of, far):
-    far.hangs = True
-    deadline = deadline_of()
-    ended = threading.Event()
-
-    def verb(view: TieredBackend) -> None:
-        try:
-            view.stat([NAME])
-        finally:
-            view.problems.append(f"of {[tier.name for tier in view.tiers]}")
-            ended.set()
-
-    deadline.run(verb)
-    far.thaw()
-    assert ended.wait(60)
-    assert deadline.problems[1:] == ["of ['near']"]
 
 
 def test_fault_of_transport_leaves_the_place_out_at_once(deadline_of, far, time):
@@ -251,19 +218,6 @@ def test_ping_reads_the_format_and_tries_a_removal(near):
     assert [info.name for info in near.list("")] == [FORMAT_FILE]
 
 
-def test_ping_of_a_read_only_place_writes_nothing(near):
-    ping(Tier(name="near", backend=near, mode="ro"), lambda fault: None)
-    assert near.calls == ["open"]
-
-
-@pytest.mark.parametrize(("transport", "heard"), [(True, "gone"), (False, "")])
-def test_ping_answers_with_faults_of_transport_only(near, transport, heard):
-    near.failure = unavailable("gone", transport=transport)
-    answers: list[str] = []
-    ping(Tier(name="near", backend=near), answers.append)
-    assert answers == [heard]
-
-
 def test_real_silence_is_found_out(near, far):
     """The real clock and the real pings, with little patience."""
     far.hangs = True
@@ -272,23 +226,8 @@ def test_real_silence_is_found_out(near, far):
     assert near.stat([NAME])
 
 
-def test_circuits_are_one_for_each_place():
-    circuits = Circuits()
-    there = circuits.of("s3://bucket", {"endpoint": "http://a"})
-    assert circuits.of("s3://bucket", {"endpoint": "http://a"}) is there
-    assert circuits.of("s3://bucket", {"endpoint": "http://b"}) is not there
-    assert circuits.of("/mnt", {}) is not there
-
-
 def test_ticks_count_what_passed_while_the_process_ran():
     now = iter([0.0, 0.1, 0.2, 10.2, 10.3])
     waits = iter([False, False, False, False, True])
     ticks = Ticks(clock=lambda: next(now), wait=lambda event, timeout_s: next(waits))
     assert list(ticks.until(threading.Event())) == pytest.approx([TICK_S] * 4)
-
-
-def test_ticks_count_no_more_than_what_passed():
-    now = iter([0.0, 0.03])
-    waits = iter([False, True])
-    ticks = Ticks(clock=lambda: next(now), wait=lambda event, timeout_s: next(waits))
-    assert list(ticks.until(threading.Event())) == pytest.approx([0.03])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 from warmrank.cache_store.cache_dir import digest_index
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.keys import canonical_json
 
 DATA = b"bytes of an artifact"
 OTHER = DATA[::-1]
@@ -79,19 +76,6 @@ def test_file_written_at_the_time_of_the_read_is_read_again(cache, file, hashed)
     assert len(hashed) == 2
 
 
-@pytest.mark.parametrize(("fraction_ns", "reads"), [(1, 1), (0, 2)])
-def test_times_without_a_fraction_must_be_older(cache, file, hashed, monkeypatch, fraction_ns, reads):
-    status = file.stat()
-    whole_s = status.st_ctime_ns // 10**9
-    read_ns = (whole_s + 1) * 10**9
-    fields = (*digest_index._identity(status)[:3], whole_s * 10**9, whole_s * 10**9 + fraction_ns)
-    monkeypatch.setattr(digest_index, "_identity", lambda status: (*fields, status.st_mode, status.st_uid))
-    monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: read_ns)
-    saved(cache, file)
-    DigestIndex.open(cache, "one").digest(file)
-    assert len(hashed) == reads
-
-
 def rewrite(file: Path) -> None:
     file.write_bytes(OTHER)
 
@@ -118,14 +102,6 @@ def test_changed_file_is_read_again_whatever_its_size_and_time(cache, file, chan
     saved(cache, file)
     change(file)
     assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(OTHER)
-
-
-@pytest.mark.usefixtures("settled")
-def test_file_that_is_not_private_any_more_is_refused(cache, file):
-    saved(cache, file)
-    file.chmod(0o644)
-    with pytest.raises(UnusableCache, match="chmod 600"):
-        DigestIndex.open(cache, "one").digest(file)
 
 
 @pytest.mark.usefixtures("settled")
@@ -160,13 +136,6 @@ def test_remember_doubts_a_file_that_was_written_after_the_caller_began_to_read(
 
 
 @pytest.mark.usefixtures("settled")
-def test_remember_takes_no_digest_of_another_size(cache, file):
-    index = DigestIndex.open(cache, "one")
-    index.remember(file, digest_bytes(DATA + b"more"))
-    assert index.digest(file) == digest_bytes(DATA)
-
-
-@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -187,66 +156,6 @@ def test_damaged_index_is_empty(cache, file, hashed, damage):
     path.write_bytes(damage(path.read_bytes()))
     assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(DATA)
     assert len(hashed) == 2
-
-
-ENTRY = [1, 2, 3, 4, 5, 6, 7, 8, "0" * 64]
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"format": 1},
-        {"format": 1, "files": []},
-        {"format": 1, "files": None},
-        {"format": 1, "files": {"a": 5}},
-        {"format": 1, "files": {"a": None}},
-        {"format": 1, "files": {"a": {}}},
-        {"format": 1, "files": {"a": []}},
-        {"format": 1, "files": {"a": ENTRY[:-1]}},
-        {"format": 1, "files": {"a": [*ENTRY[:-1], 0]}},
-        {"format": 1, "files": {"a": [*ENTRY[:-1], "x"]}},
-        {"format": 1, "files": {"a": ["1", *ENTRY[1:]]}},
-        {"format": 1, "files": {"a": [None, *ENTRY[1:]]}},
-        {"format": 1, "files": {"a": [1.5, *ENTRY[1:]]}},
-        {"format": 1, "files": {"a": [[], *ENTRY[1:]]}},
-    ],
-)
-def test_sealed_index_of_another_shape_is_empty(cache, document):
-    line = canonical_json(document)
-    seal = canonical_json(digest_bytes(line).sha256)
-    private_file(cache / ".index" / "one.json", seal + b"\n" + line + b"\n")
-    assert DigestIndex.open(cache, "one")._seen == {}
-
-
-@pytest.mark.usefixtures("settled")
-def test_index_that_others_could_have_written_is_empty(cache, file, hashed):
-    saved(cache, file)
-    (cache / ".index" / "one.json").chmod(0o666)
-    DigestIndex.open(cache, "one").digest(file)
-    assert len(hashed) == 2
-
-
-def test_index_is_private(cache, file):
-    saved(cache, file)
-    paths = [cache / ".index", cache / ".index" / "one.json"]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o600]
-    assert list((cache / ".index" / "tmp").iterdir()) == []
-
-
-@pytest.mark.usefixtures("settled")
-def test_save_forgets_files_that_are_gone(cache, file):
-    other = private_file(cache / "g" / "compiled_module", OTHER)
-    saved(cache, file, other)
-    other.unlink()
-    third = private_file(cache / "h" / "compiled_module", OTHER)
-    saved(cache, third)
-    assert set(DigestIndex.open(cache, "one")._seen) == {"f/compiled_module", "h/compiled_module"}
-
-
-def test_index_that_cannot_be_written_is_no_error(cache, file):
-    (cache / ".index").touch()
-    saved(cache, file)
-    assert DigestIndex.open(cache, "one").digest(file) == digest_bytes(DATA)
 
 
 @pytest.mark.parametrize("name", ["../one", "a/b", ""])

@@ -14,7 +14,7 @@ from tests.support.stored import stored
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, StoreUnavailable
+from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.records.documents import quarantine_if_damaged
 
 NAME = "ac/ab/one"
@@ -62,12 +62,6 @@ def test_what_is_no_file_is_corrupt(backend, obstacle):
         backend.open(NAME)
 
 
-def test_what_is_no_file_is_listed_and_looked_at_as_such(backend, obstacle):
-    (info,) = backend.list("ac/")
-    assert info == backend.stat([NAME])[NAME]
-    assert (info.name, info.is_regular) == (NAME, False)
-
-
 def test_what_is_no_file_goes_into_quarantine_and_makes_way(backend, obstacle):
     assert backend.put_new([new_file()]) == ()
     with pytest.raises(Corrupt) as raised:
@@ -81,13 +75,6 @@ def test_what_is_no_file_goes_into_quarantine_and_makes_way(backend, obstacle):
     assert (len(stored(backend.root, "quarantine")), list((backend.root / "tmp").iterdir())) == (1, [])
 
 
-def test_format_that_is_no_file_is_corrupt(backend, root):
-    (root / "FORMAT").unlink()
-    os.mkfifo(root / "FORMAT")
-    with pytest.raises(Corrupt, match="expected a regular file"):
-        DirectoryBackend(root)
-
-
 @pytest.mark.parametrize("name", ODD_NAMES)
 @pytest.mark.parametrize("directory", ["ac/ab", "trash/20200101T000000Z", "quarantine"])
 def test_odd_name_is_left_out_and_said(backend, root, caplog, directory, name):
@@ -97,23 +84,6 @@ def test_odd_name_is_left_out_and_said(backend, root, caplog, directory, name):
     assert [info.name for info in backend.list(directory.partition("/")[0])] == [f"{directory}/good"]
     assert "1 entries" in caplog.text
     assert "names that no store gives" in caplog.text
-
-
-def test_odd_name_is_an_error_of_the_store(backend):
-    with pytest.raises(StoreUnavailable, match=r"name 'ac/a\\\\b'.*has a control character"):
-        backend.put_new([new_file("ac/a\\b")])
-
-
-def test_walk_goes_no_deeper_than_names(backend, root):
-    for depth in range(3, 40):
-        (root / "launch" / "ab" / "/".join("a" * (depth - 2))).mkdir(parents=True)
-    assert [info.name for info in backend.list("launch/")] == ["launch/ab/a/a"]
-
-
-def test_trash_is_walked_to_the_depth_of_what_it_holds(backend):
-    name = f"trash/20260131T120000Z/launch/ab/{'1' * 64}/{'2' * 64}"
-    backend.put_new([new_file(name)])
-    assert [info.name for info in backend.list("trash/")] == [name]
 
 
 @pytest.mark.parametrize(

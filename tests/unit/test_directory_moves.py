@@ -15,7 +15,6 @@ from warmrank.cache_store.backends import directory_moves
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import trash_name
 from warmrank.cache_store.steps import Step
 
@@ -68,12 +67,6 @@ def test_moved_file_counts_from_its_move(backend):
     assert backend.stat([TRASHED])[TRASHED].modified_s >= later
 
 
-def test_move_leaves_one_name_and_nothing_in_tmp(backend, root):
-    backend.put_new([new_file()])
-    assert backend.move(NAME, TRASHED)
-    assert ((root / TRASHED).stat().st_nlink, stored(root, "tmp")) == (1, [])
-
-
 def test_move_that_was_cut_short_between_its_calls_is_finished(backend, root):
     backend.put_new([new_file()])
     (root / TRASHED).parent.mkdir(parents=True)
@@ -103,14 +96,6 @@ def test_move_that_stands_still_takes_no_newer_file_away(backend, root, monkeypa
     assert ((root / second).read_bytes(), stored(root, "tmp")) == (b"old", [])
 
 
-@pytest.mark.parametrize("way", ["link", "unsupported"], indirect=True)
-def test_move_that_stands_still_is_no_move_when_another_was_faster(backend, root, monkeypatch):
-    backend.put_new([new_file(data=b"old")])
-    monkeypatch.setattr(directory_moves, "reached", lambda step: (root / NAME).unlink(missing_ok=True))
-    assert not backend.move(NAME, TRASHED)
-    assert (root / TRASHED).read_bytes() == b"old"
-
-
 def test_move_makes_a_directory_again_that_another_process_removes(backend, root, way, monkeypatch):
     backend.put_new([new_file()])
     real = directory_moves.rename_new if way == "rename" else os.link
@@ -126,42 +111,6 @@ def test_move_makes_a_directory_again_that_another_process_removes(backend, root
     monkeypatch.setattr(*((directory_moves, "rename_new") if way == "rename" else (os, "link")), call)
     assert backend.move(NAME, TRASHED)
     assert (removed, stored(root, "trash")) == ([root / TRASHED], [root / TRASHED])
-
-
-def test_move_that_never_finds_its_directory_says_so_and_loses_nothing(backend, root, way, monkeypatch):
-    def gone(source: Path, target: Path) -> None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-
-    backend.put_new([new_file()])
-    monkeypatch.setattr(*((directory_moves, "rename_new") if way == "rename" else (os, "link")), gone)
-    with pytest.raises(StoreUnavailable, match="removed 10 times"):
-        backend.move(NAME, TRASHED)
-    assert (root / NAME).read_bytes() == b"data"
-
-
-def test_move_into_the_trash_counts_although_it_is_taken_out_at_once(backend, root, monkeypatch):
-    backend.put_new([new_file()])
-    other = DirectoryBackend(root)
-    real = backend._mover.move
-
-    def move(path: Path, target: Path) -> bool:
-        moved: bool = real(path, target)
-        other.move(TRASHED, "ac/ab/two")
-        return moved
-
-    monkeypatch.setattr(backend._mover, "move", move)
-    assert backend.move(NAME, TRASHED)
-    assert list((root / "trash").iterdir()) == []
-
-
-def test_directory_in_the_place_of_a_file_can_be_moved_and_removed(backend, root):
-    (root / NAME / "below").mkdir(parents=True)
-    (root / NAME / "below" / "file").touch()
-    assert backend.move(NAME, "quarantine/one")
-    assert backend.put_new([new_file()]) == (NAME,)
-    assert not backend.move(NAME, "quarantine/one")
-    assert backend.move("quarantine/one", None)
-    assert (stored(root, "quarantine"), list((root / "tmp").iterdir())) == ([], [])
 
 
 def test_directory_deeper_than_any_stack_is_removed(backend, root):

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError
 from warmrank.cache_store.signing.trust import (
-    MAX_HEADER_BYTES,
     Envelope,
     Producer,
     Signature,
@@ -82,13 +81,6 @@ def test_envelope_of_a_newer_format_is_named():
         parse(UNSIGNED.to_bytes().replace(b'"format":2', b'"format":3'))
 
 
-def test_envelope_of_an_older_format_is_named():
-    with pytest.raises(
-        Corrupt, match=r"expected format 2, found format 1, of an earlier release.*replaces it"
-    ):
-        parse(UNSIGNED.to_bytes().replace(b'"format":2', b'"format":1'))
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -107,32 +99,9 @@ def test_envelope_has_one_spelling(old, new):
         parse(data)
 
 
-def test_envelope_header_has_a_limit():
-    with pytest.raises(Corrupt, match=f"at most {MAX_HEADER_BYTES} bytes"):
-        parse(b" " * MAX_HEADER_BYTES + UNSIGNED.to_bytes())
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a\n", "n" * 256])
-def test_signature_by_what_is_no_name_is_refused(name):
-    with pytest.raises(ValueError, match="name"):
-        Signature(name=name, key_id="0" * 32, value="0" * 128)
-
-
-def test_envelope_with_an_unknown_scheme_is_refused():
-    signed = envelope_of(
-        kind="m", key="k", payload=b"", signature=Signature(name="ci", key_id="0" * 32, value="0" * 128)
-    )
-    with pytest.raises(Corrupt, match="ed25519"):
-        parse(signed.to_bytes().replace(b'"ed25519"', b'"ed25518"'))
-
-
 @pytest.mark.parametrize(("kind", "key"), [("manifest", "kx"), ("launch", "k"), ("manifestk", "")])
 def test_signed_message_tells_kind_and_key_apart(kind, key):
     assert signed_message(kind, key, P, PRODUCER) != signed_message("manifest", "k", P, PRODUCER)
-
-
-def test_signed_message_depends_on_the_payload():
-    assert signed_message("m", "k", P, PRODUCER) != signed_message("m", "k", OTHER, PRODUCER)
 
 
 @pytest.mark.parametrize("field", [{"name": "cj"}, {"key_id": "1" * 32}])

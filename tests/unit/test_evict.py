@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,10 @@ from tests.support.sealed_launches import DAY_S, GRACE_S, SHARED, Evicting, at_s
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
+from warmrank.cache_store.layout import PROBE, launch_name
 from warmrank.cache_store.publish import launches
 from warmrank.cache_store.steps import Step
-
-OTHER_KEY = "7" * 64
 
 
 @pytest.fixture
@@ -35,14 +31,6 @@ def test_old_record_goes_with_what_only_it_needs(memory):
     assert (memory.has(b"own 1"), memory.has(b"own 2"), memory.has(SHARED)) == (False, True, True)
     assert report.taken[0].name == old
     assert "unused for 30.0 d" in report.taken[0].reason
-
-
-def test_newest_record_of_each_key_stays(memory):
-    memory.launch()
-    kept = {memory.launch(), memory.launch(key=OTHER_KEY)}
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    assert memory.names("launch/") == kept
 
 
 def test_newest_record_of_each_environment_stays(memory):
@@ -86,15 +74,6 @@ def test_recently_used_record_stays(memory):
     mark_used(memory.backend, used)
     memory.pass_time(2 * DAY_S)
     assert memory.evict(older_than_s=7 * DAY_S).taken == ()
-
-
-def test_mark_of_use_stands_for_a_whole_day(memory):
-    used, _ = memory.launch(), memory.launch()
-    mark_used(memory.backend, used)
-    memory.pass_time(1.5 * DAY_S)
-    assert memory.evict(older_than_s=DAY_S).taken == ()
-    memory.pass_time(DAY_S)
-    assert memory.evict(older_than_s=DAY_S).taken[0].name == used
 
 
 def test_least_recently_used_go_until_the_rest_fits(memory):
@@ -151,38 +130,9 @@ def test_dry_run_writes_nothing_on_the_way(memory, monkeypatch):
     assert memory.evict(older_than_s=DAY_S, dry_run=True).taken
 
 
-def test_old_quarantine_is_removed(memory):
-    memory.launch()
-    name = quarantine_name(blob_name("1" * 64), "x")
-    put(memory, name)
-    memory.pass_time(20 * DAY_S)
-    memory.evict()
-    assert name in memory.names("quarantine/")
-    memory.pass_time(11 * DAY_S)
-    memory.evict()
-    assert memory.names("quarantine/") == set()
-
-
-def test_old_marks_are_removed_but_the_newest(memory):
-    record = memory.launch()
-    for day in (1, 6):
-        mark_used(memory.backend, record, today=date(2026, 2, day))
-        memory.pass_time(5 * DAY_S)
-    memory.evict()
-    assert memory.names("used/") == {used_name(record, "2026-02-06")}
-
-
 def test_empty_listing_is_refused(memory):
     with pytest.raises(EvictRefused, match="empty"):
         memory.evict()
-
-
-def test_store_with_blobs_and_no_record_is_refused(memory):
-    memory.publish({"Llama.own": b"no launch"}, 1)
-    memory.pass_time(30 * DAY_S)
-    with pytest.raises(EvictRefused, match="not one record"):
-        memory.evict(keep=0)
-    assert memory.has(b"no launch")
 
 
 def test_store_without_records_is_emptied_on_purpose(memory):
@@ -231,25 +181,6 @@ def test_damaged_document_is_refused_with_the_remedy(memory, place):
     put(memory, name, b"damaged")
     with pytest.raises(EvictRefused, match="verify --repair"):
         memory.evict(older_than_s=DAY_S)
-
-
-def test_document_of_a_newer_format_is_refused(memory):
-    memory.launch()
-    name = min(memory.names("ac/"))
-    memory.backend.move(name, None)
-    put(memory, name, b'{"format":99}\n')
-    with pytest.raises(EvictRefused, match="upgrade warmrank"):
-        memory.evict()
-
-
-def test_after_repair_it_runs(memory):
-    memory.launch(), memory.launch()
-    name = min(memory.names("ac/"))
-    memory.backend.move(name, None)
-    put(memory, name, b"damaged")
-    memory.pass_time(30 * DAY_S)
-    memory.store.verify(repair=True)
-    assert memory.evict(older_than_s=DAY_S).taken
 
 
 def test_record_committed_while_marking_keeps_what_it_needs(memory, monkeypatch):
@@ -313,21 +244,6 @@ def test_manifest_that_goes_before_its_record_is_written_comes_back(memory, monk
     memory.commit(record)
     assert memory.has(b"late")
     assert memory.store.verify().faults == ()
-
-
-def test_commit_whose_manifest_is_deleted_before_its_record_is_written_is_refused(memory, monkeypatch):
-    memory.launch()
-    record = memory.publish({"Llama.own": b"late"}, 50)
-
-    def others() -> None:
-        for _ in range(2):
-            memory.pass_time(GRACE_S + 1)
-            memory.evict()
-
-    at_step(monkeypatch, Step.COMMIT_CHECKED, others, of=launches)
-    with pytest.raises(NotInStore, match="publish these partitions"):
-        memory.commit(record)
-    assert (len(memory.names("launch/")), memory.store.verify().faults) == (1, ())
 
 
 def test_two_evicts_at_once_take_each_thing_once(memory, monkeypatch):
@@ -400,29 +316,6 @@ def test_commit_whose_manifest_was_deleted_is_refused(memory):
     with pytest.raises(NotInStore, match="publish these partitions"):
         memory.commit(record)
     assert len(memory.names("launch/")) == 1
-
-
-def test_what_is_needed_and_nowhere_is_a_problem(memory):
-    memory.launch()
-    (blob,) = [name for name in memory.names("cas/") if name.endswith(digest_bytes(b"own 1").sha256)]
-    memory.backend.move(blob, None)
-    assert [blob in problem for problem in memory.evict().problems] == [True]
-
-
-def test_clock_is_that_of_the_store(memory):
-    memory.backend.now_s = 5.0
-    assert evicting.store_time_s(memory.backend) == 5.0
-    assert memory.names("") == set()
-
-
-def test_young_junk_pushes_no_record_out(memory):
-    records = {memory.launch(), memory.launch()}
-    memory.pass_time(30 * DAY_S)
-    junk = b"junk" * 50_000
-    put(memory, blob_name(digest_bytes(junk).sha256), junk)
-    report = memory.evict(max_bytes=100_000)
-    assert (memory.names("launch/"), report.taken) == (records, ())
-    assert report.over_bytes > 0
 
 
 def test_what_a_dead_publisher_left_goes_after_a_day(memory):

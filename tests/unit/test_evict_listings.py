@@ -42,14 +42,6 @@ def test_old_listing_goes_with_what_only_it_needs(memory, tool):
     assert (memory.has(b"first"), memory.has(b"second"), memory.has(SHARED)) == (False, True, True)
 
 
-def test_newest_listing_of_each_key_stays(memory, tool):
-    pushed(memory, tool, b"first")
-    kept = {pushed(memory, tool, b"second"), pushed(memory, tool, b"third", model="70b")}
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    assert memory.names("dir/") == kept
-
-
 def test_pinned_listing_stays_with_its_blobs(memory, tool):
     old, new = pushed(memory, tool, b"first"), pushed(memory, tool, b"second")
     memory.store.pin(old.rpartition("/")[2])
@@ -57,31 +49,6 @@ def test_pinned_listing_stays_with_its_blobs(memory, tool):
     memory.evict(older_than_s=DAY_S)
     assert memory.names("dir/") == {old, new}
     assert memory.has(b"first")
-
-
-def test_pull_makes_a_listing_recently_used(memory, tool, tmp_path):
-    used = pushed(memory, tool, b"first", model="70b")
-    pushed(memory, tool, b"second")
-    memory.pass_time(30 * DAY_S)
-    memory.store.pull_directory("mine", tmp_path / "pulled", {"model": "70b"})
-    report = memory.evict(older_than_s=7 * DAY_S, keep=0)
-    assert memory.names("dir/") == {used}
-    assert (memory.has(b"first"), memory.has(b"second"), len(report.taken)) == (True, False, 2)
-
-
-def test_blob_that_launch_and_listing_share_stays_with_either(memory, tool):
-    old, _ = memory.launch(own=b"both"), memory.launch()
-    pushed(memory, tool, b"both")
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=7 * DAY_S)
-    assert old not in memory.names("launch/")
-    assert memory.has(b"both")
-
-
-def test_store_of_listings_alone_is_no_half_a_listing(memory, tool):
-    pushed(memory, tool, b"first")
-    memory.pass_time(30 * DAY_S)
-    assert memory.evict().taken == ()
 
 
 def test_push_while_its_blob_goes_leaves_a_whole_listing(memory, tool, monkeypatch):

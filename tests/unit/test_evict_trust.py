@@ -10,9 +10,8 @@ import pytest
 from tests.support.sealed_launches import DAY_S, Evicting, put
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import EvictRefused
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.layout import blob_name, launch_name
+from warmrank.cache_store.layout import launch_name
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
@@ -52,17 +51,6 @@ def test_unsigned_record_takes_no_place_among_the_newest(signed, trust):
     assert signed.store.verify().faults == ()
 
 
-@pytest.mark.parametrize("policy", ["off", "require"])
-def test_young_junk_pushes_no_record_out_where_none_is_signed(tmp_path, policy):
-    memory = Evicting(tmp_path)
-    record = memory.launch(own=b"x" * 1000)
-    memory.pass_time(30 * DAY_S)
-    put(memory, blob_name(digest_bytes(b"y" * 100_000).sha256), b"y" * 100_000)
-    memory.store._trust = replace(SIGNING, policy=policy)
-    memory.evict(max_bytes=50_000, keep=0)
-    assert memory.names("launch/") == {record}
-
-
 def test_who_evicts_without_the_keys_keeps_the_newest_of_each_key(signed):
     signed.launch()
     kept = {signed.launch(), signed.launch(key=OTHER_KEY)}
@@ -70,15 +58,6 @@ def test_who_evicts_without_the_keys_keeps_the_newest_of_each_key(signed):
     signed.store._trust = Trust(policy="require")
     signed.evict(older_than_s=DAY_S)
     assert signed.names("launch/") == kept
-
-
-def test_what_an_unsigned_record_needs_stays_with_it(signed):
-    signed.launch()
-    record = signed.publish({"Llama.own": b"theirs"}, 50, key=OTHER_KEY)
-    put_unsigned(signed, record.partitions, key=OTHER_KEY)
-    signed.pass_time(30 * DAY_S)
-    assert signed.evict(older_than_s=DAY_S).taken == ()
-    assert signed.has(b"theirs")
 
 
 def test_unsigned_record_that_was_just_used_pushes_no_signed_one_out(signed):
@@ -94,18 +73,6 @@ def test_unsigned_record_that_was_just_used_pushes_no_signed_one_out(signed):
     assert signed.names("launch/") == records
 
 
-def test_unsigned_record_is_the_first_to_make_room(signed):
-    records = [signed.launch(own=bytes([number]) * 100_000) for number in range(3)]
-    junk = signed.publish({"Llama.own": b"junk"}, 50)
-    fake = put_unsigned(signed, junk.partitions)
-    signed.pass_time(30 * DAY_S)
-    mark_used(signed.backend, fake)
-    signed.pass_time(3 * DAY_S)
-    signed.evict(max_bytes=250_000)
-    standing = signed.names("launch/")
-    assert (len(standing), standing < set(records)) == (2, True)
-
-
 @pytest.mark.parametrize("place", ["ac/", "launch/"])
 def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
     old, new = signed.launch(), signed.launch()
@@ -118,15 +85,3 @@ def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
     assert name in signed.names(place)
     (problem,) = report.problems
     assert problem.startswith(f"{name} is kept, though what it needs is not known: untrusted (unsigned)")
-
-
-def test_newer_payload_that_is_signed_is_refused(signed):
-    signed.launch()
-    payload = signed.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":3')
-    name = launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
-    put(signed, name, SIGNING.seal("launch", LAUNCH_KEY, payload))
-    with pytest.raises(EvictRefused, match="upgrade warmrank"):
-        signed.evict()
-    signed.backend.move(name, None)
-    put(signed, name, OFF.seal("launch", LAUNCH_KEY, payload))
-    assert name in signed.evict().problems[0]

@@ -43,14 +43,6 @@ def tree(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in all_files(root).items() if name != UNVERIFIED}
 
 
-def test_lock_that_is_held_is_not_waited_for_for_ever(store, ref, source, cache, caplog):
-    (cache / ".locks").mkdir(parents=True)
-    with FileLock(cache / ".locks" / "fetch.lock"):
-        fetch(store, [ref], cache, lock_timeout_s=0.0)
-    assert tree(cache) == tree(source)
-    assert "fetching beside its holder" in caplog.text
-
-
 def test_file_system_without_locks_fetches_all_the_same(store, ref, source, cache, monkeypatch, caplog):
     def no_locks(self: FileLock) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
@@ -73,12 +65,6 @@ def fetch_at_once(root: Path, refs: Sequence[PartitionRef], cache: Path) -> list
 
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(run, range(8)))
-
-
-def test_threads_that_fetch_at_once_copy_once(store, root, source, cache):
-    refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
-    assert sum(fetch_at_once(root, refs, cache)) == 3 * ALL_BYTES
-    assert tree(cache) == tree(source)
 
 
 def test_threads_that_fetch_without_a_lock_agree(store, root, source, cache, monkeypatch):

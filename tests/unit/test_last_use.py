@@ -5,11 +5,8 @@ from datetime import date
 import pytest
 
 from tests.support.backends import MemoryBackend
-from tests.support.stored import OFF, open_store, publish_launch
-from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.gc.trash import last_uses, mark_used
+from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import launch_name, used_name
 
 RECORD = launch_name("1" * 64, "2" * 64)
@@ -42,20 +39,3 @@ def test_store_that_fails_is_no_error(backend, monkeypatch, call):
     assert marks(backend) == []
     assert "Read-only file system" in reason
     assert "`warmrank store pin`" in reason
-
-
-def test_newest_mark_counts_whatever_day_it_names(backend):
-    mark_used(backend, RECORD, today=TUESDAY)
-    backend.now_s += 10
-    mark_used(backend, RECORD, today=MONDAY)  # by a node whose clock is off
-    assert last_uses(backend.list("used/"))[RECORD].name == used_name(RECORD, "2026-02-02")
-
-
-def test_use_of_a_store_that_is_only_read_is_a_problem_once(root, tmp_path):
-    publish_launch(open_store(root), tmp_path / "cache")
-    reader = open_tiers([TierSpec(location=str(root), mode="ro")], trust=OFF)
-    for _ in range(2):
-        reader.mark_used(reader.stored_launches()[0].name)
-    (problem,) = reader.problems
-    assert "use not noted" in problem
-    assert "read-only" in problem

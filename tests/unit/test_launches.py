@@ -1,34 +1,26 @@
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
-    OFF,
-    backend_of,
     make_partition,
     make_record,
     open_store,
     overwrite,
     stored,
 )
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Conflict, NotInStore, Untrusted
-from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import launch_name, manifest_name
 from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef, parse_launch_record
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 EARLY, LATE, LATEST = (f"2026-0{month}-01T00:00:00+00:00" for month in (1, 2, 3))
-SIGNER = generate_key_pair("ci")
 
 
 @pytest.fixture
@@ -44,11 +36,6 @@ def test_committed_launch_is_found(store, ref):
         (record,),
         (LAUNCH_KEY,),
     )
-
-
-def test_commit_returns_the_name_of_the_record(store, root, ref):
-    sha256 = store.commit_launch(make_record((ref,)))
-    assert stored(root, "launch") == [root / launch_name(LAUNCH_KEY, sha256)]
 
 
 def test_launch_with_a_missing_manifest_is_refused(store, root, ref):
@@ -82,26 +69,10 @@ def test_launch_that_is_dated_in_the_future_is_reported(store, ref):
     assert "dated in the future" in store.problems[0]
 
 
-def test_launches_of_all_keys_are_told_apart(store, ref):
-    for key in ("1" * 64, "2" * 64):
-        store.commit_launch(make_record((ref,), launch_key=key))
-    assert store.launch_keys() == ("1" * 64, "2" * 64)
-    assert [record.launch_key for record in store.launches("1" * 64)] == ["1" * 64]
-
-
 def test_equal_launch_is_committed_once(store, ref):
     first = store.commit_launch(make_record((ref,), created=EARLY))
     assert store.commit_launch(make_record((ref,), created=LATE)) == first
     assert len(store.launches()) == 1
-
-
-def test_equal_launch_becomes_the_newest_again_after_another(store, ref, tmp_path):
-    other = make_partition(tmp_path / "other", functions={"Llama.decode": b"other source"})
-    other_ref = store.publish_partition(key_of({"other": ""}), other, tmp_path / "other").ref
-    store.commit_launch(make_record((ref,), created=EARLY))
-    store.commit_launch(make_record((other_ref,), created=LATE))
-    store.commit_launch(make_record((ref,), created=LATEST))
-    assert store.launches()[0].partitions == (ref,)
 
 
 def commit_changed(store: Store, ref: PartitionRef, *, times: int) -> None:
@@ -122,20 +93,6 @@ def test_summaries_come_newest_first_and_say_what_the_records_do(store, ref):
     ]
 
 
-@pytest.mark.parametrize("read", [Store.launches, Store.launch_summaries])
-def test_records_of_a_key_are_read_side_by_side(store, ref, monkeypatch, read):
-    commit_changed(store, ref, times=2)
-    real, both = backend_of(store).open, threading.Barrier(2)
-
-    def wait_for_the_other(name: str) -> BinaryIO:
-        if name.startswith("launch/"):
-            both.wait(timeout=30)
-        return real(name)
-
-    monkeypatch.setattr(backend_of(store), "open", wait_for_the_other)
-    assert len(read(store, LAUNCH_KEY)) == 2
-
-
 def test_commit_reads_no_more_than_another_standing_record_whole(store, ref, monkeypatch):
     commit_changed(store, ref, times=9)
     read: list[str] = []
@@ -150,15 +107,6 @@ def test_commit_reads_no_more_than_another_standing_record_whole(store, ref, mon
     standing = make_record((ref,), environment={**ENVIRONMENT, "number": "0"})
     store.commit_launch(standing.model_copy(update={"identity": {"another": "identity"}}))
     assert len(read) == 1
-
-
-def test_commit_passes_over_a_record_that_turns_out_unusable(store, root, ref):
-    first = store.commit_launch(make_record((ref,), created=EARLY))
-    payload = make_record((ref,), created=LATE).to_bytes().replace(b'"rank":0', b'"rank":7')
-    path = root / launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
-    path.write_bytes(OFF.seal("launch", LAUNCH_KEY, payload))
-    assert store.commit_launch(make_record((ref,), created=LATEST)) == first
-    assert not path.exists()
 
 
 def test_truncated_record_is_skipped_quarantined_and_reported(store, root, ref, caplog):
@@ -188,23 +136,6 @@ def test_record_replayed_under_another_launch_key_is_refused(store, root, ref):
     target.write_bytes((root / launch_name(LAUNCH_KEY, sha256)).read_bytes())
     assert store.launches("1" * 64) == ()
     assert "replayed" in store.problems[0]
-
-
-def test_record_of_another_launch_sealed_for_this_one_is_refused(store, root, ref):
-    payload = make_record((ref,), launch_key="1" * 64).to_bytes()
-    path = root / launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(OFF.seal("launch", LAUNCH_KEY, payload))
-    assert store.launches(LAUNCH_KEY) == ()
-    assert "corrupt" in store.problems[0]
-
-
-def test_unsigned_record_is_skipped_under_require_and_stays(store, root, ref):
-    store.commit_launch(make_record((ref,)))
-    reader = open_store(root, Trust(policy="require", trusted={"ci": SIGNER.public_key}))
-    assert reader.launches() == ()
-    assert "unsigned" in reader.problems[0]
-    assert len(store.launches()) == 1
 
 
 def test_commit_without_a_signing_key_is_refused_under_require(root, ref):

@@ -4,13 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmrank.cache_store.layout import (
-    BLOBS,
-    MANIFESTS,
     blob_name,
     launch_name,
     launch_prefix,
     manifest_name,
-    split_fanned_name,
     split_launch_name,
 )
 from warmrank.cache_store.paths import path_fault
@@ -31,9 +28,3 @@ def test_launch_name_round_trips(launch_key, sha256):
     assert split_launch_name(name) == (launch_key, sha256)
     assert name.startswith(launch_prefix(launch_key))
     assert path_fault(name) is None
-
-
-@given(HEX)
-def test_blob_and_manifest_names_round_trip(key):
-    assert split_fanned_name(BLOBS, blob_name(key)) == key
-    assert split_fanned_name(MANIFESTS, manifest_name(key)) == key

@@ -16,7 +16,6 @@ from warmrank.cache_store.records.manifest import (
     MAX_ENTRIES,
     MAX_FILE_BYTES,
     MAX_NAME_CHARS,
-    MAX_PARTITION_BYTES,
     MAX_RANKS,
     MAX_TEXT_CHARS,
     ArtifactEntry,
@@ -120,12 +119,6 @@ def test_manifest_that_is_older_than_runtime_state_parses_and_keeps_its_bytes():
     assert read.to_bytes() == data
 
 
-def test_manifest_keeps_runtime_state_as_it_was_declared():
-    asked = RequestEntry(function="f", key="1" * 64, components={}, runtime_state={"x": "1.0", "y": "'1.0'"})
-    read = parse_manifest(manifest(requests=(asked,)).to_bytes(), "here")
-    assert (read.format, read.requests) == (2, (asked,))
-
-
 @given(records())
 def test_launch_record_round_trips(value):
     assert parse_launch_record(value.to_bytes(), "here") == value
@@ -176,13 +169,6 @@ def test_artifact_path_traversal_is_refused(path):
         entry(path=path)
 
 
-@pytest.mark.parametrize("field", ["request_key", "provenance", "sha256"])
-@pytest.mark.parametrize("value", ["", "../x", "A" * 64, "g" * 64])
-def test_artifact_digests_are_hex(field, value):
-    with pytest.raises(ValidationError, match="lowercase hex"):
-        entry(**{field: value})
-
-
 def test_artifact_paths_that_differ_in_case_only_are_refused():
     twin = entry(path="Llama_0f/world1global_rank0/DECODE/compiled_module")
     with pytest.raises(ValidationError, match="where case is ignored"):
@@ -212,46 +198,16 @@ def test_artifact_beyond_the_size_limit_is_refused():
         entry(size_bytes=MAX_FILE_BYTES + 1)
 
 
-def test_artifacts_beyond_the_size_limit_together_are_refused():
-    count = MAX_PARTITION_BYTES // MAX_FILE_BYTES + 1
-    entries = [entry(path=f"c/f{index}/compiled_module", size_bytes=MAX_FILE_BYTES) for index in range(count)]
-    with pytest.raises(ValidationError, match=f"at most {MAX_PARTITION_BYTES}"):
-        manifest(artifacts=tuple(entries))
-
-
-@pytest.mark.parametrize("field", ["mode", "uid", "link", "target"])
-def test_artifact_gives_no_modes_owners_or_links(field):
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        entry(**{field: 0o4755})
-
-
-def test_manifest_rank_lies_in_its_world():
-    with pytest.raises(ValidationError, match="rank 1 is not below world size 1"):
-        manifest(rank=1)
-
-
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a\0"])
 def test_partition_name_is_one_part(name):
     with pytest.raises(ValidationError, match="partition"):
         manifest(partition=name)
 
 
-@pytest.mark.parametrize("created", ["", "yesterday", "2026-01-31T12:00:00", "2026-01-31T12:00:00+01:00"])
-def test_created_is_utc(created):
-    with pytest.raises(ValidationError, match="created"):
-        manifest(created=created)
-
-
 def test_parse_manifest_names_the_field_that_is_wrong():
     data = json.dumps(manifest().model_dump(mode="json") | {"rank": "0"}).encode()
     with pytest.raises(Corrupt, match=r"ac/ab/1.*rank: Input should be a valid integer"):
         parse_manifest(data, "ac/ab/1")
-
-
-def test_parse_manifest_refuses_an_unknown_field():
-    data = json.dumps(manifest().model_dump(mode="json") | {"extra": 1}).encode()
-    with pytest.raises(Corrupt, match="extra"):
-        parse_manifest(data, "here")
 
 
 def test_parse_manifest_refuses_a_newer_format_by_name():
@@ -264,17 +220,7 @@ def test_parse_manifest_refuses_what_is_too_large_unread():
         parse_manifest(b" " * (MAX_DOCUMENT_BYTES + 1), "here")
 
 
-def test_launch_record_has_each_rank_once():
-    assert len(make_record((ref(1), ref(0))).partitions) == 2
-
-
 OTHER = {"torch": "2.13.1"}
-
-
-def test_launch_record_of_one_environment_keeps_its_bytes():
-    document = json.loads(make_record((ref(0), ref(1)), elsewhere={1: dict(ENVIRONMENT)}).to_bytes())
-    assert document["format"] == 1
-    assert "others" not in document
 
 
 def test_launch_record_of_two_environments_is_newer_to_earlier_releases():
@@ -299,16 +245,6 @@ def test_launch_record_with_other_ranks_is_refused(ranks):
         make_record(tuple(ref(rank, f"p{index}") for index, rank in enumerate(ranks)))
 
 
-def test_launch_record_with_a_partition_twice_is_refused():
-    with pytest.raises(ValidationError, match="'same' appears twice"):
-        make_record((ref(0, "same"), ref(1, "same")))
-
-
-def test_partition_key_ignores_the_bytes():
-    other = manifest(artifacts=(entry(sha256="9" * 64, size_bytes=8),), created="2027-01-01T00:00:00Z")
-    assert partition_key(LAUNCH_KEY, other) == partition_key(LAUNCH_KEY, manifest())
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -322,7 +258,3 @@ def test_partition_key_ignores_the_bytes():
 )
 def test_partition_key_depends_on_what_determines_the_bytes(other):
     assert partition_key(LAUNCH_KEY, other) != partition_key(LAUNCH_KEY, manifest())
-
-
-def test_partition_key_depends_on_the_launch():
-    assert partition_key("0" * 64, manifest()) != partition_key(LAUNCH_KEY, manifest())

@@ -10,10 +10,10 @@ from tests.support.sealed_launches import SHARED, Evicting
 from tests.support.stored import LAUNCH_KEY, OFF
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore
-from warmrank.cache_store.gc.inventory import Inventory, is_record, references, take_inventory
+from warmrank.cache_store.errors import Corrupt, EvictRefused, NotInStore
+from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.layout import blob_name, launch_name, pin_name
+from warmrank.cache_store.layout import blob_name, launch_name
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import created_at
 
@@ -56,23 +56,6 @@ def opened(memory: Evicting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        (launch_name(KEY, OTHER), True),
-        (f"dir/ab/{KEY}/{OTHER}", True),
-        (f"ac/ab/{KEY}", False),
-        (blob_name(KEY), False),
-        (f"launch/ab/{KEY}", False),
-        (f"launch/cd/{KEY}/{OTHER}", False),
-        (pin_name(launch_name(KEY, OTHER)), False),
-        ("launch/ab/notes", False),
-    ],
-)
-def test_records_are_told_by_their_names(name, is_one):
-    assert is_record(name) == is_one
-
-
 def test_launch_refers_to_manifests_and_they_to_blobs(memory):
     record = memory.launch()
     found = references(record, read_stored_form(memory.backend, record))
@@ -96,15 +79,6 @@ def test_document_under_the_name_of_another_is_corrupt(memory):
             references(name, sealed)
 
 
-def test_document_of_a_later_release_is_newer(memory):
-    record = memory.launch()
-    payload = memory.store.launches()[0].to_bytes().replace(b'"format":1', b'"format":3')
-    name = launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
-    assert name != record
-    with pytest.raises(NewerFormat):
-        references(name, OFF.seal("launch", LAUNCH_KEY, payload))
-
-
 def test_inventory_has_all_that_stands_and_no_strangers(memory):
     record = memory.launch()
     mark_used(memory.backend, record)
@@ -117,16 +91,6 @@ def test_inventory_has_all_that_stands_and_no_strangers(memory):
     }
     assert set(found.documents) == {name for name in found.files if not name.startswith("cas/")}
     assert (set(found.pins), set(found.uses), len(found.marks)) == ({record}, {record}, 1)
-
-
-def test_unchanged_documents_are_not_read_again(memory, monkeypatch):
-    memory.launch()
-    first = inventory(memory)
-    new = memory.launch()
-    names = opened(memory, monkeypatch)
-    second = inventory(memory, earlier=first)
-    assert set(names) == set(second.documents) - set(first.documents)
-    assert new in names
 
 
 def test_document_that_was_replaced_is_read_again(memory, monkeypatch):
@@ -149,14 +113,6 @@ def test_manifest_in_the_trash_counts_while_a_standing_record_needs_it(memory):
     assert set(found.documents[manifest].references) == memory.names("cas/")
     assert manifest not in found.files
     assert manifest in found.trash
-
-
-def test_damaged_manifest_in_the_trash_needs_nothing(memory):
-    memory.launch()
-    (manifest,) = memory.names("ac/")
-    memory.backend.move(manifest, None)
-    put(memory, f"trash/20260131T120000Z/{manifest}", b"damaged")
-    assert manifest not in inventory(memory).documents
 
 
 def test_damaged_manifest_that_stands_stops_everything(memory):
@@ -185,19 +141,6 @@ def test_document_that_another_process_takes_meanwhile_is_left_out(memory, monke
     assert len(found.documents) == 3
 
 
-def test_newest_of_several_trashed_copies_is_read(memory, monkeypatch):
-    memory.launch()
-    (manifest,) = memory.names("ac/")
-    sealed = read_stored_form(memory.backend, manifest)
-    into_trash(memory, manifest, hour=11)
-    memory.pass_time(60.0)
-    put(memory, manifest, sealed)
-    newest = into_trash(memory, manifest, hour=12)
-    names = opened(memory, monkeypatch)
-    inventory(memory)
-    assert [name for name in names if name.startswith("trash/")] == [newest]
-
-
 def test_record_with_a_pin_that_the_listing_leaves_out_is_refused(memory, monkeypatch):
     hidden = memory.launch()
     memory.store.pin(hidden.rpartition("/")[2])
@@ -207,10 +150,3 @@ def test_record_with_a_pin_that_the_listing_leaves_out_is_refused(memory, monkey
     )
     with pytest.raises(EvictRefused, match="not in its listing"):
         inventory(memory)
-
-
-def test_pin_of_a_record_that_is_gone_is_no_reason_to_refuse(memory):
-    record = memory.launch()
-    memory.store.pin(record.rpartition("/")[2])
-    memory.backend.move(record, None)
-    assert inventory(memory).pins == {record}

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import stat
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.node_artifacts import PACKAGE, kept, package_bytes, write
@@ -20,14 +17,11 @@ from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
 from warmrank.cache_store.cache_dir.node_files import (
     NodeFile,
     find_kept,
-    is_reserved,
     keep,
     kept_files,
-    kept_path,
 )
 from warmrank.cache_store.cache_dir.placing import Destination, Vouched, place_files, refusal
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     PartitionManifest,
@@ -86,14 +80,6 @@ def test_only_what_is_new_or_changed_is_collected(cache: Path, tool: Path):
     assert all(find_kept(cache, file.digest) for file in found.files)
 
 
-def test_files_that_no_pattern_takes_are_nobodys_business(cache: Path, tool: Path):
-    write(tool / "kernel_cache/a.o", b"a")
-    write(tool / "notes.txt", b"private")
-    (tool / "link").symlink_to("/etc/hostname")
-    found = collected(tool, cache, patterns=("kernel_cache/*",))
-    assert (relatives(found), found.left_out) == (["kernel_cache/a.o"], ())
-
-
 @pytest.mark.parametrize(
     "name", ["a.lock", "x.tmp", ".warmrank-here-1", ".unverified", "locks/a", ".hidden", ".git/config"]
 )
@@ -128,19 +114,6 @@ def test_file_that_is_being_written_is_left_out(cache: Path, tool: Path, monkeyp
     assert "nobody writes while it is read" in found.left_out[0]
 
 
-def test_names_that_no_manifest_takes_are_left_out_uncopied(cache: Path, tool: Path):
-    write(tool / "new\nline.o", b"1")
-    write(tool / "Add.o", b"2")
-    write(tool / "add.o", b"3")
-    no_text = os.fsencode(tool) + b"/\xff.o"
-    Path(os.fsdecode(no_text)).write_bytes(b"4")
-    found = collected(tool, cache)
-    assert relatives(found) == ["Add.o"]
-    assert len(found.left_out) == 3
-    assert "\n".join(found.left_out).encode("utf-8")
-    assert len(kept_files(cache)) == 1
-
-
 @pytest.mark.parametrize(
     "limit", [{"num_files": 2}, {"size_bytes": 4}, {"document_bytes": 1200}, {"file_bytes": 1}]
 )
@@ -159,22 +132,6 @@ def test_what_there_is_no_room_for_is_left_out_uncopied(limit: dict[str, Any], c
 
 def fetched(cache: Path, tmp_path: Path, relative: str, data: bytes) -> NodeFile:
     return kept(cache, tmp_path / "fetched", f"operators/{relative}", data)
-
-
-def test_what_came_from_the_store_stays_in_the_manifest(cache: Path, tool: Path, tmp_path: Path):
-    carried = fetched(cache, tmp_path, "fetched.o", b"fetched")
-    write(tool / "new.o", b"new")
-    found = collect(cache_of(tool), cache, ROOM, carried=[carried])
-    assert relatives(found) == ["new.o", "fetched.o"]
-    assert found.num_new == 1
-
-
-def test_kept_copy_that_vanished_drops_its_entry_only(cache: Path, tool: Path, tmp_path: Path):
-    files = [fetched(cache, tmp_path, name, name.encode()) for name in ("a.o", "b.o")]
-    kept_path(cache, files[0].digest.sha256).unlink()
-    found = collect(cache_of(tool), cache, ROOM, carried=files)
-    assert relatives(found) == ["b.o"]
-    assert "kept copy is gone" in found.left_out[0]
 
 
 # Trust.
@@ -214,14 +171,6 @@ def test_engines_files_of_this_manifests_artifacts_are_collected_whoever_made_th
     handed_over(tmp_path, tool, b"of another workload", "1e" * 16)
     found = collect(engines(tool), cache, ROOM, before=listing(engines(tool)))
     assert [file.relative for file in found.files] == [f"{ARTIFACT}/c/{name}"]
-
-
-def test_torn_archive_is_left_out(cache: Path, tool: Path, tmp_path: Path):
-    name = handed_over(tmp_path, tool, b"graph")
-    next(tool.rglob(name)).write_bytes(b"torn")
-    found = collect(engines(tool), cache, ROOM)
-    assert found.files == ()
-    assert "not those that its name says" in found.left_out[0]
 
 
 def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_did_not_make_anew(
@@ -270,14 +219,6 @@ def test_place_that_is_not_a_tools_alone_is_refused(directory: str, expected: st
     assert expected in faults(mine=directory)["mine"]
 
 
-def test_link_into_the_cache_directory_is_seen_through(tmp_path: Path):
-    (tmp_path / "cache/M").mkdir(parents=True)
-    (tmp_path / "link").symlink_to(tmp_path / "cache/M")
-    cache = NodeCache(name="mine", directory=str(tmp_path / "link"))
-    own_places = {"ge": engine_directory(tmp_path / "cache", "ge")}
-    assert "overlaps" in place_faults([cache], tmp_path / "cache", own_places)["mine"]
-
-
 OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
 NEW = f"static_kernel_compile_outputs/ts20260101000000_pid1_outputs/{PACKAGE}"
 GRAPH, INDEX = "graph_1_2026.om", "graph_1.idx"
@@ -317,27 +258,6 @@ def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(tmp_path,
     assert stat.S_IMODE((private / NEW).parent.stat().st_mode) == 0o700
 
 
-def test_graphs_are_replaced_together_with_their_index(archives: Path, made: Path, private: Path):
-    pack(made, archives, GRAPHS)
-    (made / GRAPH).unlink()
-    write(made / "graph_1_2027.om", b"later")
-    write(made / INDEX, b"of the later one")
-    pack(made, archives, GRAPHS)
-    unpack(archives, private)
-    assert files(private) == {INDEX, "graph_1_2027.om"}
-    assert (private / INDEX).read_bytes() == b"of the later one"
-
-
-def test_older_archive_that_is_whole_stands_in_for_a_torn_one(archives, made, private, caplog):
-    pack(made, archives, GRAPHS)
-    (good,) = archives.iterdir()
-    write(archives / f"{'0' * 32}.tar", good.read_bytes()[:-1])
-    os.utime(good, (1, 1))
-    unpack(archives, private)
-    assert (private / GRAPH).read_bytes() == GRAPH.encode()
-    assert "not those that its name says" in caplog.text
-
-
 def test_name_that_leads_out_of_the_private_directory_is_refused(archives, private, caplog):
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
@@ -346,13 +266,6 @@ def test_name_that_leads_out_of_the_private_directory_is_refused(archives, priva
     unpack(archives, private)
     assert not (private.parent / "evil.om").exists()
     assert "no file below a directory" in caplog.text
-
-
-def test_nothing_is_kept_where_others_can_write_a_part_of_it(archives, made, caplog):
-    (made / GRAPH).chmod(0o666)
-    pack(made, archives, GRAPHS)
-    assert "compiled again" in caplog.text
-    assert list(archives.iterdir()) == []
 
 
 DIGEST = digest_bytes(b"kernel")
@@ -405,12 +318,6 @@ def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
     assert (found, found.node_files()) == (value, (FILE,))
 
 
-def test_format_1_has_no_node_artifacts():
-    document = json.loads(with_node_files(manifest(), [FILE]).to_bytes())
-    with pytest.raises(Corrupt, match="node artifacts in a manifest of format 1"):
-        parse_manifest(json.dumps(document | {"format": 1}).encode(), "here")
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -430,27 +337,3 @@ def test_format_1_has_no_node_artifacts():
 def test_node_entry_with_another_path_is_refused(path: str):
     with pytest.raises(ValidationError, match="path"):
         node_entry(path=path)
-
-
-@pytest.mark.parametrize("directory", ["node/operators", "Node/operators/kernel_cache", "node"])
-def test_rank_artifacts_may_lie_below_a_directory_called_node(directory: str):
-    entry = ArtifactEntry(**(RANK_ENTRY | {"path": f"{directory}/compiled_module"}))
-    of_rank = manifest(artifacts=(entry,))
-    assert parse_manifest(of_rank.to_bytes(), "here").artifacts == (entry,)
-    file = NodeFile(cache="operators", relative="compiled_module", digest=DIGEST)
-    assert with_node_files(of_rank, [file]).node_files() == (file,)
-
-
-@pytest.mark.parametrize("name", [".unverified", ".signers/x", ".warmrank-x", "a.lock", "locks/x", ".bashrc"])
-def test_node_entry_with_the_name_of_a_mark_or_a_lock_is_refused(name: str):
-    with pytest.raises(ValidationError, match="path"):
-        node_entry(path=f"node/operators/{name}")
-
-
-RELATIVE = st.lists(st.from_regex(r"[a-zA-Z0-9_.]{1,8}", fullmatch=True), min_size=1, max_size=4)
-
-
-@given(RELATIVE.filter(lambda parts: not any(map(is_reserved, parts))).map("/".join))
-def test_every_ordinary_path_below_a_node_cache_round_trips(relative: str):
-    value = with_node_files(manifest(), [NodeFile(cache="mine", relative=relative, digest=DIGEST)])
-    assert parse_manifest(value.to_bytes(), "here").node_files()[0].relative == relative

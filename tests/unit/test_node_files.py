@@ -15,13 +15,12 @@ from warmrank.cache_store.cache_dir.node_files import (
     NodeFile,
     drop_unneeded,
     find_kept,
-    identity_of,
     keep,
     kept_files,
     kept_path,
     split_node_path,
 )
-from warmrank.cache_store.cache_dir.placing import Destination, Vouched, admitted, place_files
+from warmrank.cache_store.cache_dir.placing import Vouched, admitted, place_files
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 
@@ -52,28 +51,6 @@ def placed_at(node: Path) -> Path:
 # Keeping.
 
 
-def test_kept_file_lies_under_its_digest_and_is_private(cache: Path, file: NodeFile):
-    path = kept_path(cache, file.digest.sha256)
-    assert (path.read_bytes(), find_kept(cache, file.digest)) == (b"kernel", path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert path.stat().st_nlink == 1
-    assert kept_files(cache) == (path,)
-
-
-def test_equal_bytes_are_kept_once(cache: Path, tmp_path: Path, file: NodeFile):
-    kept(cache, tmp_path / "others", "mine/0f/kernel.bin", b"kernel")
-    assert len(kept_files(cache)) == 1
-
-
-def test_torn_kept_file_is_made_anew(cache: Path, tmp_path: Path, file: NodeFile):
-    path = kept_path(cache, file.digest.sha256)
-    path.write_bytes(b"ker\0\0\0")
-    assert find_kept(cache, file.digest) is None
-    keep(cache, tmp_path / "tools" / PATH)
-    assert path.read_bytes() == b"kernel"
-
-
 def test_file_that_holds_what_is_kept_is_read_and_not_copied(
     cache: Path, tmp_path: Path, file: NodeFile, monkeypatch
 ):
@@ -87,42 +64,6 @@ def test_file_that_holds_something_else_than_expected_is_kept_as_it_is(
     digest = keep(cache, write(tmp_path / "tools" / PATH, b"rewritten"), expected=file.digest)
     assert digest == digest_bytes(b"rewritten")
     assert len(kept_files(cache)) == 2
-
-
-def test_file_that_others_can_write_is_not_kept(cache: Path, tmp_path: Path):
-    path = write(tmp_path / "tools/x", b"kernel")
-    path.chmod(0o660)
-    with pytest.raises(UnusableCache, match="not writable by group or others"):
-        keep(cache, path)
-
-
-def test_link_is_not_kept(cache: Path, tmp_path: Path):
-    (tmp_path / "link").symlink_to(write(tmp_path / "tools/x", b"kernel"))
-    with pytest.raises(UnusableCache):
-        keep(cache, tmp_path / "link")
-
-
-def test_file_that_changed_since_it_was_seen_is_not_kept(cache: Path, tmp_path: Path):
-    path = write(tmp_path / "tools/x", b"half a ker")
-    seen = identity_of(path.lstat())
-    path.write_bytes(b"half a kernel, and the rest")
-    with pytest.raises(UnusableCache, match="expected a file that nobody writes while it is read"):
-        keep(cache, path, seen=seen)
-    assert kept_files(cache) == ()
-
-
-def test_file_that_grows_while_it_is_read_is_not_kept(cache: Path, tmp_path: Path, monkeypatch):
-    path = write(tmp_path / "tools/x", b"half")
-    real = copy_and_digest
-
-    def grow(source, target, *, limit_bytes):
-        path.write_bytes(b"half and half")
-        return real(source, target, limit_bytes=limit_bytes)
-
-    monkeypatch.setattr(node_files, "copy_and_digest", grow)
-    with pytest.raises(UnusableCache, match="grew beyond 4 bytes"):
-        keep(cache, path)
-    assert [*kept_files(cache), *(cache / "node/tmp").iterdir()] == []
 
 
 def test_file_replaced_by_one_of_its_size_while_it_is_read_is_not_kept(
@@ -143,26 +84,6 @@ def test_file_replaced_by_one_of_its_size_while_it_is_read_is_not_kept(
 @pytest.mark.parametrize("path", ["node/ops/a", "node/ops/a/b.o"])
 def test_path_of_a_node_artifact_is_taken_apart(path: str):
     assert split_node_path(path) == ("ops", path.removeprefix("node/ops/"))
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "node", "node/ops", "node/ops/", "node//a", "node/OPS/a", "a/ops/a", "node/ops/../a",
-        "node/ops/.unverified", "node/ops/.signers/0123456789abcdef", "node/ops/.warmrank-x",
-        "node/ops/.profile", "node/ops/a.lock", "node/ops/a.LOCK/b", "node/ops/locks/a", "node/ops/.index/x",
-    ],
-)  # fmt: skip
-def test_other_paths_are_none(path: str):
-    assert split_node_path(path) is None
-
-
-def test_file_that_is_used_stays_however_old_it_is(cache: Path, tmp_path: Path, file: NodeFile):
-    path = kept_path(cache, file.digest.sha256)
-    os.utime(path, (0, 0))
-    keep(cache, tmp_path / "tools" / PATH)  # as a launch that collects it
-    drop_unneeded(cache, ())  # of another one, which does not know of it
-    assert path.exists()
 
 
 def test_old_files_that_nobody_needs_go(cache: Path, tmp_path: Path):
@@ -187,33 +108,6 @@ def test_file_is_placed_once_private_and_on_its_own(cache: Path, node: Path, fil
     assert list(placed_at.parent.iterdir()) == [placed_at]
 
 
-def test_another_file_of_that_name_is_the_nodes_own_and_stays(
-    cache: Path, node: Path, file: NodeFile, placed_at: Path
-):
-    write(placed_at, b"the node's own")
-    found = place_files(cache, [file], destinations(node), REQUIRE)
-    assert placed_at.read_bytes() == b"the node's own"
-    assert (found.new, found.there) == ((), ())
-    assert "the node has another file" in found.skipped[0]
-
-
-def test_file_of_a_cache_that_is_not_declared_is_left_in_the_cache_directory(
-    cache: Path, node: Path, tmp_path: Path
-):
-    stranger = kept(cache, tmp_path / "tools", "strange/x", b"x")
-    found = place_files(cache, [stranger], destinations(node), REQUIRE)
-    assert "declares no node cache 'strange'" in found.skipped[0]
-    assert find_kept(cache, stranger.digest) is not None
-    assert not node.exists()
-
-
-def test_file_that_no_pattern_takes_is_left_in_the_cache_directory(cache: Path, node: Path, tmp_path: Path):
-    other = kept(cache, tmp_path / "tools", "operators/startup.sh", b"x")
-    found = place_files(cache, [other], destinations(node), REQUIRE)
-    assert "no pattern" in found.skipped[0]
-    assert not node.exists()
-
-
 def test_nothing_is_placed_through_a_link(cache: Path, node: Path, file: NodeFile, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
@@ -229,13 +123,6 @@ def test_nothing_is_placed_in_a_directory_that_others_can_write(cache: Path, nod
     found = place_files(cache, [file], destinations(node), REQUIRE)
     assert "not writable by group or others" in found.skipped[0]
     assert list((node / "atc_data").iterdir()) == []
-
-
-def test_damaged_kept_file_is_not_placed(cache: Path, node: Path, file: NodeFile, placed_at: Path):
-    kept_path(cache, file.digest.sha256).write_bytes(b"KERNEL")
-    found = place_files(cache, [file], destinations(node), REQUIRE)
-    assert "gone or damaged" in found.skipped[0]
-    assert not placed_at.exists()
 
 
 def test_file_that_the_tool_makes_at_the_same_time_stays(
@@ -303,9 +190,3 @@ def test_directory_remembers_who_vouched(cache: Path, node: Path, file: NodeFile
     assert admitted(destinations(node), "require", ())[1] == ()
     (reason,) = admitted(destinations(node), "require", REQUIRE.signers)[1]
     assert "revoked" in reason
-
-
-def test_pattern_stands_for_slashes_too():
-    destination = Destination(path=Path("/x"), patterns=("kernel_cache*/*",))
-    assert destination.takes("kernel_cache/Ascend910/deep/add.o")
-    assert not destination.takes("aoe_data/add.o")

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warmrank.cache_store.paths import collision, collisions, part_fault, path_fault
-
-
-@pytest.mark.parametrize(
-    "path", ["a", "a/b", "Llama_dynamic_0f/world2global_rank0/decode/compiled_module", "\u00e9/b"]
-)
-def test_path_fault_takes_plain_relative_paths(path):
-    assert path_fault(path) is None
+from warmrank.cache_store.paths import collision, collisions, path_fault
 
 
 @pytest.mark.parametrize(
@@ -47,10 +40,6 @@ def test_path_fault_lets_no_path_leave_its_directory(path):
     assert path_fault(path) or (joined.is_relative_to("/root") and ".." not in joined.parts)
 
 
-def test_part_fault_refuses_a_slash():
-    assert part_fault("a/b") == "has a slash"
-
-
 @pytest.mark.parametrize(
     ("paths", "fault"),
     [
@@ -76,7 +65,3 @@ def test_collisions_are_of_the_later_paths_and_of_those_that_stand():
         "B": "'b' and 'B' are one name where case is ignored",
         "A/x": "'A/x' appears twice",
     }
-
-
-def test_collision_takes_siblings():
-    assert collision(["a/b", "a/c", "d/b"]) is None

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.sealed_launches import Evicting
-from warmrank.cache_store.errors import Conflict, NotInStore
 
 
 @pytest.fixture
@@ -26,23 +25,3 @@ def test_launch_key_pins_all_its_records(memory):
     records = {memory.launch(), memory.launch()}
     memory.store.pin(next(iter(records)).split("/")[2])
     assert {pin.record for pin in memory.store.pins()} == records
-
-
-def test_prefix_that_is_too_short_is_refused(memory):
-    memory.launch()
-    with pytest.raises(Conflict, match="at least 6"):
-        memory.store.pin("ab")
-
-
-def test_unknown_prefix_is_refused(memory):
-    memory.launch()
-    with pytest.raises(NotInStore):
-        memory.store.pin("f" * 40)
-
-
-def test_record_that_is_not_whole_is_not_pinned(memory):
-    record = memory.launch()
-    memory.backend.move(min(memory.names("ac/")), None)
-    with pytest.raises(NotInStore):
-        memory.store.pin(record.rpartition("/")[2])
-    assert memory.store.pins() == ()

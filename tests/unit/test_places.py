@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import WaywardBackend, new_file
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, TierState
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.errors import NotInStore
 from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.layout import blob_name, pin_name
 from warmrank.cache_store.store import Store
@@ -76,23 +76,6 @@ def test_place_that_refuses_takes_nothing_from_the_report_of_the_other(both):
     assert (strays(both.near), strays(both.far)) == (False, True)
 
 
-def test_place_that_does_not_answer_takes_nothing_from_the_report_of_the_other(both):
-    both.age()
-    both.near.failure = unavailable("connection refused", transport=True)
-    outcome = both.store().evict(EvictPolicy())
-    assert [report.location for report in outcome.reports] == ["far"]
-    assert [fault.location for fault in outcome.faults] == ["near"]
-    assert "connection refused" in outcome.faults[0].reason
-
-
-@pytest.mark.parametrize("place", [None, "third"])
-def test_place_that_is_away_is_said_by_an_evict(both, place):
-    both.age()
-    outcome = both.store(left_out=(AWAY,)).evict(EvictPolicy(), place=place)
-    assert [(fault.location, fault.reason) for fault in outcome.faults] == [("third", "third is silent")]
-    assert len(outcome.reports) == (2 if place is None else 0)
-
-
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
@@ -129,15 +112,6 @@ def test_damaged_blob_in_a_read_only_near_place_hides_no_good_one(both, tmp_path
         assert path.read_bytes() == FUNCTIONS["Llama.decode"]
 
 
-@pytest.mark.parametrize("name", ["near", "far"])
-def test_damage_in_either_place_is_found_and_named(both, name):
-    both.damage(getattr(both, name))
-    faults = both.store().verify().faults
-    assert faults
-    assert all(fault.startswith(f"{name}: ") for fault in faults)
-    assert any(DECODE in fault for fault in faults)
-
-
 def test_repair_moves_damage_away_in_its_place_only(both):
     both.damage(both.near)
     report = both.store().verify(repair=True)
@@ -145,31 +119,11 @@ def test_repair_moves_damage_away_in_its_place_only(both):
     assert (len(both.near.stat([DECODE])), len(both.far.stat([DECODE]))) == (0, 1)
 
 
-def test_repair_leaves_a_read_only_place_alone_and_claims_nothing(both):
-    both.damage(both.far)
-    report = both.store(far="ro").verify(repair=True)
-    assert (report.repairs, len(both.far.stat([DECODE]))) == ((), 1)
-    assert report.faults
-
-
-def test_what_a_nearer_place_lacks_is_no_fault(both):
-    for info in [*both.near.list("cas/"), *both.near.list("ac/")]:
-        both.near.move(info.name, None)
-    assert both.store().verify().faults == ()
-
-
 def test_what_the_farthest_place_lacks_is_a_fault_though_a_nearer_one_has_it(both):
     both.far.move(DECODE, None)
     (fault,) = both.store().verify().faults
     assert fault.startswith("far: ")
     assert "missing" in fault
-
-
-def test_verify_says_which_place_cannot_be_read(both):
-    both.near.failure = unavailable()
-    both.near.fails_on = frozenset({"list"})
-    faults = both.store().verify().faults
-    assert [fault.startswith("near: ") and "No space left" in fault for fault in faults] == [True]
 
 
 def test_place_that_is_away_is_a_fault(both):
@@ -182,28 +136,6 @@ def test_pin_and_unpin_act_on_every_place(both):
     assert [len(place.stat([name])) for place in (both.near, both.far)] == [1, 1]
     assert store.unpin(both.record.rpartition("/")[2]) == (both.record,)
     assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]
-
-
-def test_pin_in_a_nearer_place_alone_is_removed_too(both):
-    both.store().pin(both.record.rpartition("/")[2])
-    both.far.move(pin_name(both.record), None)
-    both.store().unpin(both.record.rpartition("/")[2])
-    assert both.store().pins() == ()
-
-
-def test_unpin_goes_on_after_a_place_that_fails_and_says_so(both):
-    store = both.store()
-    store.pin(both.record.rpartition("/")[2])
-    both.far.failure, both.far.fails_on = unavailable("Read-only file system"), frozenset({"move"})
-    with pytest.raises(StoreUnavailable, match="Read-only file system"):
-        store.unpin(both.record.rpartition("/")[2])
-    assert both.near.stat([pin_name(both.record)]) == {}
-
-
-def test_pin_in_a_read_only_place_is_not_said_to_be_removed(both):
-    both.store().pin(both.record.rpartition("/")[2])
-    with pytest.raises(StoreUnavailable, match="not written from here"):
-        both.store(far="ro").unpin(both.record.rpartition("/")[2])
 
 
 def test_pin_that_fails_leaves_none_in_any_place(both):

@@ -23,8 +23,6 @@ from tests.support.stored import (
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.digests import Digest, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
 from warmrank.cache_store.layout import trash_name
@@ -53,23 +51,10 @@ def test_publish_reports_what_is_new(store, cache):
     )
 
 
-def test_published_ref_pins_the_stored_form(store, root, cache):
-    report = publish(store, cache)
-    assert report.ref.manifest_key == report.key == partition_key(LAUNCH_KEY, make_partition(cache))
-    assert store.manifest(report.key, expected_sha256=report.ref.manifest_sha256)
-
-
 def test_second_publish_changes_nothing(store, cache):
     first, second = publish(store, cache), publish(store, cache)
     assert (second.created, second.num_blobs_new, second.conflicts) == (False, 0, ())
     assert second.ref == first.ref
-
-
-def test_second_publish_with_other_bytes_names_the_function(store, cache, tmp_path):
-    first = publish(store, cache)
-    other = publish(store, tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
-    assert (other.created, other.conflicts, other.num_blobs_new) == (False, ("Llama.decode",), 0)
-    assert other.ref == first.ref
 
 
 def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
@@ -80,28 +65,12 @@ def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
     assert (stored(root, "ac"), stored(root, "cas")) == ([], [])
 
 
-def test_wrong_digest_of_a_blob_that_is_stored_already_is_corrupt(store, root, cache):
-    publish(store, cache)
-    manifest = make_partition(cache)
-    path = cache / manifest.artifacts[0].path
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(Corrupt):
-        store.publish_partition(LAUNCH_KEY, manifest, cache)
-
-
 def test_missing_artifact_is_refused(store, root, cache):
     manifest = make_partition(cache)
     (cache / manifest.artifacts[0].path).unlink()
     with pytest.raises(UnusableCache, match="No such file"):
         store.publish_partition(LAUNCH_KEY, manifest, cache)
     assert stored(root, "ac") == []
-
-
-def test_truncated_blob_is_repaired_by_the_next_publish(store, root, cache):
-    publish(store, cache)
-    overwrite(blob_path(root, DECODE), DECODE[:-1])
-    assert publish(store, cache).num_blobs_new == 1
-    assert store.verify().faults == ()
 
 
 def test_damaged_manifest_is_repaired_by_the_next_publish(store, root, cache):
@@ -118,13 +87,6 @@ def test_publish_without_a_signing_key_is_refused_before_any_write(root, cache):
     assert stored(root, "cas") == []
 
 
-def test_publish_of_what_is_signed_already_needs_no_signing_key(root, cache):
-    signer = generate_key_pair("ci")
-    publish(open_store(root, Trust(policy="require", signer=signer)), cache)
-    reader = open_store(root, Trust(policy="require", trusted={"ci": signer.public_key}))
-    assert not publish(reader, cache).created
-
-
 def test_unsigned_manifest_gives_way_to_a_signed_one(store, root, cache):
     publish(store, cache)
     signing = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
@@ -133,46 +95,12 @@ def test_unsigned_manifest_gives_way_to_a_signed_one(store, root, cache):
     assert signing.manifest(report.key) == make_partition(cache)
 
 
-def test_manifest_of_an_unknown_signer_gives_way(root, cache):
-    publish(open_store(root, Trust(policy="require", signer=generate_key_pair("theirs"))), cache)
-    ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
-    report = publish(ours, cache)
-    assert report.created
-    assert ours.manifest(report.key) == make_partition(cache)
-    _, reason = stored(root, "quarantine")
-    assert "unknown_signer" in reason.read_text()
-
-
-def test_newer_envelope_that_nobody_signed_gives_way(root, cache):
-    ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
-    publish(ours, cache)
-    (manifest,) = stored(root, "ac")
-    overwrite(manifest, b'{"format":99}\n')
-    report = publish(ours, cache)
-    assert report.created
-    assert ours.manifest(report.key) == make_partition(cache)
-
-
 def test_manifest_with_a_bad_signature_gives_way(root, cache):
     ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
     publish(ours, cache)
     (manifest,) = stored(root, "ac")
     overwrite(manifest, manifest.read_bytes().replace(b"prefill", b"PREFILL"))
     assert publish(ours, cache).created
-
-
-def test_manifest_of_an_unknown_signer_stays_when_nothing_could_replace_it(root, cache):
-    publish(open_store(root, Trust(policy="require", signer=generate_key_pair("theirs"))), cache)
-    with pytest.raises(Untrusted, match="no_signing_key"):
-        publish(open_store(root, Trust(policy="require")), cache)
-    assert (len(stored(root, "ac")), stored(root, "quarantine")) == (1, [])
-
-
-def test_put_blob_stores_a_private_file_once(store, root, cache):
-    path = cache / make_partition(cache).artifacts[0].path
-    first, second = store.put_blob(path), store.put_blob(path)
-    assert (first.created, second.created, first.digest) == (True, False, second.digest)
-    assert [file.name for file in stored(root, "cas")] == [first.digest.sha256]
 
 
 def test_put_blob_refuses_a_file_that_others_could_have_written(store, root, tmp_path):
@@ -206,13 +134,6 @@ def interrupted(root: Path, happen: Callable[[Interrupted], object]) -> Store:
     return Store(Interrupted(root, happen), trust=OFF, location=str(root))
 
 
-def test_publisher_that_loses_the_race_with_other_bytes_names_the_function(root, cache, tmp_path):
-    manifest = make_partition(tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
-    slow = interrupted(root, lambda _: publish(open_store(root), cache))
-    report = slow.publish_partition(LAUNCH_KEY, manifest, tmp_path / "other")
-    assert (report.created, report.conflicts) == (False, ("Llama.decode",))
-
-
 def evict_blobs(backend: Interrupted) -> None:
     for info in list(backend.list("cas/")):
         backend.move(info.name, trash_name(info.name, datetime(2026, 1, 31, tzinfo=UTC)))
@@ -231,15 +152,6 @@ def test_blobs_that_were_deleted_before_the_manifest_are_put_again(root, cache):
 
     publish(interrupted(root, delete_blobs), cache)
     assert open_store(root).verify().faults == ()
-
-
-def test_blobs_of_a_standing_manifest_come_back_though_this_compile_differs(store, root, cache, tmp_path):
-    publish(store, cache)
-    name = f"cas/sha256/{blob_path(root, DECODE).parent.name}/{blob_path(root, DECODE).name}"
-    DirectoryBackend(root).move(name, trash_name(name, datetime(2026, 1, 31, tzinfo=UTC)))
-    other = publish(store, tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
-    assert other.conflicts == ("Llama.decode",)
-    assert store.verify().faults == ()
 
 
 def test_blob_that_nobody_has_any_more_is_named(store, root, cache, tmp_path, caplog):
@@ -291,15 +203,6 @@ def test_unchanged_second_publish_reads_no_file(store, cache, hashed):
     assert hashed == [4]
 
 
-def test_changed_file_is_found_by_the_second_publish(store, cache, hashed):
-    manifest = make_partition(cache)
-    store.publish_partition(LAUNCH_KEY, manifest, cache)
-    path = cache / manifest.artifacts[0].path
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(Corrupt, match="changed after it was made"):
-        store.publish_partition(LAUNCH_KEY, manifest, cache)
-
-
 def test_index_that_is_wrong_condemns_no_file(store, cache):
     manifest = make_partition(cache)
     index = DigestIndex.open(cache, manifest.partition)
@@ -323,14 +226,6 @@ def test_file_that_was_not_read_because_another_publisher_was_faster_is_checked(
     overtaken = Store(Overtaken(root), trust=OFF, location=str(root))
     with pytest.raises(Corrupt):
         overtaken.publish_partition(LAUNCH_KEY, manifest, cache)
-
-
-def test_every_place_gets_the_blobs_that_a_nearer_one_has(root, cache, tmp_path):
-    near = TierSpec(location=str(tmp_path / "near"))
-    publish(open_tiers([near], trust=OFF), cache)
-    publish(open_tiers([near, TierSpec(location=str(root))], trust=OFF), cache)
-    assert len(stored(root, "cas")) == 2
-    assert open_store(root).verify().faults == ()
 
 
 # The first batch that is put is FORMAT; the blobs, the manifest and the record follow.

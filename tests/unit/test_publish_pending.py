@@ -9,7 +9,6 @@ from tests.support.backends import WaywardBackend, unavailable
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, OFF, make_partition, open_store
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend
-from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import (
     AwaitedPartition,
     WaitingLaunch,
@@ -19,8 +18,6 @@ from warmrank.cache_store.publish_pending import (
     publish_pending,
 )
 from warmrank.cache_store.records.manifest import PartitionManifest
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
-from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 
@@ -64,12 +61,6 @@ def num_waiting(cache: Path) -> tuple[int, int]:
     return len(found.partitions), len(found.launches)
 
 
-def test_nothing_waits_and_nothing_happens(store, cache):
-    report = publish_pending(store, cache)
-    assert (report.published, report.committed, report.kept, report.dropped) == ((), (), {}, {})
-    assert report.problems == ()
-
-
 def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
     keys = queue_launch(cache, *(make_partition(cache, rank=rank, world_size=2) for rank in range(2)))
     report = publish_pending(store, cache)
@@ -79,14 +70,6 @@ def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
     assert (record.created, record.world_size) == (CREATED, 2)
     outcome = store.fetch_partitions(record.partitions, tmp_path / "fetched")
     assert (len(outcome.partitions), outcome.faults) == (2, ())
-
-
-def test_what_was_published_twice_is_there_once(store, cache):
-    queue_launch(cache, make_partition(cache))
-    publish_pending(store, cache)
-    queue_launch(cache, make_partition(cache))
-    assert publish_pending(store, cache).kept == {}
-    assert len(store.launches(LAUNCH_KEY)) == 1
 
 
 def test_launch_waits_for_partitions_of_other_nodes(store, tmp_path):
@@ -121,26 +104,6 @@ def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
     assert store.launches(LAUNCH_KEY) == ()
 
 
-def test_launch_whose_lost_partition_is_in_the_store_all_the_same_is_committed(store, cache):
-    manifest = make_partition(cache)
-    queue_launch(cache, manifest)
-    store.publish_partition(LAUNCH_KEY, manifest, cache)
-    (cache / manifest.artifacts[0].path).unlink()
-    report = publish_pending(store, cache)
-    assert (len(report.dropped), len(report.committed), num_waiting(cache)) == (1, 1, (0, 0))
-
-
-def test_partition_whose_artifact_is_not_private_is_kept_with_its_reason(store, cache):
-    bad, good = make_partition(cache, rank=0, world_size=2), make_partition(cache, rank=1, world_size=2)
-    keys = queue_launch(cache, bad, good)
-    (cache / bad.artifacts[0].path).chmod(0o644)
-    report = publish_pending(store, cache)
-    assert (report.published, report.dropped, num_waiting(cache)) == ((keys[1],), {}, (1, 1))
-    partition, launch = report.kept.values()
-    assert "mode 0644" in partition
-    assert "partitions of ranks 0 are not in the store" in launch
-
-
 def test_lost_artifact_is_not_looked_for_while_the_store_is_away(cache):
     backend = WaywardBackend()
     backend.failure = unavailable("connection refused", transport=True)
@@ -160,17 +123,6 @@ def test_store_that_is_away_keeps_everything_with_the_reason(cache):
     assert num_waiting(cache) == (1, 1)
 
 
-def test_required_place_that_is_away_is_an_error(cache):
-    backend = WaywardBackend()
-    backend.failure = unavailable("connection refused", transport=True)
-    queue_launch(cache, make_partition(cache))
-    tiers = TieredBackend([Tier(name="far", backend=backend, mode="required")])
-    with pytest.raises(StoreUnavailable, match="connection refused") as caught:
-        publish_pending(Store(tiers, trust=OFF, location="far"), cache)
-    assert caught.value.required
-    assert num_waiting(cache) == (1, 1)
-
-
 def test_what_only_the_near_place_took_waits_on(cache):
     near, far = WaywardBackend(), WaywardBackend()
     far.failure = unavailable("connection refused", transport=True)
@@ -181,15 +133,6 @@ def test_what_only_the_near_place_took_waits_on(cache):
     assert ["far is away: connection refused" in reason for reason in report.kept.values()] == [True, True]
     assert num_waiting(cache) == (1, 1)
     assert len(store.launches(LAUNCH_KEY)) == 1
-
-
-def test_what_waits_is_signed_when_it_is_published(cache, tmp_path):
-    queue_launch(cache, make_partition(cache))
-    unsigning = open_store(tmp_path / "store", Trust(policy="require"))
-    report = publish_pending(unsigning, cache)
-    assert (report.published, num_waiting(cache)) == ((), (1, 1))
-    signing = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ci")))
-    assert len(publish_pending(signing, cache).committed) == 1
 
 
 def test_interrupted_between_publish_and_removal_it_is_done_again(store, cache, monkeypatch):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_partition
 from warmrank.cache_store import publish_pending as publish_queue
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.publish_pending import (
     QUEUE,
@@ -20,7 +19,6 @@ from warmrank.cache_store.publish_pending import (
     WaitingPartition,
     add_launch,
     add_partition,
-    discard_partition,
     pending,
 )
 from warmrank.cache_store.records.manifest import PartitionManifest
@@ -57,33 +55,11 @@ def test_partition_waits_with_all_that_it_needs(cache, manifest):
     assert (waiting.key, waiting.launch_key, waiting.manifest) == (key, LAUNCH_KEY, manifest)
 
 
-def test_launch_waits_with_all_that_it_needs(cache):
-    launch = waiting_launch("ab" * 32, "cd" * 32)
-    add_launch(cache, launch)
-    assert list(pending(cache).launches.values()) == [launch]
-
-
-def test_queue_is_private_and_holds_whole_files_only(cache, manifest):
-    add_partition(cache, LAUNCH_KEY, manifest)
-    add_launch(cache, waiting_launch("ab" * 32))
-    assert stat.S_IMODE((cache / QUEUE).stat().st_mode) == 0o700
-    assert [stat.S_IMODE(path.stat().st_mode) for path in files(cache)] == [0o600, 0o600]
-    assert {path.suffix for path in files(cache)} == {".partition", ".launch"}
-
-
 def test_same_partition_waits_once_as_it_was_last(cache, manifest):
     add_partition(cache, LAUNCH_KEY, manifest)
     later = manifest.model_copy(update={"created": "2026-02-01T12:00:00+00:00"})
     add_partition(cache, LAUNCH_KEY, later)
     assert [waiting.manifest for waiting in pending(cache).partitions.values()] == [later]
-
-
-def test_discarded_partition_waits_no_more(cache, manifest):
-    key = add_partition(cache, LAUNCH_KEY, manifest)
-    other = add_partition(cache, LAUNCH_KEY, make_partition(cache, rank=1, world_size=2))
-    discard_partition(cache, key)
-    assert [waiting.key for waiting in pending(cache).partitions.values()] == [other]
-    discard_partition(cache, key)
 
 
 def test_newest_of_each_rank_and_of_launches_are_kept(cache, manifest, monkeypatch):
@@ -124,14 +100,6 @@ def test_damaged_launch_is_a_problem_and_stays(cache, damage):
     assert files(cache) == [path]
 
 
-def test_partition_under_another_key_is_a_problem(cache, manifest):
-    add_partition(cache, LAUNCH_KEY, manifest)
-    (path,) = files(cache)
-    path.rename(path.with_name(f"rank0of1-{'ab' * 32}.partition"))
-    found = pending(cache)
-    assert (found.partitions, ["what is named abab" in line for line in found.problems]) == ({}, [True])
-
-
 def test_partition_with_a_path_out_of_the_cache_is_a_problem(cache, manifest):
     add_partition(cache, LAUNCH_KEY, manifest)
     (path,) = files(cache)
@@ -156,32 +124,6 @@ def test_file_of_another_user_is_not_used(cache, manifest):
     os.chown(path, 12345, -1)
     found = pending(cache)
     assert (found.partitions, ["uid 12345" in line for line in found.problems]) == ({}, [True])
-
-
-def test_link_is_not_followed(cache, manifest, tmp_path):
-    add_partition(cache, LAUNCH_KEY, manifest)
-    (path,) = files(cache)
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    assert pending(cache).partitions == {}
-
-
-def test_queue_that_cannot_be_written_is_an_unusable_cache(cache, manifest):
-    (cache / QUEUE).touch()
-    with pytest.raises(UnusableCache):
-        add_partition(cache, LAUNCH_KEY, manifest)
-
-
-def test_launch_names_each_rank_once():
-    with pytest.raises(ValueError, match=r"not those of ranks 0\.\.1"):
-        WaitingLaunch(
-            launch_key=LAUNCH_KEY,
-            identity={},
-            world_size=2,
-            environment={},
-            partitions=(AwaitedPartition(partition="world2global_rank0", rank=0, manifest_key="ab" * 32),),
-            created=CREATED,
-        )
 
 
 @given(launch_key=KEYS, keys=st.lists(KEYS, min_size=1, max_size=4))

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.backends import UnreadableBackend, new_file, unavailable
-from tests.support.stored import OFF, publish_launch
 from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.store import Store
 
 DATA = b"the bytes of a blob"
 DIGEST = digest_bytes(DATA)
@@ -60,25 +58,11 @@ def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(places, t
     assert [tier.circuit.is_open for tier in places.view.tiers] == [False, False]
 
 
-def test_place_whose_transport_breaks_down_while_reading_is_left_alone(places, tmp_path):
-    places.near.failure = unavailable("connection reset", transport=True)
-    places.copy(tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == DATA
-    assert [tier.circuit.reason for tier in places.view.tiers] == ["connection reset", ""]
-
-
 def test_blob_that_no_place_can_read_is_unavailable_and_leaves_nothing(places, tmp_path):
     places.near.failure = places.far.failure = bad_sector()
     with pytest.raises(StoreUnavailable, match=os.strerror(errno.EIO)):
         places.copy(tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
-
-
-def test_blob_that_only_the_unreadable_place_has_is_unavailable_not_absent(places, tmp_path):
-    places.near.failure = bad_sector()
-    places.far.move(BLOB, None)
-    with pytest.raises(StoreUnavailable, match=os.strerror(errno.EIO)):
-        places.copy(tmp_path / "copy")
 
 
 def test_view_that_was_left_reads_nothing_elsewhere(places):
@@ -87,12 +71,3 @@ def test_view_that_was_left_reads_nothing_elsewhere(places):
         places.view.leave()
     with pytest.raises(StoreUnavailable, match="given up"):
         places.view.read_elsewhere(DOCUMENT, unavailable())
-
-
-def test_fetch_takes_what_its_near_place_cannot_read_from_the_far_one(places, tmp_path):
-    store = Store(places.view, trust=OFF, location="both")
-    record = publish_launch(store, tmp_path / "source")
-    places.near.failure = bad_sector()
-    outcome = store.fetch_partitions(record.partitions, tmp_path / "cache")
-    assert outcome.faults == ()
-    assert any("store near" in line for line in store.problems)

@@ -5,20 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.stored import LAUNCH_KEY, make_partition
-from warmrank.cache_store.cache_dir.marks import mark_signers, refuse_revoked
 from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.signing.keyring import Revocation
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
-
-ONE, OTHER = "0" * 32, "1" * 32
-
-
-def test_directory_marked_with_a_revoked_key_is_refused(tmp_path):
-    mark_signers(tmp_path, [ONE])
-    with pytest.raises(UnusableCache, match=f"key {ONE} signed, which is revoked"):
-        refuse_revoked(tmp_path, "require", {ONE, OTHER})
 
 
 def test_what_was_fetched_before_its_key_was_revoked_is_not_used_after(root: Path, source: Path, cache: Path):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -41,18 +40,6 @@ def test_lock_is_held_for_as_long_as_the_work_lasts(tmp_path):
     with single_flight(tmp_path / "cache", timeout_s=1.0):
         assert not is_free(tmp_path / "cache")
     assert is_free(tmp_path / "cache")
-
-
-def test_lock_is_given_back_by_work_that_fails(tmp_path):
-    with pytest.raises(ValueError, match="work"), single_flight(tmp_path, timeout_s=1.0):
-        raise ValueError("work")
-    assert is_free(tmp_path)
-
-
-def test_lock_lies_in_a_private_directory(tmp_path):
-    with single_flight(tmp_path / "cache", timeout_s=1.0):
-        paths = [tmp_path / "cache", tmp_path / "cache" / LOCKS, tmp_path / "cache" / LOCKS / LOCK_NAME]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o700, 0o600]
 
 
 def test_directory_of_others_is_refused(tmp_path):
@@ -102,11 +89,6 @@ def one_waits(root: Path, what: str) -> bool:
         return has_waited
 
 
-def test_compile_within_a_compile_of_this_process_does_not_wait(tmp_path: Path) -> None:
-    with one_compile(tmp_path, "model/forward"):
-        assert one_waits(tmp_path, "model/forward") is False
-
-
 class HeldLock:
     """A lock that another process has for so many looks, and gets on with its work during some of them."""
 
@@ -127,22 +109,9 @@ class HeldLock:
         self.is_taken = True
 
 
-def test_waiter_stays_for_as_long_as_the_holder_gets_on(tmp_path: Path):
-    now = Clock()
-    lock = HeldLock(now, tmp_path / "beat", looks=500, beats=500)
-    acquire(cast("FileLock", lock), tmp_path / "beat", 60.0, clock=now)
-    assert lock.is_taken
-
-
 def test_waiter_goes_on_beside_a_holder_that_fell_silent(tmp_path: Path):
     now = Clock()
     lock = HeldLock(now, tmp_path / "beat", looks=500, beats=100)
     with pytest.raises(Timeout):
         acquire(cast("FileLock", lock), tmp_path / "beat", 60.0, clock=now)
     assert now.now_s - 1000.0 == pytest.approx(161.0, abs=2.0)
-
-
-def test_holder_says_that_it_gets_on(tmp_path: Path):
-    with single_flight(tmp_path, timeout_s=1.0) as flight:
-        flight.beat()
-        assert flight.beat_file.exists()

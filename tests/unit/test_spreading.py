@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import pytest
 
-from tests.support.backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import WaywardBackend, new_file
 from tests.support.stored import OFF, publish_launch
 from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.fetch.blobs import FetchOptions
@@ -62,21 +62,6 @@ def test_fetch_into_a_directory_that_has_all_fills_the_near_place_with_all(place
     places.fetch(source)
     assert names(places.near, BLOBS) == names(places.far, BLOBS) != set()
     assert names(places.near, MANIFESTS, LAUNCHES) == names(places.far, MANIFESTS, LAUNCHES)
-
-
-def test_near_place_that_lost_a_blob_gets_it_back_by_a_warm_fetch(places, source):
-    places.fetch(source)
-    lost = min(places.near_names(BLOBS))
-    places.near.move(lost, None)
-    places.fetch(source)
-    assert lost in places.near_names(BLOBS)
-
-
-def test_near_place_that_takes_no_blob_takes_no_manifest(places, source):
-    places.near.failure, places.near.fails_on = unavailable(), frozenset({"put_new"})
-    store = places.fetch(source)
-    assert places.near_names("ac/") == set()
-    assert any("No space left" in line for line in store.problems)
 
 
 def test_partition_with_a_fault_is_not_brought_near(places, tmp_path):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.backends import WaywardBackend, unavailable
-from tests.support.stored import OFF, REPOSITORY, open_store, stored
+from tests.support.stored import stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.errors import NotInStore, StoreUnavailable, UnusableCache
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.layout import BLOBS
 from warmrank.cache_store.records import directory_listing
 from warmrank.cache_store.records.directory_listing import (
@@ -21,14 +18,9 @@ from warmrank.cache_store.records.directory_listing import (
     parse_listing,
 )
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.records.manifest import MAX_DOCUMENT_BYTES, MAX_FILE_BYTES
+from warmrank.cache_store.records.manifest import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.store import Store
-from warmrank.cache_store.sync.pull import pull_lock
 from warmrank.cache_store.sync.push import push
-
-# Longer than a pull that goes on without the silent place takes, and shorter than its lock is waited for.
-_TIMEOUT_S = 50
 
 
 @pytest.fixture
@@ -42,28 +34,6 @@ def cache(tmp_path: Path) -> Path:
     directory.mkdir(mode=0o700)
     (directory / "graph.py").write_bytes(b"def call(): ...\n")
     return directory
-
-
-def test_pull_goes_on_without_a_place_that_falls_silent_and_the_process_ends(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.backends", str(tmp_path)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == (0, "20"), done.stderr
-
-
-def test_miss_makes_no_directory_beside_the_one_that_was_asked_for(root, tmp_path):
-    with pytest.raises(NotInStore):
-        open_store(root).pull_directory("mine", tmp_path / "node" / "pulled", {})
-    assert not (tmp_path / "node").exists()
-
-
-def test_lock_of_a_pull_that_is_held_is_not_waited_for_for_ever(root, cache, tmp_path, caplog):
-    store = open_store(root)
-    store.push_directory("mine", cache, {})
-    with pull_lock(tmp_path / "pulled"), pull_lock(tmp_path / "pulled", timeout_s=0.0):
-        assert "beside its holder" in caplog.text
-    assert store.pull_directory("mine", tmp_path / "pulled", {}).num_new == 1
 
 
 def test_names_that_are_one_where_case_is_ignored_are_left_out_with_a_word(documents, cache):
@@ -128,27 +98,3 @@ def test_largest_listing_that_is_made_can_be_read(tmp_path):
         make_listing("mine", {}, tmp_path, [*files, *(
             file.model_copy(update={"path": f"y/{number:0190}"}) for number in range(10_000)
         )])  # fmt: skip
-
-
-def test_file_that_is_too_large_is_left_out_unread(documents, cache):
-    with (cache / "huge").open("wb") as file:
-        file.truncate(MAX_FILE_BYTES + 1)
-    (left_out,) = push(documents, "mine", cache, {}).left_out
-    assert left_out.startswith("huge: ")
-    assert f"at most {MAX_FILE_BYTES} bytes" in left_out
-
-
-def test_required_place_that_is_away_ends_the_look_for_listings(cache):
-    backend = WaywardBackend()
-    Store(backend, trust=OFF, location="here").push_directory("mine", cache, {})
-    documents = Documents(backend=backend, trust=OFF)
-    (name,) = [info.name for info in backend.list("dir/")]
-    key = name.split("/")[2]
-    problems: list[str] = []
-    backend.failure, backend.fails_on = unavailable(), frozenset({"open"})
-    with pytest.raises(NotInStore):
-        newest_listing(documents, key, problems)
-    assert ["No space left" in line for line in problems] == [True]
-    backend.failure.required = True
-    with pytest.raises(StoreUnavailable):
-        newest_listing(documents, key, [])

@@ -6,7 +6,7 @@ from tests.support.backends import WaywardBackend, new_file, unavailable
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, StoreUnavailable
+from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import blob_name
 
 DOCUMENT = "ac/ab/one"
@@ -64,14 +64,6 @@ def test_file_of_one_place_only_is_found(places, holder, name):
     view = places.view()
     assert read(view, name) == b"data"
     assert list(view.stat([name])) == [name]
-
-
-def test_place_that_fails_is_passed_over_and_named_once(places):
-    places.near.put_new([new_file(DOCUMENT, b"near")])
-    places.far.failure = unavailable("Input/output error")
-    view = places.view()
-    assert [read(view, DOCUMENT), read(view, DOCUMENT)] == [b"near", b"near"]
-    assert [("store far" in line, "Input/output error" in line) for line in view.problems] == [(True, True)]
 
 
 def test_file_that_only_a_failing_place_may_have_is_unavailable(places):
@@ -157,20 +149,6 @@ def test_place_that_did_not_take_a_blob_takes_no_manifest(places):
     assert places.near.stat([DOCUMENT])
 
 
-def test_document_that_stands_far_is_not_put_near(places):
-    places.far.put_new([new_file(DOCUMENT, b"theirs")])
-    assert places.view().put_new([new_file(DOCUMENT, b"ours"), new_file(BLOB, b"blob")]) == (BLOB,)
-    assert places.near.stat([DOCUMENT, BLOB]).keys() == {BLOB}
-
-
-def test_damaged_source_is_no_fault_of_a_place(places):
-    view = places.view()
-    bad = new_file(DOCUMENT, b"data")
-    with pytest.raises(Corrupt):
-        view.put_new([type(bad)(name=bad.name, source=b"other", expected=bad.expected)])
-    assert view.problems == []
-
-
 def test_move_acts_on_the_place_that_would_be_read(places):
     for place in (places.near, places.far):
         place.put_new([new_file(BLOB, b"blob"), new_file(DOCUMENT, b"data")])
@@ -196,27 +174,6 @@ def test_fill_goes_into_the_near_place_only_blobs_first(places):
     places.view().fill([new_file("launch/x", b"l"), new_file(DOCUMENT, b"d"), new_file(BLOB, b"blob")])
     assert batches == [[BLOB], ["launch/x"], [DOCUMENT]]
     assert places.far.calls == []
-
-
-def test_fill_that_fails_is_a_problem_only(places):
-    places.near.failure = unavailable()
-    view = places.view()
-    view.fill([new_file(BLOB, b"blob")])
-    assert ["No space left" in line for line in view.problems] == [True]
-
-
-def test_near_place_that_cannot_be_looked_at_is_filled_no_more(places):
-    places.near.failure, places.near.fails_on = unavailable(), frozenset({"stat"})
-    view = places.view()
-    assert view.missing_nearer([DOCUMENT]) == ()
-    view.fill([new_file(BLOB, b"blob")])
-    assert "put_new" not in places.near.calls
-
-
-def test_write_goes_to_the_farthest_place_alone(places):
-    places.near.put_new([new_file(BLOB, b"blob")])
-    seen = places.view().write_farthest(lambda backend: backend.stat([BLOB]))
-    assert seen == {}
 
 
 def test_write_goes_to_the_next_place_where_the_farthest_fails(places):

@@ -42,20 +42,6 @@ def test_restore_takes_the_copy_that_came_last(backend):
     assert read(backend, NAME) == b"newer"
 
 
-def test_restored_file_is_young(backend):
-    put(backend, trash_name(NAME, EARLY))
-    backend.now_s += 1000
-    restore(backend, [NAME])
-    assert backend.stat([NAME])[NAME].modified_s == backend.now_s
-
-
-def test_copy_that_another_process_deleted_is_no_error(backend):
-    put(backend, trash_name(NAME, EARLY))
-    contents = trashed(backend)
-    backend.move(trash_name(NAME, EARLY), None)
-    assert restore_from(backend, frozenset([NAME]), contents) == frozenset()
-
-
 def test_file_that_another_process_restored_counts(backend):
     put(backend, trash_name(NAME, EARLY))
     contents = trashed(backend)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.stored import make_partition, save_key_pair
+from tests.support.stored import save_key_pair
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
-from warmrank.cache_store.records.manifest import parse_manifest
 from warmrank.cache_store.signing.keyring import Revocation, generate, revoke
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
@@ -36,34 +35,13 @@ def refused(trust: Trust, data: bytes, *, key: str = KEY) -> str:
     return caught.value.reason
 
 
-def test_signed_document_is_opened():
-    assert READER.open_envelope("manifest", KEY, SEALED) == PAYLOAD
-
-
 def test_replay_under_another_key_is_refused():
     assert refused(READER, SEALED, key=OTHER_KEY) == "replayed"
-
-
-def test_replay_under_another_key_is_refused_with_trust_off():
-    assert refused(OFF, UNSIGNED, key=OTHER_KEY) == "replayed"
 
 
 def test_replay_as_another_kind_is_refused():
     with pytest.raises(Untrusted, match="made for 'manifest'"):
         READER.open_envelope("launch", KEY, SEALED)
-
-
-def test_producers_name_is_signed():
-    assert refused(READER, SEALED.replace(b'"name":"ci"', b'"name":"cj"')) == "bad_signature"
-
-
-def test_time_is_signed(tmp_path):
-    sealed = PUBLISHER.seal("manifest", KEY, make_partition(tmp_path).to_bytes())
-    assert parse_manifest(READER.open_envelope("manifest", KEY, sealed), "here").created.startswith(
-        "2026-01-31"
-    )
-    with pytest.raises(Corrupt, match="payload sha256"):
-        READER.open_envelope("manifest", KEY, sealed.replace(b"2026-01-31", b"2026-01-30"))
 
 
 @pytest.mark.parametrize("policy", ["require", "warn"])
@@ -81,10 +59,6 @@ def test_revoked_key_of_ones_own_signs_nothing(policy: TrustPolicy):
         own.seal("manifest", KEY, PAYLOAD)
 
 
-def test_revoked_key_of_ones_own_is_not_believed():
-    assert refused(Trust(policy="require", signer=SIGNER, revoked=REVOKED), SEALED) == "revoked"
-
-
 def test_replay_with_the_key_rewritten_is_refused():
     assert refused(READER, SEALED.replace(KEY.encode(), OTHER_KEY.encode()), key=OTHER_KEY) == "bad_signature"
 
@@ -97,11 +71,6 @@ def test_unsigned_is_taken_under_warn_with_a_warning(caplog):
     assert WARNING_READER.open_envelope("manifest", KEY, UNSIGNED) == PAYLOAD
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "it carries no signature" in caplog.text
-
-
-def test_unknown_signer_is_refused_under_require():
-    stranger = Trust(policy="require", signer=STRANGER)
-    assert refused(READER, stranger.seal("manifest", KEY, PAYLOAD)) == "unknown_signer"
 
 
 def test_unknown_signer_who_takes_a_trusted_name_is_refused():
@@ -134,11 +103,6 @@ def test_seal_without_a_key_is_refused_under_require():
         READER.seal("manifest", KEY, PAYLOAD)
 
 
-def test_seal_signs_under_off_when_there_is_a_key():
-    sealed = Trust(policy="off", signer=SIGNER).seal("manifest", KEY, PAYLOAD)
-    assert READER.open_envelope("manifest", KEY, sealed) == PAYLOAD
-
-
 @given(position=st.integers(0, len(SEALED) - 1), bit=st.integers(0, 7))
 def test_flipped_bit_is_refused_or_harmless(position, bit):
     data = bytearray(SEALED)
@@ -148,18 +112,6 @@ def test_flipped_bit_is_refused_or_harmless(position, bit):
     except StoreError:
         return
     assert payload == PAYLOAD
-
-
-@given(payload=st.binary(max_size=200), key=st.binary(min_size=32, max_size=32).map(bytes.hex))
-def test_seal_round_trips(payload, key):
-    assert READER.open_envelope("launch", key, PUBLISHER.seal("launch", key, payload)) == payload
-
-
-def test_load_trust_reads_the_files_that_a_configuration_names(tmp_path):
-    private_path, public_path = save_key_pair(SIGNER, tmp_path)
-    publisher = load_trust("require", signing_key=private_path)
-    reader = load_trust("require", trusted_keys={"build": public_path})
-    assert reader.open_envelope("manifest", KEY, publisher.seal("manifest", KEY, PAYLOAD)) == PAYLOAD
 
 
 def test_load_trust_adds_keyring_and_files_up(tmp_path):
@@ -178,10 +130,6 @@ def test_load_trust_takes_revocations_from_keyring_and_config(tmp_path):
         key_id(ours.public_key),
         other,
     }
-
-
-def test_load_trust_without_the_keyring_keeps_what_the_config_revokes(tmp_path):
-    assert set(load_trust("require", keyring=tmp_path / "gone", revoked=["1" * 32]).revoked) == {"1" * 32}
 
 
 def _with_signature_of(sealed: bytes, other: bytes) -> bytes:

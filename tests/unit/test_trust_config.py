@@ -40,41 +40,15 @@ def config(**fields: object) -> TrustConfig:
     return TrustConfig.model_validate(fields)
 
 
-def test_paths_start_from_the_base(tmp_path):
-    trust = config(signing_key="keys/ci.pem", trusted_keys={"ci": "ci.pub.pem"})
-    located = locate_trust(trust, base=tmp_path)
-    assert located.signing_key == tmp_path / "keys" / "ci.pem"
-    assert located.trusted_keys == {"ci": tmp_path / "ci.pub.pem"}
-
-
-def test_without_a_keyring_none_is_used(tmp_path):
-    assert locate_trust(config(), base=tmp_path).keyring is None
-
-
-def test_the_users_keyring_is_used_where_there_is_one(tmp_path, usual):
-    generate(usual, "ci")
-    assert locate_trust(config(), base=tmp_path).keyring == usual
-
-
 @pytest.mark.parametrize("name", ["ci", "build.farm", "ci_2"])
 def test_signing_key_without_slash_or_suffix_is_a_key_of_the_keyring(tmp_path, usual, name):
     generate(usual, name)
     assert locate_trust(config(signing_key=name), base=tmp_path).signing_key == usual / f"{name}.pem"
 
 
-@pytest.mark.parametrize("path", ["ci.pem", "keys/ci", "/etc/warmrank/ci"])
-def test_signing_key_with_slash_or_suffix_is_a_path(tmp_path, path):
-    assert locate_trust(config(signing_key=path), base=tmp_path).signing_key == tmp_path / path
-
-
 def test_signing_key_of_a_keyring_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(BadArgument, match=r"key ci.*warmrank keys generate"):
         locate_trust(config(signing_key="ci"), base=tmp_path)
-
-
-def test_keyring_that_is_named_must_be_there(tmp_path):
-    with pytest.raises(BadArgument, match="no directory"):
-        locate_trust(config(keyring="gone"), base=tmp_path)
 
 
 def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, usual):
@@ -89,10 +63,6 @@ def test_damaged_revocations_stop_the_launch(tmp_path, usual):
     (usual / "revoked" / f"{REVOKED_ID}.json").write_text("")
     with pytest.raises(Corrupt, match="revocation at"):
         locate_trust(config(), base=tmp_path)
-
-
-def test_policy_of_an_own_local_store_is_off(local):
-    assert choice_of(config(), [str(local / "store")]) == ("off", "")
 
 
 @pytest.mark.parametrize("shared", ["/mnt/nowhere/store", "s3://bucket"])

@@ -19,13 +19,6 @@ def test_unverified_directory_is_refused_under_require(tmp_path):
         refuse_unverified(tmp_path, "require")
 
 
-@pytest.mark.parametrize("policy", ["warn", "off"])
-def test_unverified_directory_is_taken_under_other_policies(tmp_path, policy):
-    mark_unverified(tmp_path, policy)
-    refuse_unverified(tmp_path, policy)
-    assert (tmp_path / UNVERIFIED).exists()
-
-
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
     """Each path that was flushed by its name, with what the mark there held by then."""
@@ -40,12 +33,6 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
 
     monkeypatch.setattr(os, "fsync", fsync)
     return flushed
-
-
-def test_mark_is_durable_when_it_is_made(tmp_path, synced):
-    mark_unverified(tmp_path, "off")
-    text = (tmp_path / UNVERIFIED).read_bytes()
-    assert synced == [(UNVERIFIED, text), (tmp_path.name, text)]
 
 
 def test_mark_is_durable_before_the_first_copy(tmp_path, synced, monkeypatch):
