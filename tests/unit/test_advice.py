@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.made_reports import course_of, failing, made_report
+from tests.support.made_reports import made_report
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause, policy_of
@@ -69,30 +69,6 @@ def test_step_follows_from_a_field_of_the_report(report: Report, level: str, tit
     assert text in step.text
 
 
-def test_what_waits_is_to_be_published_in_order() -> None:
-    step = step_of(calm(queued_on=("b", "a"), cache_dir="/my cache"), "3 partitions wait")
-    assert step.level == "do"
-    assert step.text.endswith("run this on b, and then on a.")
-    assert step.command == "warmrank store publish CONFIG --set 'cache_dir=/my cache'"
-
-
-def test_commands_name_the_config_as_the_launch_did() -> None:
-    (step,) = next_steps(calm(config=("my configs/a.yaml", "--set", "ranks=4")))
-    assert step.command == "warmrank launch 'my configs/a.yaml' --set ranks=4 --no-compile"
-
-
-def test_words_of_problems_choose_nothing() -> None:
-    worded = calm(problems=("the signature of another environment than rank 0 is unsigned",))
-    assert next_steps(worded) == next_steps(calm())
-
-
-def test_warm_launch_of_several_attempts_tells_what_failed() -> None:
-    attempts = course_of(failing(8)).attempts
-    warm_at_last = (attempts[0], replace(attempts[1], error="", failed_stage=""))
-    step = step_of(calm(course=replace(made_report(2).course, attempts=warm_at_last)), "It took 2 attempts")
-    assert step.text.startswith("Attempt 1 failed in compile: stage compile failed on 1 of 8 ranks")
-
-
 @pytest.mark.parametrize(
     ("kind", "message", "title", "text"),
     [
@@ -129,9 +105,3 @@ def test_failure_without_a_remedy_names_the_log_of_the_rank_that_failed() -> Non
     assert first.title == "Correct RuntimeError on rank 1"
     assert first.text == f"no weights\nRead {log}. Correct what raised it, and launch again."
     assert "rank-0.log" not in "".join(step.text for step in next_steps(report))
-
-
-def test_launch_that_was_stopped_asks_for_nothing() -> None:
-    report = replace(made_report(2, failed=True), exit_code=143)
-    (step,) = next_steps(report)
-    assert (step.level, step.title) == ("look", "The launch was stopped")

@@ -19,15 +19,14 @@ from warmrank.orchestrator.build.plan import (
     built_ranks,
     check_target,
     differences,
-    model_rank,
     read_target,
     replica,
     target_here,
 )
-from warmrank.orchestrator.build.report import BuildReport, from_json, to_json
+from warmrank.orchestrator.build.report import BuildReport, from_json
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.reading import Config, groups, parse
-from warmrank.orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.results import FunctionProbe, FunctionResult
@@ -74,67 +73,12 @@ def test_all_partitions_and_the_record_are_in_the_store(tmp_path):
     assert report.totals.num_partitions_new == 16
 
 
-def test_without_a_store_the_cache_directory_gets_every_partition(tmp_path):
-    config = config_of(tmp_path, store=None)
-    report, _ = built(config, staged())
-    partitions = {path.name for path in config.cache_dir.glob("*/world16*")}
-    assert partitions == {f"world16global_rank{rank}" for rank in range(16)}
-    files = list(config.cache_dir.rglob("compiled_module"))
-    assert len(files) == 32
-    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-    assert len({path.stat().st_ino for path in files}) == 32
-    assert (report.record, report.totals.num_partitions_new) == ("", 16)
-
-
 def test_witness_that_asks_for_something_else_fails_the_build(tmp_path):
     config = config_of(tmp_path)
     world = FakeWorld(kind_of=lambda rank: rank == 15)
     with pytest.raises(BuildFailed, match="rank 15 differs from rank 3") as caught:
         built(config, world)
     assert "--every-rank" in str(caught.value)
-    assert config.store is not None
-    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
-
-
-def test_every_rank_is_built_where_it_is_asked_for(tmp_path):
-    config = config_of(tmp_path, ranks=8)
-    report, launcher = built(config, FakeWorld(kind_of=lambda rank: rank == 7), every_rank=True)
-    assert sorted(launcher.opened) == list(range(8))
-    assert report.assumed == ()
-    assert sorted({item.num_ranks for item in report.classes}) == [1, 7]
-
-
-def test_functions_that_hold_on_one_rank_are_not_copied(tmp_path):
-    config = config_of(tmp_path)
-    report, _ = built(config, staged(), bound=("Model.decode",))
-    assert config.store is not None
-    store = open_store(Path(config.store.tiers[0].path))
-    (record,) = store.launches(launch_key(config))
-    listed = [
-        {entry.function for entry in store.manifest(ref.manifest_key).artifacts} for ref in record.partitions
-    ]
-    assert listed == [set(FUNCTIONS)] * 4 + [{"Model.prefill"}] * 11 + [set(FUNCTIONS)]
-    assert "Model.decode on ranks that got copies" in [item.what for item in report.not_built]
-
-
-def test_workload_of_which_nothing_can_be_built_commits_nothing(tmp_path):
-    config = config_of(tmp_path)
-    with pytest.raises(BadArgument, match=r"nothing can be built offline \(Model.kernels: needs a device\)"):
-        built(config, FakeWorld(functions=()), left_out=("Model.kernels",))
-    assert config.store is not None
-    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
-
-
-def test_report_round_trips(tmp_path):
-    report, _ = built(config_of(tmp_path), staged())
-    assert from_json(to_json(report)) == report
-
-
-def test_failure_of_a_rank_leaves_the_store_as_it_was(tmp_path):
-    config = config_of(tmp_path)
-    world = FakeWorld(raises={("compile", rank): RuntimeError("out of luck") for rank in range(16)})
-    with pytest.raises(LaunchFailed, match="out of luck"):
-        built(config, world)
     assert config.store is not None
     assert open_store(Path(config.store.tiers[0].path)).launches() == ()
 
@@ -195,24 +139,9 @@ def test_first_rank_of_each_position_and_the_last_rank_are_built():
     assert built_ranks(config_of_plan(dp=2), every_rank=True) == tuple(range(8))
 
 
-def test_ranks_that_share_all_but_their_data_parallel_group_have_one_model():
-    config = config_of_plan()
-    for members in groups(config)["dp"]:
-        assert {model_rank(rank, config) for rank in members} == {members[0]}
-
-
 def test_replica_is_the_other_ranks_partition_with_the_same_bytes(tmp_path):
     found = replica(manifest_of(tmp_path), 13)
     assert found == make_partition(tmp_path / "other", rank=13, world_size=16)
-
-
-def test_replica_moves_only_the_component_that_is_the_partition(tmp_path):
-    manifest = manifest_of(tmp_path)
-    entry = manifest.artifacts[0].model_copy(
-        update={"path": "world16global_rank1_a/world16global_rank1_tp_rank1/f/compiled_module"}
-    )
-    found = replica(manifest.model_copy(update={"artifacts": (entry,)}), 5)
-    assert found.artifacts[0].path == "world16global_rank1_a/world16global_rank5_tp_rank1/f/compiled_module"
 
 
 def probe(function: str = "Tiny.f", **components: str) -> FunctionProbe:
@@ -221,11 +150,6 @@ def probe(function: str = "Tiny.f", **components: str) -> FunctionProbe:
 
 def result(digest: str = "d", reason: str = "") -> FunctionResult:
     return FunctionResult(function="Tiny.f", ok=True, outcome="adopted", reason=reason, digest=digest)
-
-
-def test_witness_with_the_same_request_and_artifact_differs_in_nothing():
-    results = {(3, "Tiny.f"): result(), (15, "Tiny.f"): result()}
-    assert differences(config_of_plan(), {3: (probe(a="1"),), 15: (probe(a="1"),)}, results, ()) == ()
 
 
 def test_differences_of_a_witness_name_component_artifact_and_missing_call():
@@ -251,12 +175,6 @@ def check(config: Config, path: Path, *, real_tensors: bool = False) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return loaded_config(tmp_path)
-
-
-def test_driver_devices_and_instructions_may_be_others(config, tmp_path):
-    path = written(tmp_path / "there.json", driver="ascend 25", accelerator="Ascend910B", cpu="arm64")
-    check(config, path)
-    assert read_target(path).environment["driver"] == "ascend 25"
 
 
 @pytest.mark.parametrize("name", ["python", "torch", "cuda"])

@@ -65,46 +65,12 @@ def failed() -> LaunchFailed:
     return LaunchFailed("build", [failure], num_ranks=2)
 
 
-def test_help_names_the_exit_codes():
-    text = " ".join(run("--help").stdout.split())
-    assert "0 every rank is warm; 1 the launch failed; 2 bad input or config; 3 something missed" in text
-
-
-def test_import_brings_neither_torch_nor_ray():
-    code = "import warmrank.orchestrator.cli.main, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_module_runs_without_installation(tmp_path: Path):
-    command = [sys.executable, "-m", "warmrank", "launch", str(tmp_path / "absent.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "absent.yaml" in done.stderr
-
-
 def test_launch_prints_the_table_and_ends_with_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launching(monkeypatch, make_report())
     result = run("launch", write_config(tmp_path))
     assert result.exit_code == 0
     assert "Llama.prefill" in result.stdout
     assert "loaded" in result.stdout
-
-
-def test_launch_hands_overrides_and_no_compile_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    fake = launching(monkeypatch, make_report())
-    run("launch", write_config(tmp_path), "--set", "ranks=2", "--set", "parallel.tp=2", "--no-compile")
-    assert fake.config is not None
-    assert fake.config.ranks == 2
-    assert fake.options["no_compile"] is True
-
-
-def test_launch_writes_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, make_report())
-    run("launch", write_config(tmp_path), "--json", tmp_path / "report.json")
-    report = from_json((tmp_path / "report.json").read_text())
-    assert replace(report, config=()) == make_report()
-    assert report.config[0].endswith("tiny.yaml")
 
 
 def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -152,18 +118,6 @@ def test_launch_ends_with_the_code_of_its_error(
     assert run("launch", write_config(tmp_path)).exit_code == exit_code
 
 
-def test_error_is_one_block_without_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, failed())
-    result = run("launch", write_config(tmp_path))
-    assert "error: stage build failed on 1 of 2 ranks" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_defect_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, ZeroDivisionError())
-    assert isinstance(run("launch", write_config(tmp_path)).exception, ZeroDivisionError)
-
-
 def test_misspelt_key_is_named_with_place_and_remedy(tmp_path: Path):
     path = write_config(tmp_path, rankz=2)
     result = run("launch", path)
@@ -171,14 +125,6 @@ def test_misspelt_key_is_named_with_place_and_remedy(tmp_path: Path):
     text = " ".join(result.stderr.split())
     assert f"where {path}: rankz found an unknown key" in text
     assert text.endswith("remedy did you mean ranks?")
-
-
-def test_preseed_here_tells_what_it_brought(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    result = run("preseed", tmp_path / "tiny.yaml", "--here", "--json")
-    (node,) = json.loads(result.stdout)
-    assert (result.exit_code, node["num_partitions"], node["num_files"]) == (0, 2, 4)
 
 
 def test_preseed_of_an_unknown_launch_ends_with_three(tmp_path: Path):
@@ -196,12 +142,6 @@ def test_preseed_with_a_damaged_blob_ends_with_four(tmp_path: Path):
     assert run("preseed", tmp_path / "tiny.yaml", "--here").exit_code == 4
 
 
-def test_preseed_without_a_store_there_ends_with_four(tmp_path: Path):
-    result = run("preseed", write_config(tmp_path), "--here")
-    assert result.exit_code == 4
-    assert "remedy" in result.stderr
-
-
 def test_verify_with_a_fault_ends_with_four(tmp_path: Path):
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
@@ -211,29 +151,6 @@ def test_verify_with_a_fault_ends_with_four(tmp_path: Path):
     assert len(json.loads(result.stdout)["faults"]) >= 1
 
 
-def test_ls_marks_the_launch_of_the_config(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    result = run("ls", tmp_path / "tiny.yaml", "--long")
-    assert result.exit_code == 0
-    assert "* the launch of this config" in result.stdout
-    assert "world2global_rank1" in result.stdout
-
-
-def test_ls_without_a_store_says_what_to_name():
-    result = run("ls")
-    assert result.exit_code == 2
-    assert "--store PATH" in result.stderr
-
-
-def test_show_json_holds_artifacts(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    shown = run("show", "world2global_rank0", "--store", tmp_path / "store", "--json")
-    assert [entry["function"] for entry in json.loads(shown.stdout)["artifacts"]] == [
-        "Llama.prefill",
-        "Llama.decode",
-    ]
-
-
 def test_show_of_an_unknown_partition_ends_with_two(tmp_path: Path):
     store_launch(loaded_config(tmp_path), tmp_path / "work")
     result = run("show", "world9global_rank0", "--store", tmp_path / "store")
@@ -241,34 +158,10 @@ def test_show_of_an_unknown_partition_ends_with_two(tmp_path: Path):
     assert "world2global_rank0" in result.stderr
 
 
-def test_show_of_a_config_alone_asks_for_a_partition_and_names_those_there_are(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    config = write_config(tmp_path)
-    result = run("show", config)
-    assert result.exit_code == 2
-    said = " ".join(result.stderr.split())
-    assert "is a config; name a partition too: world2global_rank0, world2global_rank1" in said
-
-
 def test_explain_works_before_the_first_launch(tmp_path: Path):
     result = run("explain", write_config(tmp_path))
     assert result.exit_code == 0
     assert result.stdout.startswith("compile, unless the cache holds it: there is no store at ")
-
-
-def test_explain_json_names_the_outlook(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    found = json.loads(run("explain", tmp_path / "tiny.yaml", "--json").stdout)
-    assert found["outlook"] == "load"
-
-
-def test_readable_of_what_is_no_artifact_is_an_error(tmp_path: Path):
-    path = tmp_path / "compiled_module"
-    path.write_bytes(b"nothing of ours")
-    path.chmod(0o600)
-    result = run("show", path)
-    assert result.exit_code == 1
-    assert "no usable artifact" in result.stderr
 
 
 def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
@@ -287,10 +180,6 @@ def test_publish_ends_with_four_while_something_waits_still(tmp_path: Path):
     result = run("store", "publish", tmp_path / "tiny.yaml", "--set", "store.trust.policy=require")
     assert result.exit_code == 4
     assert "waits: world1global_rank0" in result.stdout
-
-
-def test_publish_without_a_store_is_bad_input(tmp_path: Path):
-    assert run("store", "publish", write_config(tmp_path, store=None)).exit_code == 2
 
 
 def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
@@ -318,27 +207,6 @@ def test_old_name_is_one_line_with_the_new_one(old: str, new: str):
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert f"is now: warmrank {new}" in line
-
-
-def test_launch_wants_a_config_or_a_demo(tmp_path: Path):
-    assert run("launch").exit_code == 2
-    assert run("launch", write_config(tmp_path), "--demo", tmp_path / "out").exit_code == 2
-
-
-def test_show_writes_source_of_artifacts_only(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    result = run("show", "world2global_rank0", "--store", tmp_path / "store", "--out", tmp_path / "x.py")
-    assert result.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    "command", [("config", "check"), ("explain",), ("launch",), ("ls",), ("preseed",), ("doctor",)]
-)
-def test_commands_take_their_config_as_an_option(tmp_path: Path, command: tuple[str, ...]):
-    absent = tmp_path / "absent.yaml"
-    result = run(*command, "--config", absent)
-    assert result.exit_code == 2
-    assert f"where     {absent}" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -50,10 +49,6 @@ def done(*arguments: object) -> str:
     return result.stdout
 
 
-def as_json(*arguments: object) -> Any:
-    return json.loads(done(*arguments, "--json"))
-
-
 def old_record(store: Store) -> str:
     return store.stored_launches()[-1].name
 
@@ -90,16 +85,6 @@ def test_dry_run_changes_nothing(store, root):
     limits = ("--older-than", "0s", "--grace", "0s")
     assert "1 records, 1 manifests" in done("store", "evict", "--store", root, *limits, "--dry-run")
     assert (stored(root, "launch"), stored(root, "cas"), stored(root, "trash")) == before
-
-
-def test_evict_refuses_a_store_without_a_launch_unless_told(store, root):
-    for path in stored(root, "launch"):
-        path.unlink()
-    result = run("store", "evict", "--store", root)
-    assert (result.exit_code, "--no-records" in result.stderr) == (4, True)
-    assert stored(root, "cas")
-    done("store", "evict", "--store", root, "--no-records")
-    assert stored(root, "cas") == []
 
 
 def test_evict_refuses_a_damaged_document_and_names_the_repair(store, root):
@@ -148,23 +133,11 @@ def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     assert len(store.launches()) == 1
 
 
-def test_pin_of_what_is_not_there_says_how_to_find_it(store, root):
-    result = run("store", "pin", "f" * 12, "--store", root)
-    assert (result.exit_code, "warmrank ls" in result.stderr) == (4, True)
-
-
 @pytest.mark.parametrize(
     "arguments", [("0d91",), ("f" * 12, "--reason", "a\nb"), ("f" * 12, "--reason", "x" * 501)]
 )
 def test_pin_that_is_no_prefix_or_gives_no_reason_in_one_line_is_bad_input(store, root, arguments):
     assert run("store", "pin", *arguments, "--store", root).exit_code == 2
-
-
-def test_ls_shows_pins(store, root):
-    digest = old_record(store).rpartition("/")[2]
-    done("store", "pin", digest, "--store", root)
-    pinned = {line["record"]: line["pinned"] for line in as_json("ls", "--store", root)["launches"]}
-    assert (pinned[digest], sum(pinned.values())) == (True, 1)
 
 
 def test_verify_repair_moves_damage_away_and_says_so(store, root):
@@ -176,12 +149,3 @@ def test_verify_repair_moves_damage_away_and_says_so(store, root):
     assert (repaired.exit_code, path.exists()) == (4, False)
     assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
     assert path.name in stored(root, "quarantine")[0].name
-
-
-def test_verify_repair_takes_what_is_good_in_the_cache(store, root, tmp_path):
-    path = blob_path(root, FUNCTIONS["Llama.decode"])
-    overwrite(path, b"X" * len(FUNCTIONS["Llama.decode"]))
-    repaired = run("store", "verify", "--store", root, "--cache", tmp_path / "new", "--repair")
-    assert f"put again from {tmp_path / 'new'}" in repaired.stdout
-    assert "no faults" in done("store", "verify", "--store", root)
-    assert path.read_bytes() == FUNCTIONS["Llama.decode"]

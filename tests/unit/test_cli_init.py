@@ -26,20 +26,9 @@ def test_init_makes_a_required_store_once(tmp_path):
     assert init(tmp_path, "required") == (0, f"there already: {tmp_path / 'store'}\n")
 
 
-def test_init_makes_no_place_that_is_only_read(tmp_path):
-    assert init(tmp_path, "ro") == (0, "")
-    assert not (tmp_path / "store").exists()
-
-
 def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
     spec = TierSpec(location=str(tmp_path / "mnt" / "store"), mode="required")
     with pytest.raises(StoreUnavailable, match="warmrank store init") as caught:
         open_store([spec], trust=Trust(policy="off"))
     assert caught.value.required
     assert not (tmp_path / "mnt").exists()
-
-
-def test_required_store_opens_after_init(tmp_path):
-    init(tmp_path, "required")
-    spec = TierSpec(location=str(tmp_path / "store"), mode="required")
-    assert open_store([spec], trust=Trust(policy="off")).launch_keys() == ()

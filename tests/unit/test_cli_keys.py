@@ -50,10 +50,6 @@ def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keyring):
     assert not private_path(keyring, "other").exists()
 
 
-def test_trust_of_a_file_that_is_not_there_is_bad_input(tmp_path):
-    assert run("trust", tmp_path / "nofile.pem").exit_code == 2
-
-
 def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
     done("generate", "ci")
     _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
@@ -67,25 +63,6 @@ def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
     assert "stolen" in done("list")
 
 
-def test_list_names_a_private_key_that_cannot_be_used(keyring):
-    done("generate", "ci")
-    private_path(keyring, "ci").chmod(0o644)
-    assert "mode 0644" in " ".join(done("list").split())
-
-
-def test_trust_takes_the_name_of_the_file(tmp_path, keyring):
-    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
-    assert "is trusted now" in done("trust", file)
-    assert "was trusted already" in done("trust", file)
-    assert list(read_keyring(keyring).trusted) == ["theirs"]
-
-
-def test_trust_refuses_a_private_key(tmp_path, keyring):
-    private, _ = save_key_pair(generate_key_pair("theirs"), tmp_path)
-    assert run("trust", private).exit_code == 4
-    assert not keyring.exists()
-
-
 def test_revoke_takes_name_id_and_files(tmp_path, keyring):
     done("generate", "ci")
     theirs, other = generate_key_pair("theirs"), generate_key_pair("other")
@@ -97,13 +74,6 @@ def test_revoke_takes_name_id_and_files(tmp_path, keyring):
     assert set(read_keyring(keyring).revoked) == {
         key_id(key) for key in (own, theirs.public_key, other.public_key)
     }
-
-
-def test_revoke_of_an_unknown_name_lists_the_known():
-    done("generate", "ci")
-    result = run("revoke", "nobody")
-    assert result.exit_code == 2
-    assert "known: ci" in " ".join(result.stderr.replace("\u2502", " ").split())
 
 
 def test_revoke_of_a_name_of_two_keys_asks_for_an_id(keyring):

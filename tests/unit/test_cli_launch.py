@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import errno
-import io
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FakeWorld
 from tests.support.launching import loaded_config, make_report, store_launch
 from tests.support.processes import await_true
 from tests.support.stored import FUNCTIONS, save_key_pair
-from warmrank.cache_store.errors import Corrupt, UnwritableDisk
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import (
     ExitCode,
-    SafeConsole,
-    defused,
-    defused_json,
-    describe,
     exit_code_of,
-    session,
 )
-from warmrank.orchestrator.cli.demo import MARKER, demo, prepare, run_process
+from warmrank.orchestrator.cli.demo import demo, prepare, run_process
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import (
     CannotStart,
     ConfigError,
-    ConfigProblem,
     DemoFailed,
     LaunchFailed,
     NotOurs,
@@ -54,8 +41,7 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.launch.report import Report, to_json
-from warmrank.orchestrator.others_output import others_on_stderr
-from warmrank.orchestrator.signals import Terminated, undisturbed
+from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
 from warmrank.orchestrator.whole_file import write_whole
 from warmrank.worker.errors import NotYet, WorkloadError
@@ -107,18 +93,6 @@ def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_
     assert launch(tmp_path, "--no-compile", store=store).exit_code != ExitCode.BAD_INPUT
 
 
-def test_full_disk_is_told_once_and_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
-    world.raises["compile", 0] = UnwritableDisk(
-        what="disk", where="/d", expected="space left", actual="none", remedy="free some"
-    )
-    result = launch(tmp_path)
-    assert result.exit_code == ExitCode.FAULT
-    told = result.stderr.partition("error: ")[2]
-    assert told.count("disk /d") == 1
-    assert len(world.called("compile")) == 1
-    assert "logs" not in told
-
-
 @pytest.mark.parametrize(
     ("more", "key"),
     [
@@ -155,19 +129,6 @@ def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(tmp_
     assert "error: unusable cache" in result.stderr
 
 
-def test_what_an_override_set_is_refused_with_the_override(tmp_path, world, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
-    result = launch(tmp_path, "--set", "workload.entrypoint=json:dmups")
-    assert "where   --set workload.entrypoint=json:dmups: workload.entrypoint" in result.stderr
-    assert "did you mean json:dumps? (read in " in result.stderr
-    assert world.called("build") == []
-
-
-def problem(key: str) -> ConfigProblem:
-    return ConfigProblem(place="a.yaml", key=key, found="'x' (str)", expected="an int", nearest="")
-
-
 def launch_failed(*kinds: str) -> LaunchFailed:
     failures = [
         WorkerFailure(rank=rank, stage="build", kind=kind, message="") for rank, kind in enumerate(kinds)
@@ -186,42 +147,6 @@ def ctrl_c_raises():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def receive(number: signal.Signals) -> None:
-    """Get a signal, and give its handler the time to run."""
-    os.kill(os.getpid(), number)
-    time.sleep(0.1)
-
-
-def test_sigterm_ends_a_command_as_ctrl_c_does():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(typer.Exit) as caught, session():
-        receive(signal.SIGTERM)
-    assert caught.value.exit_code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_teardown_is_not_cut_short():
-    with undisturbed():
-        receive(signal.SIGINT)
-        receive(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        receive(signal.SIGINT)
-
-
-def test_config_error_has_a_block_for_each_problem():
-    head, blocks, rest = describe(ConfigError([problem("ranks"), problem("device")]))
-    assert head == "the config cannot be used: 2 problems"
-    assert [block[0] for block in blocks] == [("where", "a.yaml: ranks"), ("where", "a.yaml: device")]
-    assert rest == ()
-
-
-def test_store_error_shows_its_fields_as_rows():
-    error = Corrupt(what="blob 12", where="cas/12", expected="sha256 1", actual="sha256 2", remedy="publish")
-    head, (rows,), _ = describe(error)
-    assert head == "corrupt: blob 12"
-    assert dict(rows) == {"where": "cas/12", "expected": "sha256 1", "found": "sha256 2", "remedy": "publish"}
 
 
 @pytest.mark.parametrize(
@@ -246,45 +171,6 @@ def test_exit_code_of_error(error: Exception, code: int):
 
 
 HOSTILE = "de\x1b]0;owned\x07code\x1b[2J\x9b31m\u202e\x7f"
-
-
-def printed(renderable: object) -> str:
-    file = io.StringIO()
-    SafeConsole(file=file, width=100, color_system=None, legacy_windows=False).print(renderable)
-    return file.getvalue()
-
-
-def is_safe(text: str) -> bool:
-    return all(char.isprintable() or char in "\n\t" for char in text)
-
-
-def test_no_control_character_is_printed_from_text_cells_and_strings():
-    table = Table(HOSTILE)
-    table.add_row(Text(HOSTILE))
-    for renderable in (Text(HOSTILE), table, HOSTILE):
-        text = printed(renderable)
-        assert is_safe(text)
-        assert "?]0;owned" in text
-    assert defused("a\tb\n\x9b\r\x7f\udc80") == "a\tb\n????"
-
-
-def test_lines_of_libraries_are_folded_and_go_to_stderr(capsys):
-    with others_on_stderr():
-        sys.stdout.write(f"(raylet) A worker died. {'Worker ID: 0123456789abcdef ' * 40}\n")
-        sys.stdout.write("short")
-    out, err = capsys.readouterr()
-    assert not out
-    told, short = err.splitlines()
-    assert told.startswith("(raylet) A worker died. ")
-    assert told.endswith("characters more, with --debug)")
-    assert len(told) < 250
-    assert short == "short"
-
-
-def test_json_escapes_what_its_grammar_lets_through():
-    text = defused_json(json.dumps(HOSTILE, ensure_ascii=False))
-    assert json.loads(text) == HOSTILE
-    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(text)
 
 
 @pytest.mark.parametrize("arguments", [("ls", "--long"), ("show", "world2global_rank0", "--json")])
@@ -335,21 +221,6 @@ def test_demo_shows_the_saving_first_then_each_rank_and_where_everything_lies(tm
     assert line.split()[-6:] == ["2.01", "s", "10", "ms", "201.0", "x"]
     assert "The warm launch compiled nothing: 2 loaded" in text
     assert str(tmp_path / "out" / "warm.html") in text
-
-
-def test_demo_fails_when_the_warm_launch_compiled(tmp_path: Path):
-    with pytest.raises(DemoFailed, match="compiled 2 functions") as caught:
-        shown(tmp_path / "out", FakeRuns(cold(), cold()))
-    assert caught.value.exit_code == 1
-
-
-def test_prepare_empties_what_a_demo_made(tmp_path: Path):
-    prepare(tmp_path / "out")
-    (tmp_path / "out" / "cache" / "old").mkdir(parents=True)
-    (tmp_path / "out" / "warm.json").write_text("old")
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    prepare(tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {MARKER, "notes.txt"}
 
 
 def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):

@@ -54,12 +54,6 @@ def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_pa
     assert (code, "llama-8b -> llama-70b" in text) == (3, True)
 
 
-def test_pull_from_a_store_that_is_not_there_yet_exits_3(tmp_path):
-    code, text = run("pull", "mine", tmp_path / "new", "--store", tmp_path / "store")
-    assert (code, "push first" in text) == (3, True)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("is_there", [True, False])
 def test_pull_of_nothing_into_what_a_revoked_key_signed_exits_4(tmp_path, keyring, shared, is_there):
     target = tmp_path / "new"
@@ -83,16 +77,6 @@ def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
 
 
-def test_each_rank_has_a_directory_of_its_own(cache, tmp_path):
-    per_rank = ("--per", "rank", "--world-size", 2, "--store", tmp_path / "store")
-    for rank in (0, 1):
-        (tmp_path / f"rank{rank}").mkdir(mode=0o700)
-        (tmp_path / f"rank{rank}" / "kernel").write_text(f"of {rank}")
-        assert run("push", "mine", tmp_path / "rank{rank}", *per_rank, "--rank", rank)[0] == 0
-    assert run("pull", "mine", tmp_path / "new", *per_rank, "--rank", 1)[0] == 0
-    assert (tmp_path / "new" / "kernel").read_text() == "of 1"
-
-
 @pytest.mark.parametrize(
     "location", ["", "ftp://host/s", "http://127.0.0.1:5999/bkt", "s3:/bkt/x", "s3://me:hunter2@bkt"]
 )
@@ -108,14 +92,6 @@ def test_location_that_can_be_no_store_is_bad_input_and_makes_none(tmp_path, mon
     assert list((tmp_path / "here").iterdir()) == []
 
 
-def test_push_of_what_is_no_directory_is_bad_input(tmp_path):
-    (tmp_path / "file").touch()
-    for name, found in (("absent", "found nothing"), ("file", "found something else")):
-        code, text = run("push", "mine", tmp_path / name, "--store", tmp_path / "store")
-        assert (code, found in " ".join(text.split())) == (2, True)
-    assert not (tmp_path / "store").exists()
-
-
 @pytest.mark.parametrize("key", ["no_such_package", "=value", "cann"])
 def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monkeypatch):
     monkeypatch.setattr(
@@ -123,12 +99,6 @@ def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monke
     )
     with pytest.raises(BadArgument, match=r"expected NAME=VALUE, .* or one of cann, torch"):
         targets(["cache"], [key], NODE)
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(None, 2), (0, None), (2, 2), (-1, 2)])
-def test_rank_outside_of_its_world_is_an_error(rank, world_size):
-    with pytest.raises(BadArgument, match="--per rank"):
-        targets(["cache"], [], Seat(scope="rank", rank=rank, world_size=world_size))
 
 
 @pytest.fixture
@@ -156,19 +126,6 @@ def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_
     (keyring / "ci.pem").unlink()  # whoever only reads has the public key
     assert run("pull", "mine", tmp_path / "new", "--store", shared)[0] == 0
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
-
-
-def test_pull_with_a_config_whose_signing_key_is_not_on_this_node(cache, tmp_path, keyring, shared):
-    config = tmp_path / "launch.yaml"
-    config.write_text(
-        "workload: {entrypoint: 'warmrank.examples.llama:workload'}\nranks: 1\n"
-        f"store: {{path: {shared}, trust: {{signing_key: ci}}}}\n"
-    )
-    assert run("push", "mine", cache, "--config", config)[0] == 0
-    (keyring / "ci.pem").unlink()
-    assert run("pull", "mine", tmp_path / "new", "--config", config)[0] == 0
-    code, text = run("push", "mine", cache, "--config", config)
-    assert (code, "no such file" in " ".join(text.split())) == (2, True)
 
 
 CHILD = """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import options as option_table
 from tests.support.options import with_value
 from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
@@ -105,15 +102,6 @@ def through_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - bytes made here
 
 
-def test_import_of_the_configuration_does_not_import_torch() -> None:
-    code = (
-        "import sys; from warmrank.worker.configs import options; "
-        "from warmrank.worker.configs.compiler_config import CompilerConfig; CompilerConfig(); "
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def values(option: Any) -> st.SearchStrategy[Any]:
     """Allowed values of an option, and its default."""
     found = {
@@ -183,11 +171,6 @@ def test_mode_of_engine_torchair_is_refused_on_another_device(tmp_path: Any) -> 
     )
     with pytest.raises(BadConfig, match="mode npugraph_ex is TorchAir's own"):
         cached(torch.ones(2, 4))
-
-
-def test_the_page_holds_every_option_as_it_is_declared() -> None:
-    stale = f"{option_table.PAGE.name} is stale: run python -m tests.support.options"
-    assert option_table.written() == option_table.table().strip(), stale
 
 
 SUPER_KERNEL = "experimental_config.aclgraph._super_kernel_optimize_options"

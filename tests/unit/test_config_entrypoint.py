@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from warmrank.orchestrator import import_root
 from warmrank.orchestrator.config.entrypoint import entrypoint_fault, shadow
 
 MODULE = """
@@ -94,18 +92,6 @@ def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[
 
 
 @pytest.mark.parametrize(
-    "entrypoint",
-    ["anything", "cached", "imported_too", "maybe", "Derived", "Made", "raises", "builds", "size", "late"],
-)
-def test_what_may_be_called_is_left_to_the_ranks(entrypoint: str):
-    assert entrypoint_fault(f"qwen:{entrypoint}", {"layerz": 2} if entrypoint != "raises" else {}) is None
-
-
-def test_module_that_takes_names_from_elsewhere_is_left_to_the_ranks():
-    assert entrypoint_fault("open:wrkload", {}) is None
-
-
-@pytest.mark.parametrize(
     ("name", "is_found"),
     [
         ("warmrank.py", True),
@@ -118,16 +104,3 @@ def test_module_with_the_name_of_a_package_of_ours_is_found(here: Path, name: st
     (here / name).parent.mkdir(exist_ok=True)
     (here / name).touch()
     assert shadow(here) == (here / name if is_found else None)
-
-
-def _all_but_init(_directory: str, names: list[str]) -> list[str]:
-    return [name for name in names if name != "__init__.py"]
-
-
-def test_own_packages_shadow_nothing():
-    assert shadow(import_root()) is None
-
-
-def test_package_that_a_job_has_in_a_directory_of_its_own_is_ours(tmp_path: Path):
-    shutil.copytree(import_root() / "warmrank", tmp_path / "warmrank", ignore=_all_but_init)
-    assert shadow(tmp_path) is None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from warmrank.orchestrator.config.doubts import Machine, look, obstacle_to
+from warmrank.orchestrator.config.doubts import Machine, look
 from warmrank.orchestrator.config.entrypoint import missing_module
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import parse
@@ -22,15 +21,6 @@ def seen(**data: Any) -> Machine:
     return look(config)
 
 
-def test_look_finds_directories_on_local_disks_and_the_script(tmp_path: Path):
-    (tmp_path / "here.py").touch()
-    for other in (str(tmp_path / "absent"), "s3://b/c"):
-        tiers = [{"path": str(tmp_path)}, {"path": other}]
-        machine = seen(store={"tiers": tiers}, workload={"script": str(tmp_path / "here.py")})
-        assert (machine.local_stores, machine.script) == ((str(tmp_path),), True)
-    assert seen(workload={"script": str(tmp_path / "absent.py")}).script is False
-
-
 def test_look_finds_the_module_and_the_way_to_the_cache_directory(tmp_path: Path):
     (tmp_path / "file").touch()
     assert (seen().entrypoint, seen().obstacle) == (None, "")
@@ -38,14 +28,6 @@ def test_look_finds_the_module_and_the_way_to_the_cache_directory(tmp_path: Path
     assert machine.entrypoint is not None
     assert "No module named 'absent_of_all'" in machine.entrypoint.error.message
     assert machine.obstacle == str(tmp_path / "file")
-
-
-def test_cpus_are_those_that_ray_counts_beside_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch):
-    from ray._private import utils
-
-    monkeypatch.setattr(utils, "get_num_cpus", lambda **_: 11)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2})
-    assert (seen().num_cpus, seen().usable_cpus) == (11, 3)
 
 
 @pytest.fixture
@@ -88,13 +70,3 @@ def test_package_that_may_have_the_module_all_the_same_is_left_to_the_ranks(here
     finally:
         for name in ("odd_p", "odd_p.made"):
             sys.modules.pop(name, None)
-
-
-def test_only_what_is_no_directory_stands_in_the_way(tmp_path: Path):
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    assert obstacle_to(tmp_path) == obstacle_to(tmp_path / "absent" / "deep") == ""
-    assert (
-        obstacle_to(tmp_path / "file") == obstacle_to(tmp_path / "file" / "a" / "b") == str(tmp_path / "file")
-    )
-    assert obstacle_to(tmp_path / "link") == str(tmp_path / "link")

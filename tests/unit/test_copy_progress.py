@@ -26,11 +26,3 @@ def test_caller_hears_now_and_then_only():
     meter.count(1)
     meter.count(1)
     assert seen == [Progress(done_bytes=2, total_bytes=10, done_files=0, total_files=2)]
-
-
-def test_caller_hears_of_the_end():
-    meter, seen = seen_by(Clock())
-    meter.count(10)
-    meter.count(0, num_files=2)
-    meter.finish()
-    assert seen == [Progress(done_bytes=10, total_bytes=10, done_files=2, total_files=2)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.launching import loaded_config, store_launch, write_config
+from tests.support.launching import write_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.doctor import (
     LEVELS,
@@ -51,13 +50,6 @@ def levels(result: Result) -> dict[str, str]:
     return {finding["check"]: finding["level"] for finding in node["findings"]}
 
 
-def test_node_by_itself_is_looked_at_without_a_config():
-    result = run("--device", "cpu")
-    assert result.exit_code == 0, result.stdout
-    assert "versions.torch" in result.stdout
-    assert "store." not in result.stdout
-
-
 def test_json_has_a_stable_shape():
     found = json.loads(run("--device", "cpu", "--json").stdout)
     assert set(found) == {"schema_version", "device", "config", "worst", "cluster", "nodes"}
@@ -78,42 +70,10 @@ def test_npu_on_a_machine_without_one_says_what_is_missing():
     assert (found["devices.present"], found["ascend.cann"]) == ("error", "error")
 
 
-def test_config_brings_its_store_and_its_disk(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    (tmp_path / "cache").mkdir(mode=0o700)
-    result = run(tmp_path / "tiny.yaml", "--json")
-    assert result.exit_code == 0, result.stdout
-    names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
-    assert {levels(result)[name] for name in names} == {"ok"}
-
-
-def test_device_of_the_config_is_looked_for_unless_another_is_named(tmp_path: Path):
-    path = write_config(tmp_path, device="cuda")
-    assert json.loads(run(path, "--json").stdout)["device"] == "cuda"
-    assert json.loads(run(path, "--device", "cpu", "--json").stdout)["device"] == "cpu"
-
-
-def test_store_that_cannot_be_used_ends_with_one(tmp_path: Path):
-    (tmp_path / "store").write_bytes(b"")
-    result = run(write_config(tmp_path))
-    assert result.exit_code == 1
-    assert re.search(r"error +store.reachable", result.stdout)
-
-
 def test_bad_config_ends_with_two_and_so_does_all_nodes_without_one(tmp_path: Path):
     assert run(tmp_path / "absent.yaml").exit_code == 2
     result = run("--all-nodes")
     assert (result.exit_code, "CONFIG" in result.stderr) == (2, True)
-
-
-def test_all_nodes_of_a_config_without_a_cluster_is_this_machine(tmp_path: Path):
-    result = run(write_config(tmp_path, store=None), "--all-nodes", "--json")
-    assert len(json.loads(result.stdout)["nodes"]) == 1
-
-
-def test_cluster_that_is_not_there_is_an_error_for_the_node(tmp_path: Path):
-    result = run(write_config(tmp_path, store=None, ray={"address": "127.0.0.1:1"}), "--json")
-    assert levels(result)["network.ray"] == "error"
 
 
 def test_check_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,9 @@ import pytest
 
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
-from warmrank.orchestrator.doctor.software import RANGES, Probe
 from warmrank.worker.ascend.chips import Installation
 
-ROOT = Path(__file__).parents[2]
 FITS = {"python": "3.11.9", "torch": "2.13.0+cpu", "ray": "2.60.0", "torch_npu": "2.13.0"}
-USABLE = Probe(torch="2.13.0", num_devices=8)
 
 
 def levels(findings: Iterable[Finding]) -> dict[str, str]:
@@ -28,19 +23,6 @@ def levels(findings: Iterable[Finding]) -> dict[str, str]:
 
 def troubles(findings: Iterable[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings if finding.level != "ok"}
-
-
-def test_ranges_are_those_of_the_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
-    declared = {"python": project["requires-python"]}
-    for text in [*project["dependencies"], *extras]:
-        name, _, bounds = re.sub(r"\[.*?\]|;.*|\s", "", text).partition(">=")
-        declared[name.replace("-", "_")] = f">={bounds}"
-    for name, (oldest, beyond) in RANGES.items():
-        low, _, high = declared[name].partition(",")
-        assert software.release(low.removeprefix(">=")) == oldest
-        assert name == "python" or software.release(high.removeprefix("<")) == beyond
 
 
 @pytest.mark.parametrize(
@@ -93,47 +75,6 @@ def test_missing_and_unfit_software_of_ascend_is_named():
     assert levels(found.values()) == {"ascend.fit": "warning"}
 
 
-@pytest.fixture
-def npus(tmp_path: Path) -> Path:
-    """A root directory with eight NPUs, as a machine's."""
-    for name in (*(f"davinci{number}" for number in range(8)), "davinci_manager", "devmm_svm", "hisi_hdc"):
-        (tmp_path / "dev").mkdir(exist_ok=True)
-        (tmp_path / "dev" / name).touch()
-    (tmp_path / "usr/local/Ascend/driver/lib64").mkdir(parents=True)
-    return tmp_path
-
-
-def test_devices_that_can_be_used_are_fine(npus: Path):
-    assert set(levels(machine.check_devices("npu", {}, USABLE, root=npus)).values()) == {"ok"}
-
-
-def test_each_device_trouble_is_an_error(npus: Path, monkeypatch: pytest.MonkeyPatch):
-    assert list(troubles(machine.check_devices("cuda", {}, USABLE, root=npus))) == ["devices.present"]
-    (npus / "dev" / "hisi_hdc").unlink()
-    assert list(troubles(machine.check_devices("npu", {}, USABLE, root=npus))) == ["devices.driver"]
-    monkeypatch.setattr(os, "access", lambda path, _mode: "davinci" not in str(path))
-    found = troubles(machine.check_devices("npu", {}, USABLE, root=npus))
-    assert list(found) == ["devices.driver", "devices.access"]
-    assert "HwHiAiUser" in found["devices.access"].remedy
-
-
-@pytest.mark.parametrize("value", ["0,1, 2", "3,2", "8", "", "0-3", "NoDevFiles"])
-def test_list_that_cann_would_cut_short_is_an_error(npus: Path, value: str):
-    environ = {"ASCEND_RT_VISIBLE_DEVICES": value}
-    assert list(troubles(machine.check_devices("npu", environ, USABLE, root=npus))) == ["devices.visible"]
-
-
-@pytest.mark.parametrize(
-    ("value", "is_fine"), [("1,0", True), ("2", False), ("0,x-", True), ("0;", False), ("", False)]
-)
-def test_list_of_gpus_is_compared_with_those_that_are_there(tmp_path: Path, value: str, is_fine: bool):
-    (tmp_path / "dev").mkdir()
-    for number in range(2):
-        (tmp_path / "dev" / f"nvidia{number}").touch()
-    found = machine.check_devices("cuda", {"CUDA_VISIBLE_DEVICES": value}, USABLE, root=tmp_path)
-    assert ("devices.visible" not in troubles(found)) == is_fine
-
-
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -146,12 +87,6 @@ def test_list_of_gpus_is_compared_with_those_that_are_there(tmp_path: Path, valu
 def test_limits_too_low_for_the_ranks_are_named(change: dict[str, Any], names: list[str]):
     facts = {"num_files": 4096.0, "shm_bytes": 2**30, "num_ranks": 8, **change}
     assert list(troubles(machine.judge_limits(**facts))) == names
-
-
-@pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.1.1",), ("::1",), (), None])
-def test_name_that_other_nodes_cannot_reach_is_a_warning(addresses: tuple[str, ...] | None):
-    assert machine.host_name("n1", addresses).level == "warning"
-    assert machine.host_name("n1", ("10.0.0.1",)).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -193,14 +128,6 @@ def test_store_is_written_and_left_as_it_was(tmp_path: Path):
     assert store_levels(tier) == [("store.reachable", "ok"), ("store.writable", "ok")]
     assert sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file()) == before
     assert store_levels({**tier, "mode": "ro"}) == [("store.reachable", "ok")]
-
-
-def test_keys_that_cannot_be_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    tiers = (TierConfig(path=str(tmp_path / "store")),)
-    missing = StoreConfig(tiers=tiers, trust={"policy": "require", "signing_key": str(tmp_path / "no.pem")})
-    *_, keys = storage.check_store(missing)
-    assert (keys.check, keys.level) == ("store.keys", "error")
 
 
 def full(_descriptor: int) -> None:

@@ -20,7 +20,6 @@ import pytest
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
 from warmrank.worker.keys import environment as fingerprint
 from warmrank.worker.keys.environment import architectures
-from warmrank.worker.settings import settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,13 +67,6 @@ def test_environment_has_nothing_of_the_host_or_the_user(tmp_path: Path) -> None
     for private in (socket.gethostname(), str(Path.home()), str(os.getpid()), str(Path.cwd()), sys.prefix):
         assert private not in text
     assert getpass.getuser() not in text.split()
-
-
-def test_torch_of_another_build_differs(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "version.py", "__version__ = '2.13.0+cpu'\ngit_version = 'feedfacefeedface'\n")
-    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    assert read()["torch"] == "2.13.0+cpu git feedfacefeed"
 
 
 def test_ascend_is_part_of_the_fingerprint(machine: Path, read: Read) -> None:
@@ -172,21 +164,3 @@ def test_each_model_is_named_once_with_its_architecture() -> None:
     library = Library([(b"NVIDIA H100", 9, 0), (b"NVIDIA A10", 8, 6), (b"NVIDIA H100", 9, 0)])
     assert architectures(lambda name: library) == ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90")
     assert not library.is_open
-
-
-@pytest.mark.parametrize("failing", ["init", "count"])
-def test_driver_that_does_not_answer_names_nothing(failing: str) -> None:
-    library = Library([(b"NVIDIA H100", 9, 0)], failing)
-    assert architectures(lambda name: library) == ()
-    assert not library.is_open
-
-
-def test_cache_home_is_taken_from_torchairs_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHAIR_CACHE_HOME", "/data/cache")
-    assert settings().cache_home == Path("/data/cache")
-
-
-@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
-def test_no_compile_is_on_for_1_only(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool) -> None:
-    monkeypatch.setenv("WARMRANK_NO_COMPILE", value)
-    assert settings().no_compile is expected

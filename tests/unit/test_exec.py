@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,10 +21,9 @@ from tests.support.stored import open_store
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.errors import BadArgument, UnknownNode
 from warmrank.orchestrator.exec.driver import Options, Outcome, execute
 from warmrank.orchestrator.exec.placement import HostGroup, parse_when
-from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.identity import launch_key
 
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")
 WAIT_S = 90.0
@@ -75,14 +73,6 @@ def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run:
     assert list((config.cache_dir / ".queue").iterdir()) == []
 
 
-def test_config_without_a_workload_goes_by_its_name(tmp_path: Path, run: Run, said: list[str]) -> None:
-    config = loaded_config(tmp_path).model_copy(update={"workload": None})
-    assert (run(config, ("true",)).problems, said) == ((), [])
-    outcome = run(config, RANKS)
-    assert (outcome.exit_code, outcome.problems, num_launches(config)) == (0, (), 1)
-    assert identity(config)["name"] == config.name
-
-
 def test_last_host_of_a_world_commits_what_all_of_them_published(
     tmp_path: Path, run: Run, said: list[str]
 ) -> None:
@@ -109,21 +99,6 @@ def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Run, 
     outcome = run(other, shell(f'test $(find "{other.cache_dir}" -name compiled_module | wc -l) = 2'))
     assert (outcome.exit_code, outcome.nodes[0].found) == (0, True)
     assert "2 partitions in the cache" in " ".join(said)
-
-
-def test_nothing_new_is_not_published_again(tmp_path: Path, run: Run, said: list[str]) -> None:
-    config = loaded_config(tmp_path)
-    run(config, RANKS)
-    outcome = run(config, (*RANKS, "--outcome", "loaded"))
-    assert (outcome.record, outcome.problems) == ("", ())
-    assert "nothing new to publish: 2 functions loaded, 0 compiled" in said
-
-
-def test_server_that_never_becomes_ready_is_stopped(tmp_path: Path, run: Run, said: list[str]):
-    config = loaded_config(tmp_path, timeouts={"ready_s": 0.1})
-    outcome = run(config, ("sleep", "600"), when=str(tmp_path / "never"))
-    assert outcome.exit_code == 1
-    assert "raise timeouts.ready_s" in " ".join(said)
 
 
 @pytest.mark.one_in(3)
@@ -179,15 +154,6 @@ def test_server_publishes_while_it_runs(tmp_path: Path, run: Run, kind: str) -> 
     assert (outcome.exit_code, outcome.problems) == (143, ())
 
 
-def test_port_in_use_is_an_error_before_the_command(tmp_path: Path, run: Run) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        pytest.raises(BadArgument, match="already"),
-    ):
-        run(loaded_config(tmp_path), shell(f"touch {tmp_path}/ran"), str(server.getsockname()[1]))
-    assert not (tmp_path / "ran").exists()
-
-
 def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, run: Run) -> None:
     (tmp_path / "store").write_text("in the way")
     config = loaded_config(tmp_path)
@@ -206,13 +172,6 @@ def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: P
     assert not (tmp_path / "ran").exists()
 
 
-def test_store_that_may_not_be_written_is_said_to_be_so(tmp_path: Path, run: Run) -> None:
-    run(loaded_config(tmp_path), RANKS)
-    store = {"path": str(tmp_path / "store"), "mode": "ro", "trust": {"policy": "off"}}
-    outcome = run(loaded_config(tmp_path, store=store), RANKS)
-    assert any("only read" in problem for problem in outcome.problems)
-
-
 def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[str]) -> None:
     sync = {"sync": [{"tool": "vllm"}, {"tool": "mine", "variable": "MY_CACHE"}], "keys": ["model=llama"]}
     config = loaded_config(tmp_path, exec=sync)
@@ -225,15 +184,6 @@ def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[s
     assert "vllm: pulled 1 new of 1 file" in said
 
 
-def test_directories_of_another_model_do_not_come(tmp_path: Path, run: Run, said: list[str]) -> None:
-    sync = {"sync": [{"tool": "vllm"}]}
-    run(loaded_config(tmp_path, exec=sync), shell('mkdir -p "$VLLM_CACHE_ROOT"; touch "$VLLM_CACHE_ROOT/x"'))
-    workload = {"entrypoint": "models.other:workload"}
-    other = loaded_config(tmp_path, exec=sync, cache_dir=str(tmp_path / "other"), workload=workload)
-    assert run(other, shell('test ! -e "$VLLM_CACHE_ROOT/x"')).exit_code == 0
-    assert "vllm: nothing to pull" in " ".join(said)
-
-
 def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Run) -> None:
     config = loaded_config(tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -243,17 +193,3 @@ def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Run) -> None:
     os.utime(left, (0, 0))
     run(config, ("true",))
     assert not left.exists()
-
-
-def test_command_goes_on_where_its_journals_cannot_be_read(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    outcome = run(config, shell('echo broken > "$WARMRANK_JOURNAL_DIR/world2global_rank0-1.jsonl"'))
-    assert outcome.exit_code == 0
-    assert "the ranks' journals cannot be read" in " ".join(outcome.problems)
-
-
-def test_other_nodes_are_unknown_where_there_is_no_cluster(tmp_path: Path) -> None:
-    options = Options(nodes=("far",), when=parse_when("none"), grace_s=1.0)
-    out, err = io.BytesIO(), io.BytesIO()
-    with pytest.raises(UnknownNode, match="far"):
-        execute(loaded_config(tmp_path), ("true",), options, say=print, out=out, err=err)

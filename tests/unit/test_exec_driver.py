@@ -13,9 +13,8 @@ from typing import Any, BinaryIO, cast
 import pytest
 
 from tests.support.launching import loaded_config
-from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec import node
-from warmrank.orchestrator.exec.driver import LONGEST_LINE, MAX_WAITING, Options, Outcome, Output, Run
+from warmrank.orchestrator.exec.driver import MAX_WAITING, Options, Outcome, Output, Run
 from warmrank.orchestrator.exec.node import ExecNode, State, Synced
 from warmrank.orchestrator.exec.placement import parse_when
 from warmrank.orchestrator.gang.node_group import Lost
@@ -84,13 +83,6 @@ class Ran:
         self.outcome: Outcome = run.run(("serve",), self.out, io.BytesIO())
 
 
-def test_all_nodes_must_end_well(tmp_path: Path) -> None:
-    nodes = FakeNodes([RUNS, ended(0)], [ended(0)])
-    ran = Ran(tmp_path, nodes)
-    assert (ran.outcome.exit_code, nodes.sent("signal")) == (0, [])
-    assert sorted(ran.out.getvalue().splitlines()) == [b"0 n | bye", b"1 n | bye"]
-
-
 @pytest.mark.parametrize(
     ("failure", "exit_code", "said"),
     [
@@ -107,22 +99,6 @@ def test_first_failure_ends_the_others_and_is_the_status(
     assert nodes.sent("signal") == [{0: (signal.SIGTERM,)}]
     assert [node.status for node in ran.outcome.nodes] == [143, getattr(failure, "status", None)]
     assert said in " ".join(ran.said)
-
-
-def test_node_lost_before_the_command_is_an_error(tmp_path: Path) -> None:
-    nodes = FakeNodes([RUNS], [RUNS])
-    nodes.lost_at = "prepare"
-    with pytest.raises(CannotStart, match=r"n \(10.0.0.0\) was lost before the command began: cut off"):
-        Ran(tmp_path, nodes)
-    assert nodes.sent("start") == []
-
-
-@pytest.mark.parametrize("lost_at", ["push", "work", "publish"])
-def test_node_that_is_lost_while_it_publishes_leaves_the_status_alone(tmp_path: Path, lost_at: str) -> None:
-    nodes = FakeNodes([ended(0)], [ended(0)])
-    nodes.lost_at = lost_at
-    ran = Ran(tmp_path, nodes, when="exit")
-    assert (ran.outcome.exit_code, ran.outcome.problems) == (0, ("not published: a node was lost",))
 
 
 def test_nodes_hear_of_the_driver_while_they_publish(tmp_path: Path) -> None:
@@ -174,11 +150,6 @@ def test_lines_of_several_nodes_bear_their_names() -> None:
     assert written(("0 a",), (0, b"50 %\r")) == b"50 %\r"
 
 
-def test_line_without_an_end_is_not_kept_for_ever() -> None:
-    found = written(("0 a", "1 b"), *[(0, b"\0" * LONGEST_LINE)] * 2, (1, b"x\n"))
-    assert found == b"0 a | " + b"\0" * 2 * LONGEST_LINE + b"\n1 b | x\n"
-
-
 def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:
     blocked = Blocked()
     output = Output((), cast("BinaryIO", blocked), io.BytesIO())
@@ -190,15 +161,6 @@ def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:
     blocked.goes_on.set()
     output.finish(lambda: False)
     assert (output.is_behind, len(blocked.got)) == (False, MAX_WAITING + 2)
-
-
-def test_reader_that_is_gone_is_an_error_of_whoever_writes() -> None:
-    out = io.BytesIO()
-    out.close()
-    output = Output((), out, io.BytesIO())
-    output.write(0, [("out", b"x")])
-    with pytest.raises(ValueError, match="closed file"):
-        output.finish(lambda: False)
 
 
 @pytest.mark.parametrize(("of_ray", "kept"), [(True, {}), (False, {"RAY_CGRAPH_get_timeout": "9"})])

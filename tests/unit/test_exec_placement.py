@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from pathlib import Path
-
 import pytest
 
-from tests.support.launching import loaded_config
-from warmrank.orchestrator.errors import BadArgument, CannotStart
+from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec.placement import (
-    HostGroup,
     Placement,
     When,
     choose_nodes,
     num_fitting,
     parse_when,
-    placements,
 )
 from warmrank.orchestrator.nodes import Node
 
@@ -64,21 +57,6 @@ def test_node_holds_as_many_ranks_as_its_scarcest_resource(
     assert num_fitting(resources, each) == num_ranks
 
 
-def test_nodes_share_the_master_of_the_first(tmp_path: Path) -> None:
-    config = loaded_config(tmp_path, ranks=8, parallel={"dp": 8})
-    first, second = placements(config, ["10.0.0.1", "10.0.0.2"], [1, 2], None)
-    assert (first.node_rank, first.nnodes, first.nproc, first.ranks) == (0, 2, 4, 8)
-    assert (second.node_rank, second.master_addr, second.master_port) == (1, "10.0.0.1", 1)
-
-
-def test_host_of_a_group_is_told_what_it_was_given(tmp_path: Path) -> None:
-    hosts = HostGroup(nnodes=2, node_rank=1, run_id="7", master_addr="10.0.0.1", master_port=29500)
-    (found,) = placements(loaded_config(tmp_path), ["127.0.0.1"], [1], hosts)
-    assert found.fill("{node_rank}/{nnodes} {nproc} {ranks} {master_addr}:{master_port}") == (
-        "1/2 1 2 10.0.0.1:29500"
-    )
-
-
 def test_variables_say_the_same_as_placeholders() -> None:
     assert PLACEMENT.variables() == {
         "WARMRANK_NODE_RANK": "1",
@@ -107,29 +85,3 @@ def test_variables_say_the_same_as_placeholders() -> None:
 )
 def test_condition_is_read(text: str, expected: When) -> None:
     assert parse_when(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "0", "65536", "node7:99999"])
-def test_what_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(BadArgument, match="expected exit, none, a port"):
-        parse_when(text)
-
-
-def test_file_that_is_written_anew_is_another_one(tmp_path: Path) -> None:
-    file = tmp_path / "ready"
-    when = parse_when(str(file))
-    assert when.mark() is None
-    file.touch()
-    before = when.mark()
-    os.utime(file, ns=(1, 1))
-    assert None not in (before, when.mark())
-    assert before != when.mark()
-
-
-def test_port_is_ready_when_it_accepts() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        when = When(kind="port", port=server.getsockname()[1])
-        assert when.mark() is None
-        server.listen()
-        assert when.mark() is not None

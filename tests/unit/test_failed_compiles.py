@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import NodeLauncher, Recorder
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.failures import Compiling
@@ -74,13 +73,6 @@ def test_failed_compile_is_retried_on_another_node(rounds: Rounds) -> None:
     }
 
 
-def test_a_single_rank_retries_on_itself(rounds: Rounds) -> None:
-    fail(rounds, 0)
-    with pytest.raises(LaunchFailed):
-        rounds(nodes=("a",))
-    assert rounds.compiled() == [(0, PREFILL), (0, DECODE)] * 2
-
-
 def broken_prefill(rounds: Rounds) -> LaunchFailed:
     """Prefill compiles nowhere, decode everywhere."""
     rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
@@ -127,27 +119,6 @@ def test_next_launch_compiles_only_what_failed(rounds: Rounds) -> None:
     assert rounds.compiled() == [(0, PREFILL)]
 
 
-def test_class_that_fails_stops_no_other_class(rounds: Rounds) -> None:
-    rounds.world.asks = lambda rank: "odd" if rank % 2 else "even"
-    fail(rounds, 1, 3)
-    with pytest.raises(LaunchFailed) as caught:
-        rounds()
-    assert {failure.rank for failure in caught.value.failures} == {1, 3}
-    assert {(rank, name) for rank in (0, 2) for name in FUNCTIONS} <= rounds.world.held.keys()
-
-
-def test_result_of_the_worker_that_is_not_ok_is_a_failed_compile_too(rounds: Rounds) -> None:
-    rounds.world.bad_results = {("compile", 0)}
-    rounds()
-    assert rounds.compiled() == [(0, PREFILL), (2, DECODE), (2, PREFILL)]
-
-
-def test_forbidden_compile_ends_the_launch_at_once(rounds: Rounds) -> None:
-    rounds.world.broken = {PREFILL: "CompileForbidden: not here"}
-    with pytest.raises(CompileForbidden, match="not here"):
-        rounds()
-
-
 class DeadlyLauncher(NodeLauncher):
     """A rank dies, once, while ranks compile."""
 
@@ -180,14 +151,6 @@ def test_leader_that_dies_says_what_it_compiled_where(rounds: Rounds) -> None:
     assert error.silent == (1, 2, 3)  # a leader and the auditors
 
 
-def test_rank_that_dies_while_others_compile_is_no_reason_to_avoid_them(rounds: Rounds) -> None:
-    launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker)
-    launcher.victim = 3
-    with pytest.raises(LaunchFailed) as caught:
-        rounds.on(launcher, NODES)
-    assert caught.value.compiling == ()
-
-
 def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, tmp_path: Path) -> None:
     launcher = DeadlyLauncher(NODES, tmp_path, rounds.world.make_worker)
     config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 4, "parallel": {"dp": 4}})
@@ -204,22 +167,4 @@ def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, t
 def test_next_attempt_compiles_it_on_another_node(rounds: Rounds) -> None:
     lost = cut(rounds).compiling
     rounds(lost)
-    assert (2, PREFILL) in rounds.compiled()
-
-
-def test_next_attempt_on_other_nodes_avoids_nobody(rounds: Rounds) -> None:
-    lost = cut(rounds).compiling
-    rounds(lost, nodes=("c", "c", "d", "d"))
-    assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
-
-
-def test_node_that_has_the_host_name_of_a_lost_one_is_not_avoided_for_it(rounds: Rounds) -> None:
-    lost = cut(rounds, host="same").compiling
-    rounds(lost, nodes=("c", "c", "d", "d"), host="same")
-    assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
-
-
-def test_node_whose_ray_was_started_anew_is_known_by_its_host_name(rounds: Rounds) -> None:
-    lost = cut(rounds).compiling
-    rounds([replace(one, node_id="before") for one in lost])
     assert (2, PREFILL) in rounds.compiled()

@@ -29,13 +29,6 @@ def watch_of(head: socket.socket, settings: WatchConfig, *, connect_s: float = 0
     return HeadWatch(f"127.0.0.1:{head.getsockname()[1]}", settings, connect_s=connect_s)
 
 
-def test_head_that_answers_is_there(head: socket.socket) -> None:
-    watch = watch_of(head, QUICK)
-    assert watch.is_there()
-    assert (watch.loss, watch.failures(2, "build")) == ("", ())
-    watch.stop()
-
-
 def test_head_that_is_silent_for_the_limit_is_lost_for_good(head: socket.socket) -> None:
     watch = watch_of(head, QUICK)
     address = head.getsockname()
@@ -80,18 +73,6 @@ def test_head_that_is_stopped_takes_connections_and_is_lost_all_the_same(head: s
     greeting.stop()
     assert await_true(lambda: watch.loss, timeout_s=30)
     watch.stop()
-
-
-def test_one_try_in_vain_does_not_make_a_head_lost(
-    head: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch = watch_of(head, PATIENT)
-    watch.stop()
-    answers = iter([False, False, True])
-    monkeypatch.setattr(watch, "_reaches", lambda: next(answers))
-    assert watch.is_there()
-    assert next(answers, None) is None
-    assert watch.loss == ""
 
 
 def test_time_in_which_the_driver_stood_still_is_no_silence_of_the_head(

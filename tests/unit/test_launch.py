@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,11 @@ import pytest
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import Recorder
 from warmrank.cache_store.errors import Conflict, NewerFormat
-from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.seats import Gang
 from warmrank.worker.errors import CompileForbidden as ForbiddenOnRank
 
 
@@ -74,11 +71,6 @@ def test_cold_launch_compiles_each_function_once_and_others_adopt(launches: Laun
     }
 
 
-def test_warm_launch_loads_everything(launches: Launches) -> None:
-    launches()
-    assert set(outcomes(launches()).values()) == {"loaded"}
-
-
 def test_rank_without_a_partition_adopts_from_one_that_has_it(launches: Launches) -> None:
     launches()
     del launches.world.held[1, FUNCTIONS[0]]
@@ -110,20 +102,6 @@ def test_no_compile_lists_every_miss_with_its_reason_and_ranks(launches: Launche
     assert "Model.decode on ranks 0-1: nothing lies there" in str(caught.value)
 
 
-def test_no_compile_compiles_nothing_after_a_refusal_either(launches: Launches) -> None:
-    launches()
-    launches.world.kind_of = lambda rank: rank
-    with pytest.raises(CompileForbidden, match="refused: another kind"):
-        launches(no_compile=True)
-    assert launches.world.called("compile") == []
-
-
-def test_no_compile_in_the_environment_counts_too(launches, monkeypatch):
-    monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
-    with pytest.raises(CompileForbidden):
-        launches()
-
-
 @pytest.mark.parametrize("method", ["build", "first_call", "verify"])
 def test_rank_that_would_have_to_compile_in_any_stage_is_a_miss(launches: Launches, method: str) -> None:
     error = ForbiddenOnRank("Model.f misses", function="Model.f")
@@ -148,24 +126,6 @@ def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(launches, erro
     assert report.record == ""
     assert f"stage commit: {error}" in report.problems
     assert any(problem.startswith("not committed: ") for problem in report.problems)
-
-
-def test_all_ranks_take_each_capture_step_before_the_next(launches: Launches) -> None:
-    launches()
-    assert [(function, rank) for rank, function in launches.world.called("capture")] == [
-        (FUNCTIONS[0], 0),
-        (FUNCTIONS[0], 1),
-        (FUNCTIONS[1], 0),
-        (FUNCTIONS[1], 1),
-    ]
-
-
-def test_npus_with_too_few_streams_are_named_before_the_first_capture(launches: Launches) -> None:
-    launches.world.stream_problem = lambda rank: "too many streams" if rank else ""
-    report = launches(3, device="npu")
-    assert "ranks 1-2: too many streams" in report.problems
-    methods = [method for method, *_ in launches.world.calls]
-    assert methods.index("stream_problem") < methods.index("capture")
 
 
 def test_ranks_with_different_numbers_of_captures_fail_by_name(launches: Launches) -> None:
@@ -195,21 +155,6 @@ def test_failure_stops_the_launch_and_names_stage_rank_and_cause(launches, metho
     assert "rank 1: RuntimeError: no such luck" in str(error)
 
 
-def test_equal_causes_are_grouped(launches: Launches) -> None:
-    launches.world.raises = {("build", rank): ValueError("bad") for rank in (0, 1, 2, 5)}
-    text = str(launches.failure(6))
-    assert "stage build failed on 4 of 6 ranks" in text
-    assert text.count("ValueError") == 1
-    assert "ranks 0-2, 5" in text
-
-
-def test_function_that_compiles_nowhere_fails_the_launch(launches: Launches) -> None:
-    launches.world.broken = {FUNCTIONS[0]: "GraphBreak: it broke"}
-    error = launches.failure()
-    assert error.stage == "compile"
-    assert "ranks 0-1: GraphBreak in Model.prefill: it broke" in str(error)
-
-
 def test_output_that_differs_from_the_reference_fails_the_launch(launches: Launches) -> None:
     launches.world.max_error = 0.5
     assert "logits with eager: largest difference 0.5, allowed 0.1" in str(launches.failure())
@@ -225,13 +170,6 @@ def test_ranks_are_taken_down_after_an_interrupt(launches: Launches) -> None:
     assert launches.world.stopped == [0, 1]
 
 
-def test_unusable_cache_directory_is_a_failure_of_start(launches: Launches) -> None:
-    (launches.tmp_path / "cache").write_text("a file")
-    error = launches.failure()
-    assert error.stage == "start"
-    assert "UnusableCache" in str(error)
-
-
 def test_ranks_in_different_environments_become_a_problem(launches: Launches) -> None:
     launches.world.environments = {1: {"python": "cpython 3.12"}, 0: {"python": "cpython 3.11"}}
     report = launches()
@@ -240,38 +178,3 @@ def test_ranks_in_different_environments_become_a_problem(launches: Launches) ->
     assert "cpython 3.11" in problem
     (other,) = report.other_environments
     assert (other.ranks, other.environment) == ((1,), {"python": "cpython 3.12"})
-
-
-class LateLauncher:
-    """Ranks that never answer in one stage; an interrupted call leaves after another rank's failure."""
-
-    def __init__(self, inner: InProcessLauncher, stage: str, late: int, failing: int | None = None) -> None:
-        self.inner, self.stage, self.late, self.failing = inner, stage, late, failing
-
-    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        return self.inner.start(num_ranks, timeout_s=timeout_s)
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        for rank, answer in self.inner.call(stage, method, arguments, timeout_s=timeout_s):
-            if stage != self.stage:
-                yield rank, answer
-            elif rank == self.failing:
-                yield rank, WorkerFailure(rank=rank, stage=stage, kind="died", message="its process ended")
-            elif rank != self.late:
-                yield rank, answer
-
-    def release(self) -> None:
-        self.inner.release()
-
-    def stop(self) -> None:
-        self.inner.stop()
-
-
-def test_ranks_still_out_after_a_failure_are_named_but_not_blamed(launches: Launches) -> None:
-    launcher = LateLauncher(InProcessLauncher(launches.world.make_worker), "build", late=1, failing=0)
-    with pytest.raises(LaunchFailed) as caught:
-        launch(config_of(launches.tmp_path), launcher=launcher)
-    assert [failure.rank for failure in caught.value.failures] == [0]
-    assert caught.value.silent == (1,)

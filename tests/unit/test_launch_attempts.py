@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,16 @@ import pytest
 from tests.support.fake_rank import FakeWorld
 from tests.support.launching import Recorder
 from tests.support.stored import store_config
-from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
+from warmrank.orchestrator.causes import DIED, NODE_LOST, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.cli import console
 from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.driver import Launch
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.seats import Gang
-from warmrank.orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, sigterm_raises
 from warmrank.orchestrator.store.stores import make
 
 
@@ -111,23 +107,9 @@ def test_budget_that_is_spent_ends_the_launch_with_its_report(tmp_path: Path, wo
     assert not list((tmp_path / "store").glob("launch/*/*"))
 
 
-def test_no_retries_means_one_attempt(tmp_path: Path, world: FakeWorld) -> None:
-    launcher = Losing(world, "build")
-    with pytest.raises(LaunchFailed):
-        run(config_of(tmp_path, retries={"rank": 0}), launcher)
-    assert launcher.log == ["start", "release"]
-
-
 def test_error_that_would_come_again_is_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
     launcher = Losing(world, "build", kind="WorkloadError")
     with pytest.raises(LaunchFailed):
-        run(config_of(tmp_path), launcher)
-    assert launcher.log.count("start") == 1
-
-
-def test_ranks_that_cannot_come_up_are_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
-    launcher = Losing(world, "start", kind="too few CPUs")
-    with pytest.raises(CannotStart):
         run(config_of(tmp_path), launcher)
     assert launcher.log.count("start") == 1
 
@@ -150,22 +132,6 @@ def test_launch_that_fits_no_more_because_it_lost_nodes_blames_the_cluster(
     assert console.exit_code_of(caught.value) == code
 
 
-def test_listener_hears_of_attempts_places_and_what_ranks_are_seen_to_do(
-    tmp_path: Path, world: FakeWorld
-) -> None:
-    heard = Recorder()
-    run(config_of(tmp_path), Losing(world, "probe"), heard)
-    assert [found.reason != "" for found in heard.events if isinstance(found, events.AttemptStarted)] == [
-        False,
-        True,
-    ]
-    assert [found.is_last for found in heard.events if isinstance(found, events.AttemptFailed)] == [False]
-    assert [found.doing for found in heard.events if isinstance(found, events.RankBusy)] == ["something"]
-    assert sum(isinstance(found, events.Seated) for found in heard.events) == 2
-    times = [found.at_s for found in heard.events]
-    assert times == sorted(times)
-
-
 def test_interrupted_launch_has_a_report_that_says_so(tmp_path: Path, world: FakeWorld) -> None:
     world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
     launch = Launch(config_of(tmp_path), launcher=Losing(world, "never"))
@@ -175,55 +141,6 @@ def test_interrupted_launch_has_a_report_that_says_so(tmp_path: Path, world: Fak
     assert report.failure is not None
     assert (report.failure.kind, report.failure.message) == ("KeyboardInterrupt", "stopped (Ctrl-C)")
     assert report.failure.stage == "build"
-
-
-def test_second_attempt_compiles_only_what_the_first_did_not(tmp_path: Path, world: FakeWorld) -> None:
-    report = run(config_of(tmp_path), Losing(world, "capture"))
-    assert report.totals.num_compiled == 0
-    assert report.totals.num_loaded + report.totals.num_adopted == 4
-
-
-class Signalled(Losing):
-    """Is told to end while it takes the ranks of the first attempt down."""
-
-    def release(self) -> None:
-        super().release()
-        if self.log.count("release") == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-            self.log.append("all down")
-
-
-def test_sigterm_between_two_attempts_ends_the_launch_once_the_ranks_are_down(
-    tmp_path: Path, world: FakeWorld
-) -> None:
-    launcher = Signalled(world, "build")
-    with pytest.raises(Terminated), sigterm_raises():
-        run(config_of(tmp_path), launcher)
-    assert launcher.log == ["start", "release", "all down", "release"]
-
-
-class Recovering(Losing):
-    """Rank 1 counts as failed, and answers all the same a moment later; rank 0 had no time to."""
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        if stage != self.stage or self.times == 0:
-            yield from super().call(stage, method, arguments, timeout_s=timeout_s)
-            return
-        self.times -= 1
-        yield 1, WorkerFailure(rank=1, stage=stage, kind=self.kind, message="held by a signal")
-        yield 1, None
-
-
-def test_answer_after_all_does_not_hide_why_the_others_were_cut_short(
-    tmp_path: Path, world: FakeWorld
-) -> None:
-    launcher = Recovering(world, "build", kind=STOPPED)
-    with pytest.raises(LaunchFailed) as caught:
-        run(config_of(tmp_path, retries={"hang": 0}), launcher)
-    assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(STOPPED, (1,))]
-    assert caught.value.silent == (0,)
 
 
 class Hanging(Losing):
@@ -277,31 +194,3 @@ def test_rank_lost_after_the_commit_costs_no_attempt(tmp_path: Path, world: Fake
     assert launcher.log.count("start") == 1
     (problem,) = (text for text in report.problems if "node artifacts" in text)
     assert "its process ended" in problem
-
-
-class Native(Losing):
-    """Runs the handler of a SIGTERM in native code, as ray.get does."""
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        if stage == self.stage:
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-            except Terminated:
-                raise KeyboardInterrupt from None
-        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
-
-
-def test_report_of_a_launch_that_sigterm_ended_says_so_whatever_native_code_made_of_it(
-    tmp_path: Path, world: FakeWorld
-) -> None:
-    launch = Launch(config_of(tmp_path), launcher=Native(world, "build"))
-    with sigterm_raises():
-        with pytest.raises(Terminated) as caught:
-            launch.run()
-        report = launch.failed(caught.value, exit_code=exit_code_of(caught.value))
-    assert report.exit_code == EXIT_TERMINATED
-    assert report.failure is not None
-    assert report.failure.message == "stopped (SIGTERM)"
-    assert [attempt.error for attempt in report.course.attempts] == ["stopped (SIGTERM)"]

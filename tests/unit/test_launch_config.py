@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmrank.orchestrator.config.doubts import Machine, doubts
-from warmrank.orchestrator.config.entrypoint import EntrypointFault
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import groups, load, parse
 from warmrank.orchestrator.errors import ConfigError
-from warmrank.worker.rank.workload import not_imported
 
 MINIMAL = """
 workload: {entrypoint: "models.tiny:workload", arguments: {layers: 4}}
@@ -41,28 +39,10 @@ def refusal(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_relative_paths_resolve_against_the_current_directory(file: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "configs" / "tiny.yaml"
-    elsewhere.parent.mkdir()
-    elsewhere.write_text(MINIMAL + "cache_dir: cache\nstore: {path: store, trust: {signing_key: key.pem}}\n")
-    config = load(elsewhere)
-    assert config.store is not None
-    assert config.cache_dir == tmp_path / "cache"
-    assert config.store.tiers[0].path == str(tmp_path / "store")
-    assert config.store.trust.signing_key == tmp_path / "key.pem"
-
-
 def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
     config = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
     assert config.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
     assert config.timeouts.compile_s == 1.5
-
-
-@pytest.mark.parametrize("key", ["node_silent_s", "lease_s"])
-def test_limit_that_comes_before_the_second_look_is_refused(file: Path, key: str) -> None:
-    fine = ("watch.every_s=20", "watch.node_silent_s=40", "watch.lease_s=40")
-    assert f"{key} 39 is less than two looks, every_s 20 apart" in refusal(file, *fine, f"watch.{key}=39")
-    assert load(file, fine).watch.every_s == 20
 
 
 def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
@@ -71,12 +51,6 @@ def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
     assert str(file) in text
     assert "timeouts.compile: found an unknown key with value 3 (int)" in text
     assert "did you mean timeouts.compile_s?" in text
-
-
-def test_every_problem_is_listed(file: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(file, ("rankz=1", "guards=never", "ray.omp_num_threads=none"))
-    assert [problem.key for problem in caught.value.problems] == ["guards", "ray.omp_num_threads", "rankz"]
 
 
 @pytest.mark.parametrize(
@@ -109,28 +83,6 @@ def test_unusable_value_is_refused(file: Path, override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("workload.entrypoint=nocolon", "expected module:function that returns a warmrank.Workload"),
-        ("name='../x'", "expected name for people: letters, digits, '.', '-', '_'"),
-        ("node_caches={'A B': {path: /a}}", "expected a name of at most 64 characters: a-z, 0-9, '-', '_': "),
-        ("exec.sync=[{tool: 'A B'}]", "expected a name of at most 64 characters: a-z, 0-9, '-', '_': "),
-        ("exec.sync=[{tool: x, path: a}]", "expected directory on each node, absolute, ~ or $NAME first"),
-        ("exec.sync=[{tool: x, variable: '1'}]", "expected a name of letters, digits and '_': environment"),
-        ("store={path: /a, trust: {revoked: ['1']}}", "expected 32 digits, each 0-9 or a-f: list of ids"),
-    ],
-)
-def test_patterns_are_told_in_plain_words_only(file: Path, override: str, words: str) -> None:
-    text = refusal(file, override)
-    assert words in text
-    assert "match pattern" not in text
-
-
-def test_axes_that_do_not_fill_the_ranks_are_refused_with_the_numbers(file: Path) -> None:
-    assert "parallel tp 3 x pp 1 x dp 1 = 3, but ranks = 2" in refusal(file, "parallel.tp=3")
-
-
-@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("ranks: 1\nranks: 2\n", "tiny.yaml:2: found the key 'ranks' twice"),
@@ -157,13 +109,6 @@ def test_groups_of_each_role_divide_the_ranks(tp: int, pp: int, dp: int) -> None
         assert {len(group) for group in found[role]} == {size}
 
 
-def test_tensor_parallel_ranks_are_neighbours_and_data_parallel_ones_far_apart() -> None:
-    found = groups(config_of(tp=2, pp=2, dp=2))
-    assert found["tp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert found["pp"] == ((0, 2), (1, 3), (4, 6), (5, 7))
-    assert found["dp"] == ((0, 4), (1, 5), (2, 6), (3, 7))
-
-
 def config_of(**parallel: int) -> Config:
     ranks = 1
     for size in parallel.values():
@@ -186,7 +131,6 @@ def test_config_imports_neither_torch_nor_ray() -> None:
 
 
 MACHINE = Machine(num_cpus=8, usable_cpus=8)
-MISSING = EntrypointFault(error=not_imported("a:b", "No module named 'a'"))
 
 
 def config(**data: Any) -> Config:
@@ -232,28 +176,6 @@ def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str
     assert found(**data) == [(level, keys)]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"engine": "torchair", "device": "npu"},
-        {"ray": {"num_cpus": 2}},
-        {"ray": {"omp_num_threads": 4, "num_cpus_per_rank": 4.0}},
-        {"cache_dir": "/a", "store": {"path": "/ab"}},
-        {"cache_dir": "/a", "store": {"path": "s3://b/a"}},
-        {"no_compile": True, "store": {"path": "/a"}},
-        {
-            "store": {
-                "path": "/a",
-                "mode": "ro",
-                "trust": {"policy": "require", "trusted_keys": {"ci": "/k.pem"}},
-            }
-        },
-    ],
-)
-def test_keys_that_go_together_are_not_named(data: dict[str, Any]):
-    assert found(**data) == []
-
-
 def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluster():
     store = {"path": "/a"}
     machine = replace(MACHINE, local_stores=("/a",))
@@ -274,13 +196,6 @@ def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluste
 def test_script_that_is_not_there_is_an_error_where_the_nodes_cannot_have_it(ray: dict[str, Any], level: str):
     machine = replace(MACHINE, script=False)
     assert found(machine, workload={"script": "x.py"}, ray=ray) == [(level, ("workload.script",))]
-
-
-def test_module_that_is_not_found_is_named_with_the_words_of_an_import():
-    (doubt,) = doubts(config(), replace(MACHINE, entrypoint=MISSING))
-    assert (doubt.level, doubt.keys) == ("error", ("workload.entrypoint",))
-    assert "does not import: No module named 'a'" in doubt.found
-    assert f"(it is {Path.cwd()} now)" in doubt.remedy
 
 
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():

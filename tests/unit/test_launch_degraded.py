@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.backends import WaywardBackend, unavailable
+from tests.support.backends import WaywardBackend
 from tests.support.fake_rank import FakeWorld
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.deadline import TICK_S, Ticks
@@ -188,44 +188,6 @@ def test_what_cannot_be_signed_waits_where_only_the_place_of_a_store_that_is_awa
     )
 
 
-@pytest.mark.parametrize(("policy", "waiting"), [("off", (0, 0)), ("require", (2, 1))])
-def test_publishing_later_decides_anew_whether_it_must_be_signed(
-    house: House, monkeypatch: pytest.MonkeyPatch, policy: str, waiting: tuple[int, int]
-) -> None:
-    asks_for_signatures(monkeypatch, "require")
-    house.place.hangs = True
-    house.launch(store=OPEN)
-    house.comes_back(house.place)
-    asks_for_signatures(monkeypatch, policy)
-    found = publish_late(house.config(store=OPEN))
-    assert house.waiting() == waiting
-    assert len(found.published) == 2 - waiting[0]
-    assert all("no signing key is configured" in why for why in list(found.kept.values())[:2])
-
-
-def test_nothing_waits_where_the_config_itself_asks_for_signatures_without_a_key(house: House) -> None:
-    house.place.hangs = True
-    report = house.launch(store={**OPEN, "trust": {"policy": "require"}})
-    assert house.waiting() == (0, 0)
-    assert any(problem.startswith("not committed: trust.policy is require") for problem in report.problems)
-
-
-def test_place_that_asks_for_signatures_is_named_with_the_reason(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asks_for_signatures(monkeypatch, "require")
-    report = house.launch(store=OPEN)
-    (told,) = [problem for problem in report.problems if problem.startswith("not committed")]
-    assert "require was chosen for /store: others can write it; store.trust.signing_key is not set" in told
-
-
-def test_store_that_refuses_the_connection_costs_no_wait(house: House) -> None:
-    house.place.failure = unavailable("Connection refused", transport=True)
-    report = house.launch()
-    assert any("Connection refused" in problem for problem in report.problems)
-    assert house.waiting() == (2, 1)
-
-
 def test_required_store_that_is_away_stops_the_launch_before_any_rank_starts(house: House) -> None:
     house.place.hangs = True
     store = {"path": "/store", "mode": "required", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
@@ -249,14 +211,6 @@ def test_store_that_falls_silent_on_the_way_is_waited_for_once(
     assert house.waiting() == (2, 1)
 
 
-def test_what_a_store_that_fell_silent_lacks_is_published_later(house: House) -> None:
-    house.launch(FallsSilent("commit", house.place))
-    house.comes_back(house.place)
-    found = publish_late(house.config())
-    assert (len(found.published), len(found.committed)) == (2, 1)
-    assert house.waiting() == (0, 0)
-
-
 def test_required_store_that_falls_silent_on_the_way_fails_the_launch(house: House) -> None:
     store = {"path": "/store", "mode": "required", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
     with pytest.raises(LaunchFailed) as caught:
@@ -265,19 +219,6 @@ def test_required_store_that_falls_silent_on_the_way_fails_the_launch(house: Hou
     assert "required store /store" in str(caught.value)
     assert exit_code_of(caught.value) == ExitCode.FAULT
     assert house.waiting() == (0, 0)
-
-
-def test_nearer_place_serves_while_the_farther_one_is_silent(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
-    house.places = {"/near": WaywardBackend(), "/far": WaywardBackend()}
-    house.places["/far"].hangs = True
-    report = house.launch(store=tiers())
-    assert num_silences(caplog) == 1
-    assert {tier.location: tier.state for tier in report.tiers} == {"/near": "used", "/far": "away"}
-    assert report.record != ""
-    assert any("/far" in problem for problem in report.problems)
-    assert [[tier.location for tier in store.tiers] for store in house.stores] == [["/near"], ["/near"]]
 
 
 def test_what_the_farther_place_lacks_is_published_to_it_later(house: House) -> None:
@@ -289,22 +230,3 @@ def test_what_the_farther_place_lacks_is_published_to_it_later(house: House) -> 
     publish_late(house.config(store=tiers()))
     assert len(list(house.places["/far"].list("launch/"))) == 1
     assert house.waiting() == (0, 0)
-
-
-def test_launch_that_publishes_leaves_nothing_of_an_earlier_one_waiting(house: House) -> None:
-    house.place.failure = unavailable("Connection refused", transport=True)
-    house.launch()
-    house.comes_back(house.place)
-    house.launch()
-    assert house.waiting()[0] == 0
-
-
-def test_nondeterministic_compiles_are_counted_and_named(house: House) -> None:
-    house.world.conflicts = {0: ("Model.decode",), 1: ("Model.decode", "Model.prefill")}
-    report = house.launch()
-    assert report.totals.num_nondeterministic == 2
-    assert [(found.function, found.ranks) for found in report.nondeterministic] == [
-        ("Model.decode", (0, 1)),
-        ("Model.prefill", (1,)),
-    ]
-    assert any("nondeterministic: Model.decode compiled on ranks 0-1" in text for text in report.problems)

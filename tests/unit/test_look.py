@@ -5,19 +5,17 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.stored import blob_path, make_artifact, overwrite, stored
+from tests.support.stored import blob_path, make_artifact, overwrite
 from warmrank.cache_store.cache_dir.local import add_companion, add_variant
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.look.explain import Explanation, explain, explain_if_away
 from warmrank.orchestrator.look.store_contents import list_store, open_if_there, open_to_look, show_partition
 from warmrank.orchestrator.look.verify import verify, verify_cache
@@ -40,21 +38,6 @@ def test_listing_counts_equal_artifacts_of_all_ranks_once(config: Config):
     assert (line.world_size, line.num_artifacts) == (2, 2)
     assert [part.num_artifacts for part in line.partitions] == [2, 2]
     assert (line.num_files, [part.num_files for part in line.partitions]) == (2, [2, 2])
-
-
-def test_listing_says_which_record_is_pinned_and_when_each_was_used(config: Config, tmp_path: Path):
-    newer = "2026-02-28T12:00:00+00:00"
-    store_launch(config, tmp_path / "newer", functions={"Llama.decode": b"other"}, created=newer)
-    store = open_to_look(config, None)
-    newest, oldest = store.stored_launches()
-    store.pin(oldest.name.rpartition("/")[2])
-    store.mark_used(newest.name)
-    lines = {line.created: line for line in list_store(store).launches}
-    assert [lines[created].pinned for created in (newer, oldest.record.created)] == [False, True]
-    assert lines[oldest.record.created].record == oldest.name.rpartition("/")[2]
-    assert lines[oldest.record.created].last_used == ""
-    used = datetime.fromisoformat(lines[newer].last_used)
-    assert (used.utcoffset(), used.microsecond) == (timedelta(0), 0)
 
 
 def test_listing_names_what_differs_in_the_environment(tmp_path: Path):
@@ -80,19 +63,6 @@ def test_ranks_of_other_environments_are_named(tmp_path: Path):
         assert "as here, but rank 1" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_listing_tells_of_a_manifest_that_is_gone(config: Config, tmp_path: Path):
-    stored(tmp_path / "store", "ac")[0].unlink()
-    listing = list_store(open_to_look(config, None))
-    assert len(listing.problems) == 1
-    assert len(listing.launches[0].partitions) == 1
-
-
-def test_partition_is_found_by_name(config: Config):
-    view = show_partition(open_to_look(config, None), "world2global_rank1")
-    assert (view.rank, view.changes) == (1, ())
-    assert [entry.function for entry in view.artifacts] == ["Llama.prefill", "Llama.decode"]
-
-
 def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock_of_its_maker(
     config, tmp_path
 ):
@@ -101,20 +71,6 @@ def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock
     view = show_partition(open_to_look(config, None), "world2global_rank0")
     assert view.created == OLDER
     assert len(view.others) == 1
-
-
-def test_key_of_a_launch_names_its_partitions(config: Config):
-    store = open_to_look(config, None)
-    key = list_store(store).launches[0].launch_key
-    with pytest.raises(
-        NothingThere, match="is a launch; its partitions: world2global_rank0, world2global_rank1"
-    ):
-        show_partition(store, key[:12])
-
-
-def test_unknown_partition_names_those_that_are_there(config: Config):
-    with pytest.raises(NothingThere, match="world2global_rank0, world2global_rank1"):
-        show_partition(open_to_look(config, None), "world3global_rank0")
 
 
 OTHER_TORCH = {**environment(), "torch": "2.12.0"}
@@ -127,12 +83,6 @@ def config_launch(tmp_path: Path) -> Config:
 
 def explained(config_launch: Config) -> Explanation:
     return explain(config_launch, open_if_there(config_launch))
-
-
-def test_without_a_store_ranks_may_compile(tmp_path: Path):
-    found = explained(loaded_config(tmp_path, store=None))
-    assert (found.outlook, found.store) == ("compile", "")
-    assert "no store is configured" in found.verdict
 
 
 @pytest.mark.parametrize("is_made", [False, True])
@@ -149,15 +99,6 @@ def test_before_the_first_launch_there_is_no_store_yet(config_launch: Config, tm
     assert str(caught.value) in found.verdict
 
 
-def test_same_world_and_environment_loads(config_launch: Config, tmp_path: Path):
-    store_launch(config_launch, tmp_path / "work")
-    found = explained(config_launch)
-    assert found.outlook == "load"
-    assert found.verdict.startswith("load, if the model's code is unchanged: a launch here loads")
-    assert found.verdict.endswith("2026-01-31 12:00 UTC")
-    assert [record.chosen for record in found.records] == [True]
-
-
 def test_other_world_size_adopts(config_launch: Config, tmp_path: Path):
     store_launch(config_launch, tmp_path / "work", world_size=4)
     found = explained(config_launch)
@@ -170,28 +111,6 @@ def test_other_environment_compiles_and_names_what_differs(config_launch: Config
     found = explained(config_launch)
     assert found.outlook == "compile"
     assert f"torch 2.12.0 -> {environment()['torch']}" in found.verdict
-
-
-def test_other_arguments_name_the_nearest_launch(config_launch: Config, tmp_path: Path):
-    store_launch(config_launch, tmp_path / "work")
-    found = explained(
-        loaded_config(tmp_path, workload={"entrypoint": "models.tiny:workload", "arguments": {"layers": 4}})
-    )
-    assert found.nearest_launch == ("argument layers 8 -> 4",)
-
-
-def test_functions_hold_the_stored_request_components(config_launch: Config, tmp_path: Path):
-    store_launch(config_launch, tmp_path / "work")
-    prefill, decode = explained(config_launch).functions
-    assert (prefill.function, decode.function) == ("Llama.prefill", "Llama.decode")
-    assert prefill.requests[0].components["function"] == "Llama.prefill"
-    assert prefill.requests[0].ranks == (0, 1)
-
-
-def test_record_that_cannot_be_read_is_a_problem(config_launch: Config, tmp_path: Path):
-    store_launch(config_launch, tmp_path / "work")
-    overwrite(stored(tmp_path / "store", "launch")[0], b"{}")
-    assert len(explained(config_launch).problems) == 1
 
 
 def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_path: Path):
@@ -227,11 +146,6 @@ def test_file_that_is_no_artifact_is_a_fault(tmp_path: Path):
     assert str(path) in report.faults[0]
 
 
-def test_file_that_others_may_read_is_a_fault(tmp_path: Path):
-    cached(tmp_path).chmod(0o644)
-    assert "0600" in verify_cache(tmp_path / "cache").faults[0]
-
-
 def kernels(tmp_path: Path, data: bytes = b"kernels") -> tuple[Path, Path]:
     """An artifact that is whole, and the file that it needs beside it."""
     digest = digest_bytes(data)
@@ -252,11 +166,3 @@ def test_flipped_byte_beside_an_artifact_is_a_fault(tmp_path: Path, is_needed: b
         assert other.parent == beside.parent
     (fault,) = verify_cache(tmp_path / "cache").faults
     assert str(beside) in fault
-
-
-def test_missing_file_beside_an_artifact_is_a_fault(tmp_path: Path):
-    _, beside = kernels(tmp_path)
-    beside.unlink()
-    found = verify_cache(tmp_path / "cache")
-    assert (found.num_artifacts, found.num_files) == (1, 1)
-    assert found.faults[0].startswith(f"{beside} is missing")

@@ -7,14 +7,11 @@ import sys
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.made_reports import MIB, made_report, state_of, until_compile, whole
+from tests.support.made_reports import MIB, made_report, whole
 from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.ui.metrics import (
-    FAMILIES,
     RayMetrics,
     exposition,
-    progress_samples,
-    result_samples,
 )
 
 
@@ -55,15 +52,6 @@ def test_text_says_what_the_report_says(failed: bool, expected: dict[tuple[str, 
         for labels in [[pair for pair in sample.labels.items() if pair != ("launch", "llama-70b")]]
     }
     assert {key: found[key] for key in expected} == pytest.approx(expected)
-
-
-def test_running_launch_is_told_in_the_same_families() -> None:
-    state = state_of(until_compile(64))
-    found = [*progress_samples(state), *result_samples(state)]
-    assert {sample.name for sample in found} <= FAMILIES.keys()
-    running = {sample.labels: sample.value for sample in found if sample.name == "warmrank_stage_ranks"}
-    assert running[("stage", "compile"), ("state", "running")] == 8
-    assert running[("stage", "build"), ("state", "done")] == 64
 
 
 def test_without_ray_nothing_is_set_and_ray_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 import ray
 
-from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.gang.node_watch import NodeCalls, batches_of
-
-FAILED = WorkerFailure(rank=1, stage="build", kind="E", message="m")
 
 
 class Actor:
@@ -47,14 +44,3 @@ def test_equal_answers_of_ranks_come_once() -> None:
     answers, is_all = calls.begin(1, "build", "build", batches)
     assert is_all
     assert answers == (("build build ('a',)", (0, 1)), ("build build ('b',)", (2,)))
-
-
-def test_failure_is_told_before_all_have_answered(ready: set[int]) -> None:
-    calls = NodeCalls({0: Actor(), 1: Actor(FAILED), 2: Actor()})
-    ready.discard(2)
-    answers, is_all = calls.begin(1, "build", "build", batches_of(dict.fromkeys(range(3), ())))
-    assert not is_all
-    assert (FAILED, (1,)) in answers
-    ready.add(2)
-    assert calls.more(1, "build") == ((("build build ()", (2,)),), True)
-    assert calls.more(0, "build") == ((), True)  # an earlier call, of which nothing is open

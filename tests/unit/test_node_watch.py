@@ -15,7 +15,6 @@ import pytest
 from tests.support.processes import marked, still_there
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
-from warmrank.orchestrator.gang.rank_files import step_file
 
 LONG_S = 600.0
 
@@ -63,18 +62,6 @@ def test_reaper_that_is_killed_is_replaced_and_costs_no_rank(
     assert second != first
     watch.release()
     assert rank.wait(timeout=60) == -signal.SIGKILL
-
-
-def test_what_ranks_say_that_they_do_goes_with_them(
-    rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
-) -> None:
-    own = charge(rank, tmp_path)
-    own.log.parent.mkdir(parents=True)
-    step_file(own.log).write_text("compile Model.decode\n")
-    watch.guard({0: own}, LONG_S)
-    assert watch.look()[0].doing == "compile Model.decode"
-    watch.release()
-    assert not step_file(own.log).exists()
 
 
 def test_rank_is_gone_when_the_lease_ran_out_while_nobody_looked(

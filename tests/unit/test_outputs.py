@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.support.made_reports import made_report
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument, ConfigError
-from warmrank.orchestrator.launch.report import keep_last, read_report, to_json
+from warmrank.orchestrator.launch.report import read_report, to_json
 from warmrank.orchestrator.ui.outputs import STDOUT, Outputs
 
 
@@ -43,16 +43,6 @@ def test_every_file_that_is_asked_for_is_written_whole(tmp_path: Path) -> None:
     assert (tmp_path / "d.prom").read_text().startswith("# HELP warmrank_")
     assert read_report(tmp_path / "a.json") == made_report(2)
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-def test_error_that_names_a_file_whose_name_is_no_text_can_be_written(tmp_path: Path) -> None:
-    report = made_report(2, failed=True)
-    odd = tuple(replace(attempt, error="no file \udcff") for attempt in report.course.attempts)
-    files = {name: tmp_path / name for name in ("json", "html", "trace", "metrics")}
-    Outputs(**files).write(replace(report, course=replace(report.course, attempts=odd)))
-    assert {attempt.error for attempt in read_report(files["json"]).course.attempts} == {r"no file \udcff"}
-    events = json.loads(files["trace"].read_text(encoding="utf-8"))["traceEvents"]
-    assert r"no file \udcff" in {event["args"].get("error") for event in events}
 
 
 def test_older_files_do_not_stand_for_a_launch_that_is_killed(tmp_path: Path) -> None:
@@ -89,26 +79,6 @@ def test_report_command_makes_page_trace_and_metrics(tmp_path: Path, report_file
     assert code == 0
     assert output.splitlines() == [f"report: {html}", f"trace: {trace}", f"metrics: {prom}"]
     assert "node lost" in html.read_text()
-
-
-def test_report_command_alone_prints_the_table(report_file: Path) -> None:
-    code, output = run(report_file)
-    assert code == 0
-    assert "llama-70b: failed in stage compile, exit status 1" in output
-    assert "ranks 0-7 (node-0): node lost: node-0 gave no sign of life for 10 s" in output
-    assert "remedy: look whether node-0 is up and reachable, and launch again" in output
-    assert "attempt 2: 18.5 s, failed in compile (because attempt 1 failed: node node-0 was lost)" in output
-
-
-def test_report_command_without_a_file_shows_the_last_launch(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    code, output = run()
-    assert code == 2
-    assert "no launch of this user is known on this machine" in output
-    keep_last(made_report(8))
-    code, output = run()
-    assert code == 0
-    assert "llama-70b: 8 ranks" in output
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.support.made_reports import made_report
 from warmrank.orchestrator.launch.report import from_json, to_json
-from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.ui.page import render_html
 
 
@@ -70,23 +68,6 @@ def test_page_of_a_failed_launch_says_why_and_how_to_mend_it() -> None:
     assert "node node-0 was lost" in text
 
 
-def test_page_of_ranks_that_all_did_something_else_stays_small() -> None:
-    report = made_report(1024, failed=True)
-    assert report.failure is not None
-    cause, found = report.failure.causes[0], report.course.classes[0]
-    causes = tuple(replace(cause, ranks=(rank,), message=f"error {rank} " * 9) for rank in range(1024))
-    classes = tuple(replace(found, ranks=(rank,)) for rank in range(2048))
-    ranks = tuple(
-        replace(rank, functions=tuple(replace(each, reason=str(rank.rank)) for each in rank.functions))
-        for rank in made_report(256).ranks
-    )
-    failure, course = replace(report.failure, causes=causes), replace(report.course, classes=classes)
-    text = render_html(replace(report, failure=failure, course=course, ranks=ranks))
-    assert len(text.encode()) < 2_000_000
-    assert "And 984 more causes, in the JSON report." in text
-    assert "And 1,048 more, in the JSON report." in text
-
-
 @pytest.mark.parametrize("failed", [False, True])
 def test_page_needs_no_network_and_its_links_lead_to_its_sections(failed: bool) -> None:
     page = Page(render_html(made_report(8, failed=failed)))
@@ -127,8 +108,3 @@ def test_no_text_of_a_report_becomes_markup(text: str, failed: bool) -> None:
     assert not {"img", "iframe", "svg"} & page.tags.keys()
     assert not [key for _, key, _ in page.attributes if key.startswith("on")]
     assert all(char.isprintable() or char.isspace() for char in page.text)
-
-
-def test_launch_of_which_no_stage_began_has_a_page() -> None:
-    report = replace(made_report(2, failed=True), course=Course(), ranks=(), stages=(), fetches=())
-    assert "No stage began." in Page(render_html(report)).text

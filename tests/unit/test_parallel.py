@@ -8,20 +8,7 @@ import threading
 import pytest
 
 from tests.support.stored import REPOSITORY
-from warmrank.cache_store import parallel
-from warmrank.cache_store.parallel import each, each_short
-
-
-def test_each_runs_items_at_once_and_not_more_than_asked():
-    barrier = threading.Barrier(3)
-    threads: set[int] = set()
-
-    def meet(_: int) -> None:
-        threads.add(threading.get_ident())
-        barrier.wait(30)
-
-    each(meet, range(12), num_threads=3)
-    assert len(threads) == 3
+from warmrank.cache_store.parallel import each
 
 
 def test_each_raises_the_first_error_in_order_after_all_threads_ended():
@@ -52,20 +39,6 @@ def test_each_begins_nothing_after_an_error():
     with pytest.raises(ValueError, match="item 0"):
         each(work, range(1000), num_threads=2)
     assert sorted(begun) == [0, 1]
-
-
-def test_each_short_raises_the_first_error_and_begins_nothing_after_it(monkeypatch):
-    monkeypatch.setattr(parallel, "_WORTH_A_THREAD_S", 1e9)
-    begun: list[int] = []
-
-    def work(item: int) -> None:
-        begun.append(item)
-        if item == 70:
-            raise ValueError("item 70")
-
-    with pytest.raises(ValueError, match="item 70"):
-        each_short(work, range(1000), num_threads=4)
-    assert begun == list(range(71))
 
 
 STUCK = """

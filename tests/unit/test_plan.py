@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,20 +13,15 @@ from warmrank.orchestrator.launch.plan import (
     Action,
     Adopt,
     Attempt,
-    Avoided,
     AwaitLeader,
     Compile,
-    Failed,
     GiveUp,
-    Leaders,
     Load,
     PlanState,
     Slot,
-    Tried,
     apply_round,
     begin,
     forbidden,
-    lanes_of,
     plan_round,
 )
 from warmrank.worker.results import FunctionProbe, ProbeState
@@ -69,36 +63,8 @@ def test_ranks_of_other_runtime_state_neither_wait_for_nor_adopt_from_each_other
     assert plan_of(probe("hit", "a", blocks=1), probe("miss", blocks=2))[1, "f"] == Compile()
 
 
-def test_miss_adopts_what_another_rank_of_its_class_holds() -> None:
-    assert plan_of(probe("miss"), probe("hit", "a"))[0, "f"] == Adopt(digest="a", from_rank=1)
-
-
-def test_where_all_miss_the_lowest_rank_compiles_and_the_others_wait_for_it() -> None:
-    assert plan_of(probe("miss"), probe("miss"), probe("miss")) == {
-        (0, "f"): Compile(),
-        (1, "f"): AwaitLeader(leader=0),
-        (2, "f"): AwaitLeader(leader=0),
-    }
-
-
-def functions_missed(*names: str, num_ranks: int) -> PlanState:
-    return begin({rank: tuple(probe("miss", function=name) for name in names) for rank in range(num_ranks)})
-
-
 def leaders(plan: Mapping[Slot, Action]) -> dict[str, int]:
     return {function: rank for (rank, function), action in plan.items() if isinstance(action, Compile)}
-
-
-def test_calls_of_one_function_have_one_leader() -> None:
-    state = functions_missed("f", "f[1]", "g", num_ranks=2)
-    plan = plan_round(state, max_rounds=4, nodes={0: 0, 1: 0})
-    assert leaders(plan) == {"f": 0, "f[1]": 0, "g": 1}
-
-
-def test_rank_that_refused_stays_and_tries_the_next_offer() -> None:
-    state = begin({0: (probe("hit", "a"),), 1: (probe("hit", "b"),), 2: (probe("miss"),)})
-    state = refused(state, plan_round(state, max_rounds=4), (2, "f"))
-    assert plan_round(state, max_rounds=4) == {(2, "f"): Adopt(digest="b", from_rank=1)}
 
 
 def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
@@ -145,40 +111,6 @@ def test_class_is_given_up_after_its_second_leader_and_nobody_else() -> None:
     assert [(found.rank, found.reason) for found in end.failed] == [(0, "no luck"), (1, "no luck")]
 
 
-def test_calls_of_one_function_that_failed_on_different_ranks_are_tried_apart() -> None:
-    state = replace(
-        functions_missed("f", "f[1]", num_ranks=2),
-        failed=(
-            Failed(class_key=("f", "k", frozenset()), rank=0, reason="no luck"),
-            Failed(class_key=("f[1]", "k", frozenset()), rank=1, reason="no luck"),
-        ),
-    )
-    assert leaders(plan_round(state, max_rounds=4)) == {"f": 1, "f[1]": 0}
-
-
-def test_what_a_former_attempt_was_lost_in_is_compiled_elsewhere() -> None:
-    probes = {rank: (probe("miss"), probe("miss", function="g")) for rank in range(4)}
-    nodes = {0: 0, 1: 0, 2: 1, 3: 1}
-    lost = Avoided(function="f", request_key="k", rank=0, node=0)
-    plan = plan_round(begin(probes, avoided=[lost]), max_rounds=4, nodes=nodes)
-    assert leaders(plan) == {"f": 2, "g": 0}
-
-
-def test_ranks_that_refuse_for_the_same_reason_share_a_leader() -> None:
-    state = begin({rank: (probe("miss"),) for rank in range(5)})
-    actions = plan_round(state, max_rounds=4)
-    stages = {1: "stage 1", 2: "stage 2", 3: "stage 1", 4: "stage 2"}
-    attempts = {(0, "f"): Attempt(ok=True, digest="x")} | {
-        (rank, "f"): Attempt(ok=False, digest="x", reason=stage) for rank, stage in stages.items()
-    }
-    assert plan_round(apply_round(state, actions, attempts), max_rounds=4) == {
-        (1, "f"): Compile(),
-        (2, "f"): Compile(),
-        (3, "f"): AwaitLeader(leader=1),
-        (4, "f"): AwaitLeader(leader=2),
-    }
-
-
 def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
     nodes = {rank: rank // 2 for rank in range(6)}
     state = begin({rank: (probe("miss"),) for rank in range(6)})
@@ -194,25 +126,6 @@ def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
         (4, "f"): Compile(),
         (5, "f"): AwaitLeader(leader=4),
     }
-
-
-class Counted(dict[int, int]):
-    """Nodes of ranks; counts how often it is asked."""
-
-    num_asked = 0
-
-    def __getitem__(self, rank: int) -> int:
-        self.num_asked += 1
-        return super().__getitem__(rank)
-
-
-@pytest.mark.parametrize("num_classes", [1, 64, 1024])
-def test_planning_asks_for_each_rank_a_few_times_whatever_the_number_of_classes(num_classes: int) -> None:
-    nodes = Counted({rank: rank // 8 for rank in range(1024)})
-    probes = {rank: (probe("miss", key=f"k{rank % num_classes}"),) for rank in nodes}
-    plan = plan_round(begin(probes), max_rounds=4, nodes=nodes)
-    assert sum(action == Compile() for action in plan.values()) == num_classes
-    assert nodes.num_asked <= 2 * len(nodes)
 
 
 TWO_NODES = {0: 0, 1: 0, 2: 1, 3: 1}
@@ -238,20 +151,6 @@ def test_leaders_go_to_other_nodes_before_other_ranks_of_a_node() -> None:
 def test_node_has_no_more_leaders_than_lanes_while_another_can_lead() -> None:
     found = led(dict.fromkeys("abcdef", 1), {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}, lanes={0: 1, 1: 1})
     assert len(set(found.values())) == 2
-
-
-def test_leader_that_failed_is_passed_over_for_another_node_then_for_another_rank() -> None:
-    tried = Tried(ranks=frozenset({0}), nodes=frozenset({0}))
-    assert Leaders(TWO_NODES).choose([0, 1, 2], 1, tried) == 2
-    assert Leaders(TWO_NODES).choose([0, 1], 1, tried) == 1
-    assert Leaders(TWO_NODES).choose([0], 1, tried) == 0
-
-
-def test_lanes_are_the_cpus_that_ranks_reserved() -> None:
-    nodes = [0] * 8 + [1] * 2
-    assert lanes_of(nodes, 1.0) == {0: 8, 1: 2}
-    assert lanes_of(nodes, 0.25) == {0: 2, 1: 1}
-    assert lanes_of(nodes, 4.0) == {0: 8, 1: 2}
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
@@ -323,15 +222,6 @@ def test_rank_that_failed_does_not_try_again_while_another_can(world: PlannedWor
         for demand in needy:
             if actions[demand.slot] == Compile() and (demand.class_key[:2], demand.rank) in tried:
                 assert demand.class_key not in fresh
-
-
-@few
-@given(worlds(cold=True, breaks=False))
-def test_a_cold_launch_compiles_each_true_class_once(world: PlannedWorld) -> None:
-    # Four kinds are at most four rounds, even where refusals do not say why.
-    course = carried_out(world, max_rounds=4)
-    true_classes = {(slot[1], world.keys[slot], kind) for slot, kind in world.kinds.items()}
-    assert sum(course.compiled().values()) == len(true_classes)
 
 
 def parallel(*, tp: int, pp: int, dp: int, hidden: bool = False, placed: int = 8) -> PlannedWorld:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +14,10 @@ from typer.testing import CliRunner, Result
 from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite
 from warmrank.cache_store.cache_dir.private_files import check_private
-from warmrank.cache_store.cache_dir.single_flight import BEAT_NAME, LOCKS
-from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.errors import UnknownNode
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.look.verify import cached_files
 from warmrank.orchestrator.nodes import Node, choose, this_node
-from warmrank.orchestrator.seed import here
 from warmrank.orchestrator.seed.here import seed_here
 
 ONE = Node(node_id="aa11" * 14, address="10.0.0.1", host="one")
@@ -42,15 +35,6 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("names", [[ONE.node_id], [ONE.node_id[:6]], ["10.0.0.1"], ["one", "10.0.0.1"]])
 def test_node_is_found_once_by_id_address_or_host(names: list[str]):
     assert choose(NODES, names) == (ONE,)
-
-
-@pytest.mark.parametrize("name", ["three", "two"], ids=["unknown", "of two nodes"])
-def test_name_that_fits_no_node_or_several_is_refused_with_the_known_ones(name: str):
-    with pytest.raises(UnknownNode, match=f"called '{name}'") as caught:
-        choose(NODES, [name])
-    assert all(str(node) in str(caught.value) for node in NODES)
-    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
-    assert (str(again), again.wanted, again.known) == (str(caught.value), name, NODES)
 
 
 def test_partitions_of_all_ranks_are_laid_out_private(tmp_path: Path):
@@ -72,24 +56,6 @@ def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
     assert "same components" not in found.reason
 
 
-def test_launch_of_something_else_is_a_miss_that_names_the_difference(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    config = load(tmp_path / "tiny.yaml", ("workload.arguments={layers: 3}",))
-    alone, one_of_many = seed_here(config), seed_here(config, NODES[0])
-    assert not alone.found
-    missing = f"no launch {launch_key(config)[:12]} is in the store; "
-    assert alone.reason.startswith(f"{missing}nearest is launch ")
-    assert alone.reason.endswith(": argument layers 8 -> 3")
-    assert one_of_many.reason == missing + here.HINT
-
-
-def test_miss_does_not_read_many_other_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    config = load(tmp_path / "tiny.yaml", ("workload.arguments={layers: 3}",))
-    monkeypatch.setattr(here, "MAX_KEYS_READ", 0)
-    assert seed_here(config).reason.endswith(here.HINT)
-
-
 def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
@@ -97,13 +63,6 @@ def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
     found = seed_here(config)
     assert found.faults
     assert cached_files(config.cache_dir) == ()
-
-
-def test_absent_store_is_an_error_and_not_created(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    with pytest.raises(StoreUnavailable):
-        seed_here(config)
-    assert not (tmp_path / "store").exists()
 
 
 def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
@@ -119,24 +78,8 @@ def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
     assert (found.bytes_copied, variants) == (5, ["right", "wrong"])
 
 
-def test_waiters_hear_of_a_holder_that_only_reads_what_is_there(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    seed_here(config)
-    beat_file = config.cache_dir / LOCKS / BEAT_NAME
-    beat_file.unlink(missing_ok=True)
-    seed_here(config, options=FetchOptions(reread=True))
-    assert beat_file.exists()
-
-
 def command(project: Path, *options: str) -> Result:
     return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
-
-
-def test_config_without_store_ends_with_two(tmp_path: Path):
-    loaded_config(tmp_path, store=None)
-    done = command(tmp_path)
-    assert (done.exit_code, "names no store" in done.stderr) == (2, True)
 
 
 def test_without_a_cluster_this_machine_is_seeded(tmp_path: Path):

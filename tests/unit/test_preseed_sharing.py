@@ -11,7 +11,7 @@ import pytest
 from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import blob_path, overwrite, tree
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.errors import NotInStore, StoreUnavailable
+from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.orchestrator.seed import on_ray
 from warmrank.orchestrator.seed.here import NodeSeed, seed_here
@@ -66,12 +66,6 @@ def test_node_gets_everything_from_the_one_that_is_seeded(nodes: Nodes):
     assert nodes.files("other") == nodes.files("first")
 
 
-def test_what_is_there_already_is_not_taken(nodes: Nodes):
-    nodes.receive(nodes.share())
-    nodes.taken.clear()
-    assert (nodes.receive(nodes.share()).bytes_copied, nodes.taken) == (0, [])
-
-
 @pytest.mark.parametrize(
     "damage",
     [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1], lambda _: b""],
@@ -103,15 +97,6 @@ def test_node_that_dies_leaves_the_rest_to_the_store_and_is_not_waited_for_again
     assert len(nodes.taken) <= num_pieces + 8  # one question for each thread
 
 
-def test_blob_that_another_node_cannot_have_from_the_store_either_is_a_fault(nodes: Nodes):
-    data = FUNCTIONS["Llama.f11"]
-    overwrite(blob_path(nodes.root / "store", data), bytes(len(data)))
-    shared = nodes.share()
-    found = nodes.receive(Share(pieces=(), places=shared.places))
-    assert found.faults
-    assert data not in nodes.files("other").values()
-
-
 def test_no_more_is_shared_than_there_is_room_for_and_the_store_has_the_rest(nodes: Nodes):
     shared = nodes.share(room_bytes=NUM_BYTES // 2)
     assert sum(map(len, shared.pieces)) <= NUM_BYTES // 2
@@ -138,10 +123,3 @@ def test_file_that_changed_at_the_source_harms_no_other(nodes: Nodes, change: Ca
     found = nodes.receive(nodes.share())
     assert (found.faults, nodes.files("other")) == ((), before)
     assert found.bytes_from_store == largest.expected.size_bytes
-
-
-def test_empty_blob_and_unknown_name(nodes: Nodes):
-    shared = SharedBlobs(Share(pieces=(), places={"empty": (0, 0)}), bytes)
-    assert shared.open("empty").read() == b""
-    with pytest.raises(NotInStore):
-        shared.open("unknown")

@@ -7,21 +7,12 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tests.support.ray_cluster import Clock, make_node, seeded
-from warmrank.cache_store.progress import Progress
-from warmrank.orchestrator.nodes import Node
+from tests.support.ray_cluster import Clock, make_node
 from warmrank.orchestrator.seed.here import NodeSeed, failed
 from warmrank.orchestrator.seed.seeding import NodeState
 from warmrank.orchestrator.seed.show import SeedLines, render_seeds
 
 ONE, TWO = make_node(1), make_node(2)
-
-
-def running(node: Node, done_bytes: int | None = None) -> NodeState:
-    progress = Progress(done_bytes=done_bytes or 0, total_bytes=4 << 20, done_files=1, total_files=8)
-    return NodeState(
-        node=node, phase="running", attempts=1, progress=None if done_bytes is None else progress
-    )
 
 
 def lines_of(*shown: list[NodeState], step_s: float = 0.0) -> list[str]:
@@ -32,19 +23,6 @@ def lines_of(*shown: list[NodeState], step_s: float = 0.0) -> list[str]:
         clock.now_s += step_s
         lines.show(states)
     return text.getvalue().splitlines()
-
-
-def test_each_change_of_a_node_is_a_line():
-    state = running(ONE)
-    ended = replace(seeded(ONE), bytes_copied=2048, seconds=1.5)
-    assert lines_of(
-        [NodeState(node=ONE)], [state], [state], [replace(state, phase="ended", seed=ended)], []
-    ) == [
-        "1 node found: host1",
-        f"{ONE}: begun, from the store",
-        f"{ONE}: seeded, 2.0 KiB copied, 1.50 s",
-        f"{ONE}: left the cluster",
-    ]
 
 
 def table_of(*seeds: NodeSeed) -> list[str]:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.support.ray_cluster import Clock, make_node, seeded
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.seed.here import NodeSeed, failed
+from warmrank.orchestrator.seed.here import NodeSeed
 from warmrank.orchestrator.seed.seeding import NodeState
 from warmrank.orchestrator.seed.show import SeedLines
 from warmrank.orchestrator.seed.watch import HUNG_S, Watch
@@ -88,24 +88,10 @@ def test_what_the_process_says_is_shown_and_ends_the_watch():
     assert (len(stage.known), stage.num_stopped) == (1, 1)
 
 
-def test_failed_nodes_do_not_end_a_watch():
-    both = [states(seeded(ONE), failed(TWO, "disk full")), states(seeded(ONE), seeded(TWO))]
-    stage = Stage(both, num_nodes=2)
-    assert [seed.status for seed in stage.lines.outcomes()] == ["seeded", "seeded"]
-
-
 def test_process_that_ended_is_started_again_later_each_time():
     stage = Stage(seconds=120.0)
     waits = [later - earlier - STEP_S for earlier, later in itertools.pairwise(stage.started_s)]
     assert waits[:4] == [2.0, 4.0, 8.0, 16.0]
-
-
-def test_head_that_is_away_is_said_once_and_so_is_its_return():
-    away = ["no Ray cluster can be joined"]
-    stage = Stage(away, list(away), [states(seeded(ONE))], num_nodes=1)
-    (line,) = stage.said("is away")
-    assert line.endswith("until it is back: no Ray cluster can be joined")
-    assert len(stage.said("is back after")) == 1
 
 
 def test_process_that_is_silent_for_long_is_ended():
@@ -115,18 +101,7 @@ def test_process_that_is_silent_for_long_is_ended():
     assert stage.said("no answer for 90 s")
 
 
-def test_what_is_seeded_is_not_seeded_again_by_the_next_process():
-    stage = Stage([states(seeded(ONE), failed(TWO, "disk full"))], seconds=30.0)
-    assert stage.known[:2] == [[], [ONE]]
-
-
 def test_nodes_of_another_cluster_at_the_same_address_replace_the_former():
     stage = Stage([states(seeded(ONE)), states(TWO)], seconds=30.0)
     assert stage.said(f"{ONE}: left the cluster")
     assert stage.lines.outcomes() == ()
-
-
-def test_watch_ends_after_its_time():
-    stage = Stage([states(ONE), *[None] * 8], seconds=30.0)
-    assert stage.clock.now_s == 1030.0
-    assert stage.num_stopped == 1

@@ -10,11 +10,10 @@ import pytest
 from rich.console import Console
 
 from tests.support.made_reports import failing, result, seats, until_compile, whole
-from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.ui.live import LiveView
-from warmrank.orchestrator.ui.progress import FetchLines, PlainLines
+from warmrank.orchestrator.ui.progress import PlainLines
 from warmrank.worker.results import FunctionResult
 
 
@@ -102,15 +101,6 @@ def test_plain_lines_tell_what_happens_once_without_wrapping(heard: Iterable[e.E
     assert plain(heard).count(line) == 1
 
 
-def test_plain_lines_of_many_kinds_of_results_and_problems_are_bounded() -> None:
-    kinds = [event for rank in range(500) for event in told(result(f"f{rank}", compiled=True), rank)]
-    assert len(plain([*kinds, LOADED])) < 20
-    lines = plain(e.Problem(at_s=1.0, text=f"problem {index // 2}") for index in range(400))
-    assert lines[:2] == ["problem: problem 0", "problem: problem 1"]
-    assert lines[-1] == "problem: further ones stand in the report"
-    assert len(lines) < 30
-
-
 def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late() -> None:
     begun: list[e.Event] = [SEATED, stage("compile", 0, 1), finished("compile", 0, 0.5)]
     beats = plain([*begun, *(busy(1, "compile f", float(at_s)) for at_s in range(1, 1000))])[2:]
@@ -174,27 +164,3 @@ TWO_STEPS: list[e.Event] = [
 def test_live_view_shows(heard: Iterable[e.Event], num_ranks: int, parts: list[str]) -> None:
     text = "\n".join(live(heard, num_ranks, width=120, later_s=3.0))
     assert [part for part in parts if part not in text] == []
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("num_ranks", [1, 16, 1024])
-@pytest.mark.parametrize(("width", "height"), [(200, 60), (80, 24), (40, 10), (20, 4), (7, 2), (1, 1)])
-def test_live_view_is_never_larger_than_the_screen(num_ranks: int, width: int, height: int) -> None:
-    many = [e.Problem(at_s=1.0, text=f"problem {index} " * 20) for index in range(9)]
-    for heard in (until_compile(num_ranks), whole(num_ranks), failing(num_ranks)):
-        screen = live([*heard, *many], num_ranks, width=width, height=height)
-        assert max(map(len, screen), default=0) <= width
-        assert len(screen) <= max(height - 1, 1)
-
-
-FETCHED = Progress(done_bytes=1 << 20, total_bytes=4 << 20, done_files=1, total_files=8)
-
-
-@pytest.mark.parametrize(("seconds", "num_lines"), [(9, 0), (40, 4)])
-def test_long_fetch_prints_a_line_every_ten_seconds(seconds: int, num_lines: int) -> None:
-    clock, console = Clock(), Console(file=io.StringIO())
-    lines = FetchLines(console, clock=clock)
-    for _ in range(seconds):
-        clock.now_s += 1
-        lines(FETCHED)
-    assert lines_of(console) == ["fetch: 1.0 MiB of 4.0 MiB, 1 of 8 files"] * num_lines

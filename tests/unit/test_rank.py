@@ -11,16 +11,13 @@ import pytest
 import torch
 
 from tests.support import workloads
-from tests.support.backends import WaywardBackend
 from tests.support.launching import rank_spec
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
-from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.marks import marks_of, permit_copies
 from warmrank.cache_store.records.manifest import CaptureEntry
-from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.worker.errors import DeviceUnavailable, WorkloadError
+from warmrank.worker.errors import WorkloadError
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
 
@@ -92,20 +89,11 @@ def capture_all(rank: RankWorker, planned: tuple[CaptureEntry, ...] = ()) -> lis
     return [result for step in rank.propose_captures(planned) for result in rank.capture(step)]
 
 
-def by_name(results: tuple[FunctionResult, ...]) -> dict[str, FunctionResult]:
-    return {result.function: result for result in results}
-
-
 def outcomes(results: tuple[FunctionResult, ...]) -> list[str]:
     return [result.outcome if result.ok else f"failed: {result.reason}" for result in results]
 
 
 # Start and build.
-
-
-def test_start_says_what_a_device_kind_lacks_on_this_node(cache: Path) -> None:
-    with pytest.raises(DeviceUnavailable, match="device kind npu needs torch_npu"):
-        RankWorker(rank_spec(cache, device_kind="npu"), None).start()
 
 
 def test_build_gives_the_entrypoint_its_place_and_arguments(cache, monkeypatch):
@@ -152,21 +140,6 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
 # Probe.
 
 
-def test_probe_of_an_empty_cache_is_all_misses_with_reasons(cache: Path) -> None:
-    probes = built(cache).probe()
-    assert [probe.function for probe in probes] == list(UNITS)
-    assert {probe.state for probe in probes} == {"miss"}
-    assert probes[0].reason == "the cache holds nothing for Plain.affine"
-    assert probes[0].digest == ""
-
-
-def test_probe_says_what_a_compile_costs_where_there_is_one(cache: Path) -> None:
-    modules = 2  # a linear layer, and the model around it
-    assert {probe.cost for probe in built(cache).probe()} == {modules}
-    compiled(cache)
-    assert {probe.cost for probe in built(cache).probe()} == {1}
-
-
 def test_probe_of_the_own_partition_is_a_hit_with_the_digest(cache: Path) -> None:
     digests = [result.digest for result in compiled(cache).load(UNITS)]
     probes = built(cache).probe()
@@ -174,26 +147,7 @@ def test_probe_of_the_own_partition_is_a_hit_with_the_digest(cache: Path) -> Non
     assert [probe.digest for probe in probes] == digests
 
 
-def test_probe_of_another_ranks_partition_is_adoptable(cache: Path, warmed: Warmed) -> None:
-    warmed(cache, world_size=2)
-    probes = built(cache, rank=1, world_size=2).probe()
-    assert {probe.state for probe in probes} == {"adoptable"}
-    assert probes[0].reason == "fits world2global_rank0"
-
-
 # Compile.
-
-
-def test_compile_of_a_call_that_an_earlier_one_covers_compiles_nothing(cache: Path) -> None:
-    results = by_name(built(cache).compile(UNITS))
-    assert results["Plain.affine[1]"].outcome == "loaded"
-    assert results["Plain.affine[1]"].digest == results["Plain.affine"].digest
-
-
-def test_compile_puts_the_artifact_into_the_store(cache: Path, store: Store, tmp_path: Path) -> None:
-    (result,) = built(cache, store).compile(UNITS[:1])
-    fetched = store.fetch_blob(result.digest, tmp_path / "fetched", cache_root=tmp_path)
-    assert fetched.read_bytes() == Path(result.path).read_bytes()
 
 
 def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> None:
@@ -204,30 +158,7 @@ def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> Non
     assert not bad.guard_failed
 
 
-def test_compile_waits_for_a_silent_store_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = WaywardBackend()
-    place.hangs = True
-    tiers = TieredBackend([Tier(name="/store", backend=place, answer_s=0.1)])
-    try:
-        compiled(cache, Store(tiers, trust=Trust(policy="off"), location="/store"))
-    finally:
-        place.thaw()
-    assert sum(record.name == "warmrank.cache_store.backends.places" for record in caplog.records) == 1
-    unshared = [
-        record for record in caplog.records if "is not shared with other nodes" in record.getMessage()
-    ]
-    assert len(unshared) == len({"affine", "scaled"})
-
-
 # Load.
-
-
-def test_load_of_what_is_not_there_is_a_result_with_the_reason(cache: Path) -> None:
-    rank = built(cache)
-    rank.probe()
-    (result,) = rank.load(UNITS[:1])
-    assert not result.ok
-    assert result.reason == "the cache holds nothing for Plain.affine"
 
 
 # Adopt.
@@ -290,11 +221,6 @@ def test_first_call_after_a_capture_captures_nothing_more(cache: Path, warmed: W
     assert sum(runner.statistics.captures for runner in captures.values()) == 3
 
 
-def test_first_call_of_what_was_not_loaded_does_not_compile(cache: Path) -> None:
-    assert {result.ok for result in called(built(cache))} == {False}
-    assert not cache.exists()
-
-
 # Manifest and publish.
 
 
@@ -303,11 +229,6 @@ def test_manifest_leaves_out_a_function_that_abandoned_its_cache(cache: Path, st
     rank = compiled(cache, store, arguments={"dynamic": False, "on_recompile": "abandon"})
     assert {entry.function for entry in rank.manifest().artifacts} == {"Plain.scaled"}
     assert rank.publish(LAUNCH_KEY) is not None
-
-
-def test_manifest_of_a_rank_that_is_not_warm_is_refused(cache: Path) -> None:
-    with pytest.raises(WorkloadError, match="was neither loaded nor compiled on this rank"):
-        built(cache).manifest()
 
 
 def test_publish_puts_manifest_and_artifacts_into_the_store(cache, store, tmp_path, warmed):
@@ -320,17 +241,6 @@ def test_publish_puts_manifest_and_artifacts_into_the_store(cache, store, tmp_pa
     assert {path.relative_to(tmp_path / "node") for path in (tmp_path / "node").rglob("compiled_module")} == {
         path.relative_to(cache) for path in cache.rglob("compiled_module")
     }
-
-
-def test_what_a_rank_shared_when_it_compiled_counts_as_published(cache: Path, store: Store) -> None:
-    rank = compiled(cache, store)
-    artifacts = {path.read_bytes() for path in cache.rglob("compiled_module")}
-    published = rank.publish(LAUNCH_KEY)
-    assert published is not None
-    assert (published.num_blobs_new, published.bytes_new) == (len(artifacts), sum(map(len, artifacts)))
-    again = compiled(cache.with_name("other"), store).publish(LAUNCH_KEY)
-    assert again is not None
-    assert (again.num_blobs_new, again.bytes_new) == (0, 0)
 
 
 def test_launch_of_a_warm_cache_traces_nothing(cache, monkeypatch, warmed):

@@ -12,7 +12,6 @@ import pytest
 
 from warmrank.orchestrator.causes import WorkerFailure, causes_of
 from warmrank.orchestrator.gang import rank_files
-from warmrank.orchestrator.gang.node_watch import Charge, look_at
 from warmrank.orchestrator.gang.rank_files import StepFile, read_step, step_file
 
 
@@ -33,23 +32,6 @@ def test_file_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
     step.close()
     step.note("later")
     assert not path.exists()
-
-
-def test_place_that_cannot_be_written_says_nothing(tmp_path: Path) -> None:
-    step = StepFile(tmp_path / "no" / "rank0.step")
-    step.note("load")
-    assert read_step(tmp_path / "no" / "rank0.step") == ""
-
-
-def test_own_process_is_seen_with_its_step(tmp_path: Path) -> None:
-    import os
-
-    path = tmp_path / "rank0.step"
-    StepFile(path).note("build")
-    status = look_at(Charge(pid=os.getpid(), mark="m", log=path.with_suffix(".log")))
-    assert (status.is_gone, status.is_stopped, status.doing) == (False, False, "build")
-    assert status.resident_bytes > 0
-    assert status.cpu_s > 0
 
 
 _CHILD = """
@@ -88,15 +70,6 @@ def test_process_that_crashes_has_said_which_fault_it_was(hung: tuple[subprocess
     child.send_signal(signal.SIGSEGV)
     child.wait()
     assert rank_files.crash_in(rank_files.read_stacks(path)) == "Segmentation fault"
-
-
-def test_logs_of_the_newest_launches_are_kept_and_what_else_is_there(tmp_path: Path) -> None:
-    names = [f"20260101T0000{second:02}Z-abcd" for second in range(12)]
-    for name in [*names, "mine"]:
-        (tmp_path / name).mkdir()
-    rank_files.drop_old_logs(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*names[2:], "mine"]
-    rank_files.drop_old_logs(tmp_path / "none")
 
 
 def test_cause_has_the_traceback_of_the_first_rank_that_gave_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from warmrank.cache_store.cache_dir.marks import mark_unverified
 from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of, rank_spec
-from warmrank.worker.rank.script import journal_of
+from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of
 from warmrank.worker.results import FunctionResult
 
 
@@ -51,34 +49,6 @@ def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> 
     mark_unverified(given.config.cache_dir, "off")
     with pytest.raises(UnusableCache):
         RankHost(FakeWorld().make_worker).open(given)
-
-
-def test_store_that_is_away_is_a_problem_of_the_rank(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    store = {"path": str(tmp_path / "file" / "store"), "trust": {"policy": "off"}}
-    opened = RankHost(FakeWorld().make_worker).open(init(tmp_path, store=store))
-    assert "store unavailable" in opened.problem
-
-
-def test_what_waits_says_why_the_driver_could_not_use_the_store(tmp_path: Path) -> None:
-    store = {"path": str(tmp_path / "store"), "trust": {"policy": "off"}}
-    host = RankHost(FakeWorld().make_worker)
-    host.open(replace(init(tmp_path, store=store), store_away="the server says 403"))
-    host.call("build", ())
-    host.call("compile", (FUNCTIONS,))
-    published = host.call("publish", ("1" * 64, True, False))
-    assert published.queued.endswith("the server says 403")
-
-
-def test_closed_rank_of_a_script_leaves_no_journal(tmp_path: Path) -> None:
-    given = init(tmp_path, workload={"script": "job.py"})
-    host = RankHost(FakeWorld().make_worker)
-    host.open(given)
-    journal = journal_of(rank_spec(given))
-    journal.parent.mkdir()
-    journal.touch()
-    host.close()
-    assert not journal.exists()
 
 
 def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import LacksDevice, LaunchFailed
-from warmrank.orchestrator.gang import ray_launcher, ray_session, reservation
-from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, logs_of, seat_ranks
+from warmrank.orchestrator.gang import ray_launcher, reservation
+from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Batches, Charge
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
@@ -127,11 +125,6 @@ def test_store_that_fails_one_rank_leaves_the_others_their_time(stage: str) -> N
     assert answers(stage, Actor(fault), Actor("done", LATER_S)) == {0: fault, 1: "done"}
 
 
-def test_store_that_fails_a_rank_for_which_others_wait_ends_the_call_soon() -> None:
-    fault = failure("BlobCorrupt", store_fault=True)
-    assert answers("start", Actor(fault), Actor("done", NEVER_S)) == {0: fault}
-
-
 @pytest.mark.parametrize("stage", ["fetch", "build"])
 def test_rank_that_died_ends_the_call_soon(stage: str) -> None:
     died = failure(DIED)
@@ -145,85 +138,6 @@ def test_call_goes_on_until_it_is_known_whether_the_node_of_a_dead_rank_lives() 
         kind.kind for rank, kind in launcher.call("build", "build", {0: (), 1: ()}, timeout_s=60) if rank == 0
     ]
     assert found == [DIED, NODE_LOST]
-
-
-@dataclass
-class SilentNode(Watch):
-    """Sees that the node of rank 0, which never answers, is lost; notes for whom it is to be in doubt."""
-
-    waited: list[bool] = field(default_factory=list)
-
-    def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
-        return (WorkerFailure(rank=0, stage=stage, kind=NODE_LOST, message="silent"),)
-
-    def is_in_doubt(self, *, others_wait: bool) -> bool:
-        self.waited.append(others_wait)
-        return False
-
-
-def test_rank_that_failed_without_an_answer_is_none_of_those_who_wait() -> None:
-    launcher, watch = launcher_of(Actor("done", NEVER_S)), SilentNode()
-    launcher._watch = watch  # type: ignore[assignment]
-    ((_, found),) = launcher.call("build", "build", {0: ()}, timeout_s=60)
-    assert found.kind == NODE_LOST
-    assert (watch.waited[0], watch.waited[-1]) == (True, False)
-
-
-@dataclass
-class Head:
-    """Is there, and then lost while something waits for it."""
-
-    loss: str = ""
-
-    def is_there(self) -> bool:
-        return not self.loss
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
-def test_way_out_that_waits_for_a_lost_head_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher, waits = launcher_of(Actor("done")), threading.Event()
-    launcher._actors, launcher._watch = [], None
-    abandoned: list[ray_session.Session] = []
-    head = launcher._head = Head()  # type: ignore[assignment]
-    launcher._session = ray_session.Session(way_in="address")
-
-    def leave(_session: ray_session.Session) -> None:
-        head.loss = "gone"
-        waits.wait()
-
-    monkeypatch.setattr(ray_session, "leave", leave)
-    monkeypatch.setattr(ray_session, "abandon", abandoned.append)
-    launcher.stop()
-    waits.set()
-    assert abandoned == [ray_session.Session(way_in="address")]
-
-
-def test_way_out_that_ends_is_not_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher = launcher_of(Actor("done"))
-    launcher._actors, launcher._watch = [], None
-    left: list[ray_session.Session] = []
-    launcher._head = Head()  # type: ignore[assignment]
-    launcher._session = ray_session.Session(way_in="address")
-    monkeypatch.setattr(ray_session, "leave", left.append)
-    monkeypatch.setattr(ray_session, "abandon", lambda _session: pytest.fail("it had ended"))
-    launcher.stop()
-    assert left == [ray_session.Session(way_in="address")]
-
-
-def test_death_that_comes_of_a_driver_that_stood_still_says_so() -> None:
-    watch = RayWatch(WatchConfig(lease_s=30), (), {})
-    died, other = failure(DIED), failure("WorkloadError")
-    assert watch.explained(died) == died
-    watch._silence.note(44.0, 45.0, 100.0)
-    assert "because this driver had not looked for 45 s" in watch.explained(died).message
-    assert watch.explained(other) == other
-
-
-def test_attempts_have_logs_of_their_own() -> None:
-    logs = [logs_of(Path("/cache"), "tiny", "a launch", attempt) for attempt in (1, 2)]
-    assert logs == ["/cache/.logs/tiny/a launch/rank*.log", "/cache/.logs/tiny/a launch/rank*.attempt2.log"]
 
 
 class LostHead:
@@ -260,20 +174,6 @@ def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
     assert exit_code_of(caught.value) == ExitCode.BAD_INPUT
 
 
-def test_no_ray_is_started_for_devices_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def enter(_config: RayConfig) -> None:
-        raise AssertionError("Ray was started")
-
-    monkeypatch.setattr(reservation, "_num_here", lambda _resource: 0)
-    for name in ("RAY_OVERRIDE_RESOURCES", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_session, "enter", enter)
-    data = {"workload": {"entrypoint": "a:b"}, "ranks": 1, "parallel": {"dp": 1}, "device": "npu"}
-    with pytest.raises(LacksDevice):
-        RayLauncher(parse(data)).start(1, timeout_s=60)
-
-
 class WatchActor:
     """Takes charge of ranks."""
 
@@ -298,20 +198,3 @@ def test_node_that_ray_placed_ranks_on_after_another_was_lost_gets_a_watch(
     watch = RayWatch(WatchConfig(), ["kept", "lost"], {})
     gang = Gang(seats=seats, master_addr="", master_port=0)
     assert watch.guard(gang, {0: "kept", 1: "new"}, charges) == [(0,), (1,)]
-
-
-def test_watch_gets_the_import_paths_that_ranks_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    class Remote:
-        def options(self, **options: Any) -> Remote:
-            asked.append(options)
-            return self
-
-        def remote(self) -> None:
-            return None
-
-    monkeypatch.setattr(ray, "remote", lambda _kind: Remote())
-    environ = {"env_vars": {"PYTHONPATH": "/somewhere"}}
-    RayWatch(WatchConfig(), ["ab" * 28], environ)
-    assert [options["runtime_env"] for options in asked] == [environ]

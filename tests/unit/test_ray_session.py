@@ -5,14 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,16 +16,12 @@ import ray
 
 from tests.support.processes import marked
 from warmrank.orchestrator import import_root, leaving, reaper
-from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.ray_session import (
-    Beginning,
-    TookTooLong,
     import_paths,
     rank_environ,
-    runtime_env,
     way_in,
 )
 from warmrank.orchestrator.reaper_client import ReapedRanks
@@ -66,27 +58,9 @@ def test_way_in_follows_config_and_environment(
     assert way_in(config, environ, initialized=initialized) == expected
 
 
-def test_threads_of_a_rank_come_from_the_config() -> None:
-    assert rank_environ(RayConfig(omp_num_threads=3), "cpu", "local")["OMP_NUM_THREADS"] == "3"
-
-
 @pytest.mark.parametrize(("device", "expected"), [("cpu", "0"), ("cuda", "0"), ("npu", None)])
 def test_torch_npu_is_loaded_on_npu_ranks_only(device: str, expected: str | None) -> None:
     assert rank_environ(HERE, device, "local").get("TORCH_DEVICE_BACKEND_AUTOLOAD") == expected
-
-
-def test_launcher_without_a_session_stops_without_importing_ray() -> None:
-    code = (
-        "import sys; from warmrank.orchestrator.config.reading import parse;"
-        "from warmrank.orchestrator.gang.ray_launcher import RayLauncher;"
-        "RayLauncher(parse({'workload': {'script': 'a.py'}, 'ranks': 1})).stop();"
-        "sys.exit('ray' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_job_keeps_its_own_working_directory() -> None:
-    assert runtime_env(HERE, "job") == {}
 
 
 def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) -> None:
@@ -98,17 +72,6 @@ def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) ->
     found = import_paths(paths, tmp_path / "cwd", [str(tmp_path / "python")])
     assert found[:3] == (str(tmp_path / "cwd"), str(tmp_path / "cwd" / "lib"), str(tmp_path / "extra"))
     assert found[3:] == (str(import_root()),)
-
-
-def test_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(CannotStart, match=rf"can be joined at '{address}' \(ray.address\)") as told:
-            ray_session.enter(RayConfig(address=address), timeout_s=LONG_S)
-    assert not told.value.may_pass
-    assert exit_code_of(told.value) == ExitCode.LOST
 
 
 @pytest.mark.parametrize(
@@ -188,70 +151,6 @@ def test_sigterm_that_ray_s_native_half_has_taken_is_python_s_again(
             ray_session.leave(session)
 
 
-def test_alarm_that_ray_s_native_half_sets_at_sigterm_does_not_cut_the_end_short(
-    hanging: threading.Event,
-) -> None:
-    def terminate() -> None:
-        hanging.wait()
-        libc().alarm(int(LONG_S))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    own_s = signal.getitimer(signal.ITIMER_REAL)  # that of a test's own time-out
-    threading.Thread(target=terminate).start()
-    try:
-        with sigterm_raises(), pytest.raises(Terminated):
-            ray_session.enter(HERE, timeout_s=LONG_S)
-        left_s = signal.alarm(0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *own_s)
-    assert left_s == 0
-
-
-def test_whatever_ray_raises_when_it_does_not_come_up_is_told_as_such(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def time_out(*_arguments: object) -> None:
-        raise Exception("The current node timed out during startup.\nMore.")  # noqa: TRY002 - as Ray does
-
-    monkeypatch.setattr(ray_session, "join", time_out)
-    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
-    with pytest.raises(CannotStart, match=r"did not start: The current node timed out during") as told:
-        ray_session.enter(HERE, timeout_s=LONG_S)
-    assert told.value.may_pass  # Ray's own limit on a busy machine; a second start in this process works
-
-
-@pytest.mark.parametrize(("slow_s", "num_starts"), [(0.0, 3), (LONG_S, 1)], ids=["timed out", "at once"])
-def test_own_ray_that_times_out_is_cleaned_up_and_started_again_within_the_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow_s: float, num_starts: int
-) -> None:
-    left_over: list[int] = []
-
-    def time_out(*_arguments: object) -> None:
-        left_over.append(len(list(tmp_path.iterdir())) - 1)  # but for its own directory
-        if len(left_over) < 3:
-            raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
-
-    monkeypatch.setattr(ray_session, "join", time_out)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
-    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
-    monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
-    monkeypatch.setattr(ray_session, "_SLOW_S", slow_s)
-    with nullcontext() if num_starts == 3 else pytest.raises(CannotStart, match="overloaded") as caught:
-        ray_session.leave(ray_session.enter(HERE, timeout_s=LONG_S))
-    assert left_over == [0] * num_starts
-    assert caught is None or ".." not in str(caught.value)
-
-
-def test_own_ray_has_a_token_of_its_own_also_where_ray_is_imported_already(tmp_path: Path) -> None:
-    code = (
-        "import sys, ray; from warmrank.orchestrator.gang.ray_session import _prepare_environ;"
-        "_prepare_environ('local'); from ray._raylet import AuthenticationMode, get_authentication_mode;"
-        "sys.exit(get_authentication_mode() != AuthenticationMode.TOKEN)"
-    )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environ | {"HOME": str(tmp_path)})
-
-
 def test_directory_of_an_own_ray_goes_even_when_its_reaper_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,30 +178,6 @@ def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
     assert leaving._at_once
 
 
-def test_own_ray_is_over_once_its_raylet_is_even_as_a_zombie() -> None:
-    raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    session = ray_session.Session(way_in="local", own={"raylet": (raylet.pid, reaper.start_of(raylet.pid))})
-    assert ray_session.ended(session) == ""
-    raylet.kill()
-    os.waitid(os.P_PID, raylet.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now, and stays one
-    assert ray_session.ended(session) == "its raylet is gone"
-    raylet.wait()
-    assert ray_session.ended(session) == "its raylet is gone"
-    assert ray_session.ended(ray_session.Session(way_in="address")) == ""
-
-
-def test_ray_client_is_refused_by_name() -> None:
-    with pytest.raises(CannotStart, match="Ray Client, which is not supported"):
-        ray_session.enter(RayConfig(address="ray://10.0.0.1:10001"), timeout_s=60)
-
-
-def test_versions_that_differ_are_told_in_a_line() -> None:
-    theirs, ours = "    Ray: 2.50.0\n    Python: 3.11.2\n", "    Ray: 2.60.0\n    Python: 3.12.0\n"
-    text = f"Version mismatch: The cluster was started with:\n{theirs}This process on h:\n{ours}"
-    said = ray_session.refusal("address", THERE, RuntimeError(text))
-    assert "it runs Ray 2.50.0 on Python 3.11.2, and this process Ray 2.60.0 on Python 3.12.0;" in said
-
-
 def test_refused_token_is_named_and_not_taken_for_a_wrong_address() -> None:
     nested = RuntimeError(
         "Failed to connect to GCS. Last connection error: Traceback:\nray.exceptions."
@@ -317,55 +192,3 @@ def test_refused_token_is_named_and_not_taken_for_a_wrong_address() -> None:
     assert not ray_session.is_unreachable(error)
     error.__cause__ = None
     assert ray_session.is_unreachable(error)
-
-
-# A child that asks to die with the thread that started it, as Ray's processes do.
-CHILD = """
-import ctypes, signal, time
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-print("up", flush=True)
-time.sleep(600)
-"""
-
-
-def test_what_its_call_raises_is_raised_where_it_is_waited_for() -> None:
-    def fail() -> None:
-        raise ValueError("no such luck")
-
-    with pytest.raises(ValueError, match="no such luck"):
-        Beginning(fail).wait(LONG_S)
-
-
-def test_what_takes_too_long_goes_on() -> None:
-    go_on, ended = threading.Event(), threading.Event()
-
-    def begin() -> None:
-        go_on.wait()
-        ended.set()
-
-    beginning = Beginning(begin)
-    with pytest.raises(TookTooLong):
-        beginning.wait(0.01)
-    go_on.set()
-    beginning.wait(LONG_S)
-    assert ended.is_set()
-    beginning.end()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_process_that_dies_with_its_thread_lives_until_the_end() -> None:
-    started: list[subprocess.Popen[str]] = []
-
-    def begin() -> None:
-        command = [sys.executable, "-I", "-S", "-c", CHILD]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-
-    beginning = Beginning(begin)
-    beginning.wait(LONG_S)
-    (child,) = started
-    with child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "up\n"
-        assert child.poll() is None
-        beginning.end()
-        assert child.wait(timeout=20) == -9

@@ -8,17 +8,6 @@ from ray import exceptions
 from warmrank.orchestrator.gang.node_group import failure_of_ray
 from warmrank.orchestrator.gang.reservation import Supply, describe_shortage
 
-DIED = (
-    "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"
-    "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
-    "Worker exit detail: Worker unexpectedly exits with code 2. End of file. Some common causes include: "
-    "(1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force was called."
-)
-
-
-def actor_error(text: str) -> exceptions.RayActorError:
-    return exceptions.RayActorError("ab" * 16, text)
-
 
 def shortage(total: float, free: float, state: str = "NO_RESOURCES", *, own: bool = False) -> str:
     supply = Supply(total={"CPU": total}, available={"CPU": free})
@@ -30,26 +19,6 @@ def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
     assert "CPU: 3 x 2 = 6 wanted, 4 there, 2 too few, 4 free" in text
     assert "lower ranks" in text
     assert "add nodes" in text
-
-
-def test_missing_accelerators_are_no_matter_of_cpus() -> None:
-    supply = Supply(total={"CPU": 64.0, "GPU": 2.0}, available={})
-    text = describe_shortage({"CPU": 1.0, "GPU": 1.0}, 4, supply, state="PENDING", own=True)
-    assert "GPU: 4 x 1 = 4 wanted, 2 there, 2 too few" in text
-    assert "remedy: lower ranks, or add nodes with GPUs that Ray sees" in text
-
-
-def test_dead_actor_is_told_by_how_its_process_ended() -> None:
-    failure = failure_of_ray(actor_error(DIED), rank=3, stage="compile")
-    assert (failure.rank, failure.stage, failure.kind) == (3, "compile", "died")
-    assert failure.message == "its process ended (SYSTEM_ERROR: Worker unexpectedly exits with code 2.)"
-
-
-def test_missing_module_is_told_by_its_name() -> None:
-    text = f"{DIED}\nModuleNotFoundError: No module named 'models'"
-    failure = failure_of_ray(actor_error(text), rank=0, stage="start")
-    assert (failure.kind, failure.message) == ("import", "No module named 'models'")
-    assert "start the launch in the directory" in failure.remedy
 
 
 @pytest.mark.parametrize(

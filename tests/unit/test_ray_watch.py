@@ -94,45 +94,8 @@ def test_watch_that_ended_while_its_driver_stood_still_is_the_driver_s_silence(t
     assert "watch.lease_s" in failure.remedy
 
 
-def test_lease_counts_from_the_last_look_and_not_from_where_the_driver_was_stopped(time: Time) -> None:
-    time.passes(5)
-    time.stands_still(30)  # of which one second is no hold-up
-    time.answer = DEATH
-    time.look()
-    assert time.failure().kind == DIED
-
-
-def test_watch_that_ends_after_the_ranks_is_the_driver_s_silence_too(time: Time) -> None:
-    time.stands_still(45)
-    time.answer = {0: ProcessStatus(state="")}
-    time.look()
-    time.answer = DEATH
-    time.passes(1)
-    assert time.failure().kind == DIED
-
-
 def test_watch_that_ends_while_its_driver_looks_is_a_lost_node(time: Time) -> None:
     time.passes(5)
-    time.answer = DEATH
-    time.passes(1)
-    assert time.failure().kind == NODE_LOST
-
-
-def test_watch_that_ends_while_its_driver_stands_still_for_less_than_the_lease_is_a_lost_node(
-    time: Time,
-) -> None:
-    time.passes(5)
-    time.stands_still(20)
-    time.answer = DEATH
-    time.look()
-    assert time.failure().kind == NODE_LOST
-
-
-def test_silence_that_all_ranks_outlived_explains_nothing_later(time: Time) -> None:
-    """The whole machine stood still: no reaper ended anything."""
-    time.stands_still(45)
-    time.look()
-    time.passes(3)
     time.answer = DEATH
     time.passes(1)
     assert time.failure().kind == NODE_LOST

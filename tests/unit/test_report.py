@@ -11,8 +11,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from tests.support.launching import loaded_config, store_launch
@@ -21,7 +19,6 @@ from tests.support.stored import open_store
 from warmrank.cache_store.backends.places import TierState
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.launch.report import (
-    SCHEMA_VERSION,
     Committed,
     FunctionReport,
     Nondeterministic,
@@ -32,13 +29,11 @@ from warmrank.orchestrator.launch.report import (
     to_json,
     totals,
 )
-from warmrank.orchestrator.look.store_contents import list_store, open_to_look
+from warmrank.orchestrator.look.store_contents import list_store
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed
-from warmrank.orchestrator.seed.show import render_seeds
 from warmrank.orchestrator.ui.report_table import render
 from warmrank.orchestrator.ui.table import render_listing
-from warmrank.worker.keys.environment import environment
 from warmrank.worker.results import Outcome, StageSeconds
 
 
@@ -96,37 +91,6 @@ def test_report_matches_its_schema_and_comes_back(made: Report) -> None:
     assert from_json(to_json(made)) == made
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"schema_version": SCHEMA_VERSION + 1}, {"ranks": "none"}, {"totals": {}}, {"world_size": "2"}],
-    ids=str,
-)
-def test_schema_refuses_another_document(change: dict[str, Any]) -> None:
-    data = {**json.loads(to_json(report())), **change}
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data, report_schema())
-
-
-finite = st.floats(0, 1e6)
-function_reports = st.builds(
-    FunctionReport,
-    function=st.text(),
-    outcome=st.sampled_from(["compiled", "loaded", "adopted"]),
-    reason=st.text(),
-    request_key=st.text(),
-    digest=st.text(),
-    size_bytes=st.integers(0),
-    path=st.text(),
-    seconds=st.builds(StageSeconds, trace_s=finite, compile_s=finite, load_s=finite),
-)
-
-
-@given(st.lists(function_reports), st.lists(st.text()))
-def test_report_round_trips_through_json(functions: list[FunctionReport], problems: list[str]) -> None:
-    written = report(rank(0, *functions), problems=tuple(problems))
-    assert from_json(to_json(written)) == written
-
-
 def test_totals_count_outcomes_and_each_file_once_and_sum_seconds() -> None:
     beside = (("c", 100), ("d", 10))
     ranks = (
@@ -138,15 +102,6 @@ def test_totals_count_outcomes_and_each_file_once_and_sum_seconds() -> None:
     assert (found.num_artifacts, found.num_files, found.artifact_bytes) == (2, 4, 2 * 2048 + 110)
     assert found.function_seconds.load_s == pytest.approx(0.048)
     assert "2 distinct artifacts in 4 files of 4.1 KiB;" in text_of(report(*ranks, totals=found))
-
-
-def test_many_ranks_that_did_the_same_share_a_row_with_the_slowest_time() -> None:
-    slow = function("f", digest="d", seconds=StageSeconds(load_s=3.0))
-    ranks = [rank(number, function("f", digest="d")) for number in range(31)]
-    text = text_of(report(*ranks, rank(31, slow)))
-    assert "0-31" in text
-    assert "3.00 s" in text
-    assert text.count(" f ") == 1
 
 
 def test_table_of_many_ranks_that_all_did_something_else_is_bounded() -> None:
@@ -212,16 +167,6 @@ def config(tmp_path: Path) -> Config:
     return config
 
 
-@pytest.mark.parametrize("entrypoint", ["models.tiny:workload", f"models.{'a_long_name.' * 8}m:workload"])
-def test_heading_of_a_listing_fits_in_100_columns(tmp_path: Path, entrypoint: str):
-    config = loaded_config(tmp_path, workload={"entrypoint": entrypoint})
-    store_launch(config, tmp_path / "work", here={**environment(), "torch": "2.12.0", "cann": "8.3"})
-    lines = text_of_table(render_listing(list_store(open_to_look(config, None), config))).splitlines()
-    headings = [line.split() for line in lines if "launch  " in line]
-    assert headings == [["launch", "made", "used", "what", "ranks", "files", "size", "environment"]]
-    assert any("2026-01-31 12:00 UTC" in line for line in lines)
-
-
 def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tmp_path: Path):
     store = open_store(tmp_path / "store")
     (stored,) = store.stored_launches()
@@ -233,11 +178,3 @@ def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tm
     assert f"12:00 UTC  {used.date().isoformat()}  " in text
     assert text.splitlines()[3].startswith("*P ")
     assert "P pinned: no evict takes it" in text
-
-
-def test_nodes_with_one_reason_share_its_line():
-    text = text_of_table(
-        render_seeds((node("one"), node("two"), node("three", found=False, reason="no launch")))
-    )
-    assert "one, two: launch ab" in text
-    assert "three: no launch" in text

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import ray
 
-from warmrank.orchestrator.causes import CLUSTER_LOST, WorkerFailure
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
+from warmrank.orchestrator.errors import CannotStart, LacksDevice
 from warmrank.orchestrator.gang import ray_launcher, reservation
 from warmrank.orchestrator.gang.eligible import Eligible, nodes_of_ray
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
@@ -47,16 +46,6 @@ class Head:
 
     def is_there(self) -> bool:
         return True
-
-
-class LostHead(Head):
-    """A head that is lost."""
-
-    loss = "the cluster's head has not answered for 15 s"
-
-    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
-        failure = WorkerFailure(rank=0, stage=stage, kind=CLUSTER_LOST, message=self.loss)
-        return (failure,) * num_ranks
 
 
 @pytest.fixture
@@ -115,14 +104,6 @@ def test_what_an_own_ray_lacks_is_not_waited_for_and_given_back(
     assert (group.looks, removed) == (0, [group])
 
 
-def test_what_is_not_there_in_time_is_given_back(monkeypatch: pytest.MonkeyPatch, removed: list[Any]) -> None:
-    group = Group()
-    ray_gives(monkeypatch, group, {})
-    with pytest.raises(CannotStart, match="64 ranks do not fit"):
-        hold(is_own=False, timeout_s=0.0)
-    assert removed == [group]
-
-
 def launcher() -> RayLauncher:
     return RayLauncher(parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "parallel": {"dp": 1}}))
 
@@ -138,14 +119,3 @@ def test_resources_that_ctrl_c_comes_before_are_known_and_so_given_back_once(
     interrupted.release()
     interrupted.release()
     assert removed == [group]
-
-
-def test_resources_of_a_cluster_whose_head_is_lost_are_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, removed: list[Any]
-) -> None:
-    group, waiting = Group(), launcher()
-    ray_gives(monkeypatch, group, {})
-    waiting._head = LostHead()  # type: ignore[assignment]
-    with pytest.raises(LaunchFailed, match="has not answered for 15 s"):
-        waiting._reserve(1, time.monotonic() + 60)
-    assert (group.looks, removed) == (1, [])

@@ -55,8 +55,3 @@ def test_each_budget_is_spent_by_its_own_failures_only() -> None:
 @pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", may_pass=True)])
 def test_launch_that_another_one_may_mend_is_lost(error: Exception) -> None:
     assert is_lost(error)
-
-
-@pytest.mark.parametrize("error", [failed("WorkloadError"), CannotStart("too few CPUs"), ValueError()])
-def test_launch_that_would_fail_again_is_not_lost(error: Exception) -> None:
-    assert not is_lost(error)

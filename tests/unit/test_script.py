@@ -19,7 +19,7 @@ from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import Digest, digest_file
 from warmrank.cache_store.store import Store
 from warmrank.worker import journal
-from warmrank.worker.errors import CompileForbidden, ScriptFailed
+from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.rank import manifests
 from warmrank.worker.rank.script import journal_of, run_script
 from warmrank.worker.rank.start import RankSpec
@@ -41,24 +41,6 @@ def script(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def looked_up(function: str, outcome: str, digest: str = "") -> str:
-    """Source that leaves an entry in the journal, as a look-up does."""
-    entry = {
-        "result": {
-            "function": function,
-            "ok": True,
-            "outcome": outcome,
-            "reason": "",
-            "digest": digest,
-            "seconds": {},
-        },
-        "components": {},
-        "provenance": "",
-        "root": "",
-    }
-    return f"open(os.environ['WARMRANK_JOURNAL'], 'a').write({json.dumps(entry)!r} + '\\n')\n"
-
-
 def test_script_finds_torchruns_variables(spec: RankSpec, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     run_script(
@@ -77,32 +59,6 @@ def test_script_finds_torchruns_variables(spec: RankSpec, tmp_path: Path) -> Non
         "WARMRANK_JOURNAL": str(journal_of(spec)),
     }
     assert {name: found.get(name) for name in expected} == expected
-
-
-def test_each_artifact_of_a_function_is_a_result(spec: RankSpec, tmp_path: Path) -> None:
-    entries = [
-        ("M.a", "compiled", "1"),
-        ("M.a", "loaded", "1"),
-        ("M.b", "loaded", "2"),
-        ("M.a", "adopted", "3"),
-    ]
-    text = "import os\n" + "".join(looked_up(*entry) for entry in entries)
-    results = run_script(spec, script(tmp_path, text), ())
-    assert [(result.function, result.outcome) for result in results] == [
-        ("M.a", "compiled"),
-        ("M.b", "loaded"),
-        ("M.a[1]", "adopted"),
-    ]
-
-
-def test_script_that_fails_is_an_error_with_status_and_last_lines(spec: RankSpec, tmp_path: Path) -> None:
-    text = "for number in range(50):\n    print('line', number)\nraise SystemExit(7)"
-    with pytest.raises(
-        ScriptFailed, match=r"(?s)ended with status 7; its last lines:\nline 30\n.*line 49"
-    ) as raised:
-        run_script(spec, script(tmp_path, text), ())
-    assert raised.value.status == 7
-    assert "line 29" not in str(raised.value)
 
 
 def test_script_that_misses_where_compiling_is_forbidden_says_so(spec: RankSpec, tmp_path: Path) -> None:
@@ -169,19 +125,6 @@ def test_ranks_that_share_a_directory_have_files_of_their_own(directory: Path) -
     assert [len(journal.read(file)) for files in found.values() for file in files] == [1, 1]
 
 
-def test_line_on_its_way_is_not_read_yet(file: Path) -> None:
-    journal.append(result(), ARTIFACT, Path("/cache"))
-    with file.open("a") as stream:
-        stream.write('{"result": {"func')
-    assert len(journal.read(file)) == 1
-
-
-def test_process_goes_on_where_a_directory_of_journals_takes_nothing(directory, caplog):
-    directory.rmdir()
-    journal.append(result(), ARTIFACT, Path("/cache"))
-    assert "Not noted, so not published" in caplog.text
-
-
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"
 LAUNCH_KEY = "0f" * 32
 
@@ -233,13 +176,6 @@ def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: Rank
         f"{directory}/compiled_module": digest_file(path),
         f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
     }
-
-
-def test_script_manifest_leaves_out_what_was_abandoned(spec_manifests: RankSpec) -> None:
-    kept = look_up(spec_manifests, "M.f")
-    look_up(spec_manifests, "M.g").unlink()
-    paths = [entry.path for entry in manifests.of_script(spec_manifests).artifacts]
-    assert paths == [kept.relative_to(spec_manifests.cache_dir).as_posix()]
 
 
 def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(spec_manifests, tmp_path, caplog):

@@ -23,7 +23,7 @@ from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
 from warmrank.cache_store.keys import key_of
-from warmrank.cache_store.layout import BLOBS, USED, launch_name, split_used_name
+from warmrank.cache_store.layout import BLOBS, launch_name
 from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
@@ -58,26 +58,12 @@ def test_seed_lays_out_the_partitions_of_a_node(store, source, cache):
     assert partitions(report) == ["world4global_rank2", "world4global_rank3"]
 
 
-def test_seed_twice_copies_once(store, source, cache):
-    publish_launch(store, source, world_size=2)
-    run(store, cache)
-    assert [item.bytes_copied for item in run(store, cache).partitions] == [0, 0]
-
-
 def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, cache):
     last_stage = {"Llama.decode": b"last pipeline stage"}
     publish_launch(store, source, world_size=4, functions={3: last_stage})
     report = run(store, cache, world_size=8, ranks=(6, 7))
     assert (report.found, report.world_size) == (True, 4)
     assert partitions(report) == ["world4global_rank0", "world4global_rank3"]
-
-
-def test_seed_of_another_world_takes_of_equal_sets_the_one_that_lies_there(store, source, cache):
-    publish_launch(store, source, world_size=4)
-    run(store, cache, world_size=4, ranks=(2, 3))
-    report = run(store, cache, world_size=8, ranks=(6, 7))
-    assert partitions(report) == ["world4global_rank2"]
-    assert [item.bytes_copied for item in report.partitions] == [0]
 
 
 def test_seed_prefers_the_same_world_to_a_newer_launch(store, source, cache):
@@ -101,26 +87,6 @@ def test_seed_puts_the_newest_first_and_earlier_ones_beside_it(store, cache, tmp
     assert report.reason.endswith("made 2026-01-03T00:00:00+00:00, and 2 earlier")
 
 
-def test_seed_counts_earlier_variants_with_their_partition(store, cache, tmp_path):
-    publish_texts(store, tmp_path, b"old", b"newest")
-    (first,) = run(store, cache, world_size=1).partitions
-    (again,) = run(store, cache, world_size=1).partitions
-    assert (first.num_files, first.bytes_copied, first.num_already_there) == (2, len(b"oldnewest"), 0)
-    assert (again.num_files, again.bytes_copied, again.num_already_there) == (1, 0, 1)
-
-
-def test_seed_lays_out_a_bounded_number_of_launches(store, cache, tmp_path):
-    publish_texts(store, tmp_path, *(f"{number}".encode() for number in range(MAX_LAUNCHES + 2)))
-    run(store, cache, world_size=1)
-    assert sorted(tree(cache).values()) == [f"{number}".encode() for number in range(2, MAX_LAUNCHES + 2)]
-
-
-def test_seed_from_a_store_without_required_signatures_marks_the_directory(store, source, cache):
-    publish_launch(store, source)
-    run(store, cache, world_size=1)
-    assert (cache / UNVERIFIED).exists()
-
-
 def test_seed_under_require_refuses_an_unverified_directory(store, root, source, cache):
     publish_launch(store, source)
     run(store, cache, world_size=1)
@@ -136,12 +102,6 @@ def test_seed_takes_no_launch_of_another_environment(store, source, cache):
     assert tree(cache) == {}
 
 
-def test_seed_picks_its_environment_among_others(store, source, cache):
-    publish_launch(store, source, world_size=2, created=EARLY)
-    publish_launch(store, source, world_size=2, environment=OTHER_ENVIRONMENT, created=LATE)
-    assert EARLY in run(store, cache).reason
-
-
 def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
     publish_launch(store, source, world_size=2, functions={1: {"Llama.decode": b"rank one"}})
     overwrite(blob_path(root, b"rank one"), b"rank 0ne")
@@ -150,33 +110,6 @@ def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
     assert partitions(report) == ["world2global_rank0"]
     assert ["corrupt" in fault for fault in report.faults] == [True]
     assert len(stored(root, "quarantine")) == 2
-
-
-def test_seed_goes_on_past_a_missing_blob(store, root, source, cache):
-    publish_launch(store, source, world_size=2, functions={1: {"Llama.decode": b"rank one"}})
-    blob_path(root, b"rank one").unlink()
-    assert [fault.startswith("not in store") for fault in run(store, cache).faults] == [True]
-
-
-def test_seed_goes_on_past_a_damaged_manifest_of_another_world(store, root, source, cache):
-    publish_launch(store, source, world_size=2)
-    overwrite(stored(root, "ac")[0], b"")
-    report = run(store, cache, world_size=4)
-    assert (len(report.partitions), len(report.faults)) == (1, 1)
-
-
-def test_seed_of_another_world_takes_earlier_launches_too(store, cache, tmp_path):
-    publish_texts(store, tmp_path, b"old", b"newer", b"newest")
-    report = run(store, cache, world_size=2)
-    assert list(tree(cache).values()) == [b"newest", b"newer", b"old"]
-    assert report.reason.endswith("and 2 earlier")
-
-
-def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.seed.MAX_OTHER_RANKS", 2)
-    publish_texts(store, tmp_path, b"old", b"newer", b"newest")
-    run(store, cache, world_size=2)
-    assert list(tree(cache).values()) == [b"newest", b"newer"]
 
 
 def test_seed_reads_whole_only_the_launches_that_it_picks(store, cache, tmp_path, monkeypatch):
@@ -210,16 +143,6 @@ def test_seed_takes_the_next_launch_for_one_that_turns_out_unusable(store, root,
     assert tree(cache) == tree(source)
 
 
-def test_seed_says_that_the_only_launch_turned_out_unusable(store, root, source, cache):
-    publish_launch(store, source, created=EARLY)
-    (good,) = stored(root, "launch")
-    put_unusable_record(store, root, created=LATE)
-    good.unlink()
-    report = run(store, cache, world_size=1)
-    assert not report.found
-    assert "1 records could not be used, the first: corrupt: launch record" in report.reason
-
-
 def test_seed_reads_a_blob_of_many_partitions_once(store, source, cache, monkeypatch):
     publish_launch(store, source, world_size=8)
     opened: list[str] = []
@@ -234,37 +157,6 @@ def test_seed_reads_a_blob_of_many_partitions_once(store, source, cache, monkeyp
     assert len([name for name in opened if name.startswith(BLOBS)]) == len(FUNCTIONS)
 
 
-def test_seed_notes_the_use_of_the_newest_launch_only(store, root, cache, tmp_path):
-    publish_texts(store, tmp_path, b"old", b"newest")
-    newest = store.stored_launches()[0].name
-    run(store, cache, world_size=1)
-    run(store, cache, world_size=1)
-    (mark,) = backend_of(store).list(USED)
-    assert (split_used_name(mark.name) or ("",))[0] == newest
-
-
-def test_seed_goes_on_where_its_use_cannot_be_noted(store, root, source, cache, monkeypatch):
-    publish_launch(store, source)
-
-    def refuse(files: Any) -> None:
-        raise StoreUnavailable(what="store", where=str(root), reason="Read-only file system")
-
-    monkeypatch.setattr(backend_of(store), "put_new", refuse)
-    assert run(store, cache, world_size=1).faults == ()
-    assert tree(cache) == tree(source)
-
-
-def test_seed_fails_where_a_required_place_is_away(store, root, source, cache, monkeypatch):
-    publish_launch(store, source)
-
-    def away(name: str) -> None:
-        raise StoreUnavailable(what="store", where=str(root), reason="silent", required=True)
-
-    monkeypatch.setattr(backend_of(store), "open", away)
-    with pytest.raises(StoreUnavailable, match="silent"):
-        run(store, cache, world_size=1)
-
-
 def test_seed_takes_no_manifest_but_the_pinned_one(store, root, source, cache):
     publish_launch(store, source, world_size=1)
     stored(root, "ac")[0].unlink()
@@ -272,14 +164,6 @@ def test_seed_takes_no_manifest_but_the_pinned_one(store, root, source, cache):
     store.publish_partition(key_of({"launch": LAUNCH_KEY, **ENVIRONMENT}), manifest, source)
     report = run(store, cache, world_size=1)
     assert ["conflict" in fault for fault in report.faults] == [True]
-
-
-def test_seed_reports_records_that_could_not_be_used(store, root, source, cache):
-    publish_launch(store, source, world_size=2)
-    report = run(open_store(root, Trust(policy="require")), cache)
-    assert not report.found
-    assert "unsigned" in report.reason
-    assert len(report.faults) == 1
 
 
 def test_seed_of_a_store_that_fails_is_a_miss(store, root, cache, monkeypatch):
@@ -291,13 +175,6 @@ def test_seed_of_a_store_that_fails_is_a_miss(store, root, cache, monkeypatch):
     assert not report.found
     assert "Stale file handle" in report.reason
     assert len(report.faults) == 1
-
-
-def test_seed_into_an_unusable_directory_is_an_error(store, source, tmp_path):
-    publish_launch(store, source, world_size=2)
-    (tmp_path / "file").touch()
-    with pytest.raises(UnusableCache):
-        run(store, tmp_path / "file")
 
 
 def test_seed_puts_a_private_copy_beside_a_file_that_is_not_private(store, source, cache):
@@ -328,16 +205,3 @@ def test_seed_lays_out_the_partitions_that_were_made_in_its_environment(
     assert (report.found, report.faults) == (True, ())
     assert partitions(report) == [f"world2global_rank{rank}"]
     assert [*tree(cache).values()] == [TWO[rank]]
-
-
-def test_seed_of_another_world_takes_its_own_environment_only(store, source, cache):
-    publish_two_environments(store, source)
-    report = run(store, cache, environment=OTHER_ENVIRONMENT, world_size=4)
-    assert partitions(report) == ["world2global_rank1"]
-
-
-def test_none_of_several_environments_names_the_nearest(store, source, cache):
-    publish_two_environments(store, source)
-    report = run(store, cache, environment=ENVIRONMENT | {"torch": "2.14.0"})
-    assert not report.found
-    assert "torch" in report.reason

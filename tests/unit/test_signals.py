@@ -24,28 +24,10 @@ def call_native_code() -> None:
         raise KeyboardInterrupt from None
 
 
-def test_sigterm_raises_terminated():
-    with pytest.raises(Terminated), sigterm_raises():
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_interrupt_that_native_code_raises_for_a_sigterm_is_terminated():
     with pytest.raises(KeyboardInterrupt) as caught, sigterm_raises():
         call_native_code()
     assert exit_code_of(caught.value) == EXIT_TERMINATED
-
-
-def test_interrupt_without_a_sigterm_stays_what_it_is():
-    with pytest.raises(KeyboardInterrupt) as caught, sigterm_raises():
-        raise KeyboardInterrupt
-    assert not isinstance(caught.value, Terminated)
-
-
-def test_handler_is_put_back():
-    before = signal.getsignal(signal.SIGTERM)
-    with sigterm_raises():
-        pass
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.fixture
@@ -86,10 +68,3 @@ def test_interrupt_after_a_sigterm_that_is_over_is_an_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         interrupted_while_named()
     assert not isinstance(caught.value, Terminated)
-
-
-def test_nothing_is_raised_where_nothing_was_held_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with held_back():
-        pass
-    assert signal.getsignal(signal.SIGINT) is before

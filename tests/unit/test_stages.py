@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from tests.support.launching import Recorder
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.places import Circuits
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.launch.events import Ending, RankFinished, StillWaiting
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import silence
 from warmrank.orchestrator.seats import Gang
@@ -68,29 +66,6 @@ def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody
     assert silent_places(stages.config.store) == ("/far",)
 
 
-def test_asking_for_silence_is_no_work_that_ends_a_rank_s_stage() -> None:
-    heard = Recorder()
-    ranks = Ranks(("/far",), ("/far",), ())
-    store = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"tp": 3}, "store": STORE}
-    Stages(parse(store), ranks, heard).agree_on_silence("compile", [0, 1])
-    assert [event for event in heard.events if isinstance(event, RankFinished)] == []
-    assert ranks.calls
-
-
-def test_place_that_answered_somebody_is_left_to_each() -> None:
-    ranks = Ranks(("/far",), (), ("/far",))
-    stages_of(ranks).agree_on_silence("fetch", [0, 1, 2])
-    assert ranks.told() == []
-
-
-def test_ranks_are_told_once() -> None:
-    ranks = Ranks(("/far",), ("/far",), ("/far",))
-    stages = stages_of(ranks)
-    for stage in ("fetch", "compile", "load"):
-        stages.agree_on_silence(stage, [0])
-    assert len(ranks.told()) == 1
-
-
 @pytest.mark.parametrize(("store", "asked"), [(None, [0]), (STORE, [])], ids=["no store", "no ranks"])
 def test_nobody_is_asked_for_nothing(store: Any, asked: list[int]) -> None:
     ranks = Ranks(("/far",), (), ())
@@ -126,32 +101,3 @@ def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_ano
     late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
     assert late == silent
     assert answers[1] == "done"
-
-
-class Slow(Ranks):
-    """Waits for room before it starts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on_wait: Callable[[str], None] = print
-
-    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        for lacking in ("", "no room", ""):
-            self.on_wait(lacking)
-        return Gang(seats=(), master_addr="", master_port=0)
-
-
-def test_what_a_start_waits_for_is_a_problem_and_the_rest_is_time_that_passes() -> None:
-    heard = Recorder()
-    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}}
-    stages = Stages(parse(data), Slow(), heard)
-    stages.start()
-    assert stages.problems == ("no room",)
-    assert sum(isinstance(event, StillWaiting) for event in heard.events) == 3
-
-
-def test_ranks_that_are_taken_down_are_told() -> None:
-    heard = Recorder()
-    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}}
-    Stages(parse(data), Ranks(), heard).close()
-    assert [type(event) for event in heard.events] == [Ending]

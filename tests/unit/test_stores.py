@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from warmrank.cache_store.errors import NewerFormat, StoreUnavailable
-from warmrank.cache_store.layout import FORMAT_FILE
+from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.signing import trust_policy
 from warmrank.orchestrator.config import store as trust_module
 from warmrank.orchestrator.config.reading import parse
@@ -36,15 +35,6 @@ def blocked(tmp_path: Path) -> Path:
     return tmp_path / "file" / "store"
 
 
-def test_store_that_is_there_is_used_by_driver_and_ranks(tmp_path: Path) -> None:
-    config = store_of(tmp_path / "store")
-    found = stores.access(config)
-    assert found.store is not None
-    assert found.for_ranks == config
-    assert [tier.state for tier in found.found()] == ["used"]
-    assert not found.is_behind
-
-
 def test_store_that_is_away_is_a_value_and_ranks_leave_it_alone(tmp_path: Path) -> None:
     found = stores.access(store_of(blocked(tmp_path)))
     assert (found.store, found.for_ranks, found.is_behind) == (None, None, True)
@@ -59,12 +49,6 @@ def test_required_store_that_is_away_is_an_error(tmp_path: Path) -> None:
     assert caught.value.required
 
 
-def test_store_of_a_later_release_is_an_error(tmp_path: Path) -> None:
-    (make(tmp_path / "store") / FORMAT_FILE).write_text('{"format":99,"digest":"sha256"}')
-    with pytest.raises(NewerFormat):
-        stores.access(store_of(tmp_path / "store"))
-
-
 def test_place_that_the_driver_lacks_is_still_offered_to_ranks(tmp_path: Path) -> None:
     """It may be a disk of their nodes; only silence is known to cost them time."""
     config = store_of(blocked(tmp_path), tmp_path / "far")
@@ -74,13 +58,6 @@ def test_place_that_the_driver_lacks_is_still_offered_to_ranks(tmp_path: Path) -
         "far": "used",
         "store": "away",
     }
-
-
-def test_ranks_are_handed_the_policy_that_the_driver_chose(tmp_path: Path) -> None:
-    found = stores.access(store_of(tmp_path / "store", trust={}))
-    assert found.config.trust.policy in {"off", "require"}
-    assert found.for_ranks is not None
-    assert found.for_ranks.trust.policy == found.config.trust.policy
 
 
 @pytest.mark.parametrize(
@@ -113,14 +90,6 @@ def test_place_that_hangs_when_it_is_looked_at_asks_for_signatures(monkeypatch: 
         released.set()
 
 
-def test_object_store_asks_for_signatures() -> None:
-    assert stores.decided(store_of("s3://bucket/prefix", trust={})).trust.policy == "require"
-
-
-def test_policy_of_the_config_stands(tmp_path: Path) -> None:
-    assert stores.decided(store_of(tmp_path, trust={"policy": "warn"})).trust.policy == "warn"
-
-
 def test_fetching_makes_nearer_places_but_not_the_farthest(tmp_path: Path) -> None:
     make(tmp_path / "far")
     opened = stores.open_to_fetch(store_of(tmp_path / "near", tmp_path / "far"))
@@ -129,13 +98,3 @@ def test_fetching_makes_nearer_places_but_not_the_farthest(tmp_path: Path) -> No
         stores.open_to_fetch(store_of(tmp_path / "other", tmp_path / "absent"))
     assert not (tmp_path / "other").exists()
     assert not (tmp_path / "absent").exists()
-
-
-def test_fetching_from_one_place_does_not_make_it(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable):
-        stores.open_to_fetch(store_of(tmp_path / "absent"))
-    assert not (tmp_path / "absent").exists()
-
-
-def test_store_without_a_config_is_read_without_signatures(tmp_path: Path) -> None:
-    assert stores.open_unchecked(str(make(tmp_path / "store"))).policy == "off"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.made_reports import made_report
-from warmrank.orchestrator.launch.state import Course, StageSpan
-from warmrank.orchestrator.launch.timeline import node_lags, slow_ranks, timeline_rows
+from warmrank.orchestrator.launch.timeline import slow_ranks, timeline_rows
 
 
 @pytest.mark.parametrize(
@@ -31,18 +30,3 @@ def test_rows_are_ranks_nodes_or_groups_that_are_few_and_lose_nobody(
 def test_slow_rank_is_one_that_others_waited_for() -> None:
     report = made_report(1024)
     assert [(slow.stage, slow.rank) for slow in slow_ranks(report.course, report.ranks)] == [("build", 341)]
-
-
-def test_nobody_is_slow_in_a_stage_that_failed() -> None:
-    span = StageSpan(
-        attempt=1, stage="build", start_s=0.0, end_s=60.0, ok=False, ranks=(0, 1, 2), rank_end_s=(1, 1, 60)
-    )
-    assert slow_ranks(Course(timeline=(span,)), ()) == ()
-
-
-def test_nodes_are_measured_by_their_slowest_rank() -> None:
-    report = made_report(1024)
-    lags = node_lags(report.course, report.ranks)
-    assert lags[42][0] == pytest.approx(2.09, abs=0.02)
-    assert lags[42][1] == "build"
-    assert max(lags, key=lambda node: lags[node][0]) == 42

@@ -82,12 +82,3 @@ def test_processes_are_nodes_threads_are_ranks_and_stages_stand_for_each() -> No
     assert len(builds) == 17
     driver = next(event for event in builds if event["pid"] == 1)
     assert (driver["ts"], driver["dur"]) == (3_900_000, 5_200_000)
-
-
-def test_functions_lie_one_after_the_other_inside_their_stage() -> None:
-    own = [event for event in events_of(8) if (event["pid"], event["tid"]) == (2, 2)]
-    stage = next(event for event in own if event["name"] == "compile")
-    trace, compile_ = (event for event in own if event["name"].endswith("Llama.prefill"))
-    assert (trace["name"], compile_["name"]) == ("trace Llama.prefill", "compile Llama.prefill")
-    assert stage["ts"] == trace["ts"]
-    assert trace["ts"] + trace["dur"] == compile_["ts"]

@@ -52,12 +52,6 @@ def test_launches_after_the_first_do_not_wait_for_each_other(
     assert not caplog.records
 
 
-def test_launch_of_something_else_does_not_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with turn(loaded_config(tmp_path)), turn(loaded_config(tmp_path, device="cuda")):
-        pass
-    assert not caplog.records
-
-
 def test_launch_that_failed_leaves_the_first_turn_to_the_next(tmp_path: Path):
     config = loaded_config(tmp_path)
     with pytest.raises(RuntimeError), turn(config):

@@ -9,8 +9,6 @@ import pytest
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
 
 from tests.support.launching import loaded_config
-from warmrank.orchestrator import import_root
-from warmrank.orchestrator.gang import upload
 from warmrank.orchestrator.gang.upload import (
     measure_upload,
     private_keys,
@@ -33,18 +31,9 @@ def test_measure_leaves_out_what_never_goes(tmp_path: Path, name: str):
     assert measure_upload(tmp_path).num_files == 0
 
 
-def test_measure_does_not_follow_links_to_directories(tmp_path: Path):
-    (tmp_path / "loop").symlink_to(tmp_path)
-    assert measure_upload(tmp_path).num_files == 0
-
-
 def test_packages_go_along_where_the_directory_lacks_them(tmp_path: Path):
     env = runtime_env(tmp_path)
     assert [Path(path).name for path in env["py_modules"]] == ["warmrank"]
-
-
-def test_packages_of_the_directory_win():
-    assert "py_modules" not in runtime_env(import_root())
 
 
 PEM = "-----BEGIN PRIVATE KEY-----\nMC4=\n-----END PRIVATE KEY-----\n"
@@ -68,12 +57,6 @@ def test_private_key_is_not_uploaded(tmp_path: Path, name: str):
     assert f"not uploaded: {name}" in note
 
 
-def test_public_key_is_uploaded(tmp_path: Path):
-    (tmp_path / "publisher.pub.pem").write_text(PEM.replace("PRIVATE", "PUBLIC"))
-    assert uploaded(runtime_env(tmp_path)) == {"publisher.pub.pem"}
-    assert upload_notes(tmp_path) == ()
-
-
 def test_private_key_behind_a_linked_directory_is_found(tmp_path: Path):
     project, keys = tmp_path / "project", tmp_path / "keys"
     fill(project, a=3)
@@ -89,9 +72,3 @@ def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Pa
     trust = {"signing_key": str(tmp_path / "signer")}
     config = loaded_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
     assert uploaded(runtime_env(tmp_path, config)) == {"a", "tiny.yaml"}
-
-
-def test_large_cache_in_the_directory_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(upload, "LARGE_UPLOAD_BYTES", 1000)
-    fill(tmp_path, cache__weights=2048)
-    assert upload_notes(tmp_path, loaded_config(tmp_path)) == ()

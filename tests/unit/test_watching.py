@@ -34,14 +34,6 @@ def test_silent_node_is_lost_with_all_its_ranks_at_the_limit_and_not_before() ->
     assert "node n2 has not answered for 10 s" in found.failures("build", 110.0)[0].message
 
 
-def test_node_whose_watch_has_ended_is_lost_at_once() -> None:
-    found = watching()
-    found.ended(1)
-    assert kinds(found, 100.0) == {2: NODE_LOST, 3: NODE_LOST}
-    message = found.failures("build", 100.0)[0].message
-    assert message == "the watch of node n2 has ended, as it does with Ray there"
-
-
 def test_time_in_which_the_driver_itself_stood_still_counts_against_no_node() -> None:
     found = watching()
     found.paused(60.0)
@@ -67,13 +59,6 @@ def test_rank_without_a_process_died_whether_or_not_it_was_called(state: str) ->
     assert kinds(found, 104.0) == {3: DIED}
 
 
-@pytest.mark.parametrize("state", ["R", "S", "D", "I"])
-def test_rank_that_waits_or_works_is_well(state: str) -> None:
-    found = watching()
-    seen(found, 0, {0: ProcessStatus(state=state)}, 101.0)
-    assert kinds(found, 101.0) == {}
-
-
 def test_node_of_a_rank_that_died_is_in_doubt_until_it_answers_what_was_asked_later() -> None:
     found = watching()
     assert not found.is_in_doubt(101.0, others_wait=False)
@@ -85,14 +70,6 @@ def test_node_of_a_rank_that_died_is_in_doubt_until_it_answers_what_was_asked_la
     assert not found.is_in_doubt(102.8, others_wait=False)
 
 
-def test_node_that_ended_is_in_doubt_no_longer() -> None:
-    found = watching()
-    found.failed(3, 101.0, died=True)
-    found.ended(1)
-    assert not found.is_in_doubt(101.0, others_wait=False)
-    assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
-
-
 def test_node_that_answers_nothing_after_a_death_is_lost_with_the_rank() -> None:
     found = watching()
     found.failed(3, 101.0, died=True)
@@ -100,56 +77,6 @@ def test_node_that_answers_nothing_after_a_death_is_lost_with_the_rank() -> None
     assert kinds(found, 105.9) == {}
     assert kinds(found, 106.0) == {2: NODE_LOST, 3: NODE_LOST}
     assert not found.is_in_doubt(106.0, others_wait=False)
-
-
-def test_node_whose_watch_ray_cannot_reach_after_a_death_is_lost_at_once_unless_it_answers() -> None:
-    found = watching()
-    found.unavailable(1)
-    assert kinds(found, 101.0) == {}  # a link may be down for a moment
-    found.failed(3, 101.0, died=True)
-    assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
-    seen(found, 1, {2: AT_WORK}, 101.2)
-    assert kinds(found, 101.2) == {}
-
-
-def test_node_that_answers_too_early_and_then_no_more_is_lost_too() -> None:
-    found = watching()
-    found.failed(3, 101.0, died=True)
-    seen(found, 1, {2: AT_WORK}, 101.5)  # its processes notice the end of Ray there one by one
-    assert found.is_in_doubt(105.9, others_wait=False)
-    assert kinds(found, 106.0) == {2: NODE_LOST, 3: NODE_LOST}
-
-
-def test_ranks_of_a_node_that_let_go_of_them_have_died_and_it_is_not_lost() -> None:
-    found = watching()
-    seen(found, 0, {0: AT_WORK, 1: AT_WORK}, 150.0)
-    found.let_go(1)
-    assert kinds(found, 150.0) == {2: DIED, 3: DIED}
-    found.failed(2, 150.0, died=True)
-    assert not found.is_in_doubt(150.1, others_wait=False)
-    assert not found.is_whole()
-
-
-def test_unseen_is_the_node_that_was_asked_last_the_longest_ago() -> None:
-    found = watching()
-    found.answered(0, {0: AT_WORK, 1: AT_WORK}, asked_s=110.0, now_s=111.0)
-    assert found.unseen_s(112.0) == pytest.approx(12.0)
-    found.answered(1, {2: AT_WORK, 3: AT_WORK}, asked_s=105.0, now_s=111.0)
-    assert found.unseen_s(112.0) == pytest.approx(7.0)
-    assert found.is_whole()
-    found.answered(1, {2: ProcessStatus(state=""), 3: AT_WORK}, asked_s=112.0, now_s=112.0)
-    assert not found.is_whole()
-
-
-def test_error_of_a_rank_puts_all_nodes_in_doubt_as_long_as_others_have_not_answered() -> None:
-    found = watching()
-    found.failed(0, 101.0, died=False)
-    assert found.is_in_doubt(102.5, others_wait=True)
-    assert not found.is_in_doubt(102.5, others_wait=False)  # all have answered, so none is lost
-    seen(found, 0, {0: AT_WORK, 1: AT_WORK}, 102.6)
-    assert found.is_in_doubt(102.6, others_wait=True)
-    seen(found, 1, {2: AT_WORK, 3: AT_WORK}, 102.6)
-    assert not found.is_in_doubt(102.6, others_wait=True)
 
 
 def test_rank_that_is_gone_is_waited_for_after_the_error_of_its_peer_until_its_death_is_told() -> None:

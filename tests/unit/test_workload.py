@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,10 +70,6 @@ def test_context_says_rank_and_known_roles_when_a_role_is_unknown() -> None:
         context(world=Group(), tp=Group()).group("pp")
 
 
-def test_context_without_the_group_is_a_group_of_one() -> None:
-    assert (context().group_size("tp"), context().group_rank("tp")) == (1, 0)
-
-
 def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(monkeypatch):
     def entry(_context: RankContext, *, layers: int = 2) -> Workload:
         raise AssertionError("it was called")
@@ -90,20 +85,6 @@ def test_entrypoint_whose_module_lacks_an_import_names_the_one_that_is_missing(w
     name = write("import no_such_dependency\n")
     with pytest.raises(WorkloadError, match="does not import: No module named 'no_such_dependency'"):
         build_workload(f"{name}:f", context(), {})
-
-
-def test_entrypoint_that_returns_no_calls_is_refused(returned: Callable[[object], str]) -> None:
-    with pytest.raises(WorkloadError, match="returned no calls to warm up with"):
-        build_workload(returned(Workload(model=Plain(), calls=())), context(), {})
-
-
-def test_call_of_a_plain_method_is_refused_with_its_position(returned: Callable[[object], str]) -> None:
-    model = Plain()
-    good = Call(function=cache_compile(model.affine))
-    bad: Any = Call(function=model.affine)  # type: ignore[arg-type]
-    with pytest.raises(WorkloadError, match=r"calls\[1\] is method; expected warmrank.Call") as raised:
-        build_workload(returned(Workload(model=model, calls=(good, bad))), context(), {})
-    assert raised.value.position == 1
 
 
 def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(returned):
@@ -134,19 +115,6 @@ def small_model(sizes: LlamaSizes = SMALL) -> Any:
     return build_model(sizes, full_weights(sizes), cached=False)
 
 
-def context_llama(**groups: Any) -> RankContext:
-    return RankContext(
-        rank=0, world_size=1, local_rank=0, device_kind="cpu", device=torch.device("cpu"), groups=groups
-    )
-
-
-class GroupOfTwo:
-    """Stands for a process group where only its size is asked for."""
-
-    def size(self) -> int:
-        return 2
-
-
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_generated_logits_equal_the_reference(batch: int, kv_heads: int) -> None:
@@ -166,25 +134,11 @@ def test_cache_is_updated_in_place() -> None:
     assert cache[:, :, 7:].abs().max() == 0
 
 
-def test_decode_does_not_see_what_an_earlier_prompt_left_in_the_cache() -> None:
-    model = small_model()
-    llama.generate(model, llama.prompts(SMALL.batch, 20), 6)
-    assert llama.check(model, full_weights(SMALL), (5,), 6, None).ok
-
-
 def test_check_fails_when_a_weight_is_wrong() -> None:
     model = small_model()
     model.layers[1].attention.wv.weight[0, 0] += 1
     result = llama.check(model, full_weights(SMALL), (5,), 2, None)
     assert not result.ok
-
-
-def test_check_fails_on_a_number_that_is_none() -> None:
-    model = small_model()
-    model.output.weight[0, 0] = math.nan
-    result = llama.check(model, full_weights(SMALL), (5,), 2, None)
-    assert not result.ok
-    assert result.max_error == math.inf
 
 
 def test_parts_of_all_ranks_sum_to_the_whole_layer() -> None:
@@ -212,31 +166,6 @@ def test_parts_of_all_ranks_sum_to_the_whole_layer() -> None:
 def test_sizes_that_do_not_fit_are_refused(sizes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LlamaSizes(**sizes)
-
-
-def test_split_that_does_not_come_out_even_is_refused() -> None:
-    sizes = LlamaSizes(layers=1, dim=32, heads=4, kv_heads=1, hidden=48)
-    group: Any = GroupOfTwo()
-    with pytest.raises(ValueError, match="kv_heads = 1 cannot be split over 2 tensor-parallel ranks"):
-        build_model(sizes, full_weights(sizes), group=group, cached=False)
-
-
-def test_unknown_argument_is_refused_with_the_nearest() -> None:
-    with pytest.raises(WorkloadError, match=r"no argument 'layer'; did you mean layers\?"):
-        llama.workload(context_llama(), layer=2)
-
-
-def test_pipeline_stages_are_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"parallel\.pp is 2, set it to 1"):
-        llama.workload(context_llama(pp=GroupOfTwo()))
-
-
-@pytest.mark.parametrize(
-    "lengths", [{"prompt_len": 1}, {"check_prompt_len": 250}, {"num_tokens": 0}, {"max_seq": 40}]
-)
-def test_prompt_that_does_not_fit_the_cache_is_refused(lengths: Any) -> None:
-    with pytest.raises(WorkloadError, match="expected prompts of at least 2 bytes"):
-        llama.workload(context_llama(), **lengths)
 
 
 def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:
