@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import warmrank
 from tests.support.small_models import Plain
 from warmrank.inference import cache_compile, get_backend
 from warmrank.worker.configs.compiler_config import CompilerConfig
@@ -89,11 +87,6 @@ def test_configuration_that_differs_from_the_backends_is_refused_option_by_optio
     assert raised.value.differing == ["debug.aclgraph.static_capture_size_limit: 5 / 3"]
 
 
-def test_configuration_of_the_backend_is_used(model: Plain) -> None:
-    cached = cache_compile(model.affine, backend=get_backend(compiler_config=with_limit(3)))
-    assert "static_capture_size_limit=3" in cached.request().components["config"]
-
-
 def test_configuration_changed_later_does_not_change_what_is_asked(model: Plain) -> None:
     config = with_limit(3)
     cached = cache_compile(model.affine, config=config)
@@ -119,13 +112,6 @@ def test_backend_of_another_make_is_refused(model: Plain, backend: Any) -> None:
         cache_compile(model.affine, backend=backend)
 
 
-def test_engine_of_another_mode_is_refused_at_once(model: Plain) -> None:
-    config = CompilerConfig()
-    config.mode = "npugraph_ex"
-    with pytest.raises(BadConfig, match="engine graph compiles in mode reduce-overhead"):
-        cache_compile(model.affine, config=config, engine="graph")
-
-
 # Other parameters.
 
 
@@ -145,12 +131,6 @@ def test_unknown_parameter_is_refused_with_the_nearest(model: Plain, name: str, 
     with pytest.raises(BadConfig, match=rf"no parameter '{name}'; did you mean '{nearest}'\?") as raised:
         cache_compile(model.affine, **arguments)
     assert raised.value.parameter == name
-
-
-def test_unknown_parameter_that_is_like_no_other_is_ignored_with_a_warning(model, caplog):
-    with caplog.at_level("WARNING", logger="torchair"):
-        cache_compile(model.affine, zzz=1, fullgraph=True)
-    assert caplog.messages == ["cache_compile ignores the unknown parameter 'zzz'"]
 
 
 @pytest.mark.parametrize(
@@ -179,26 +159,3 @@ def test_value_of_the_wrong_type_is_refused_by_name(model: Plain, name: str, val
 
 
 # The package's own surface.
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "CompilerConfig",
-        "get_npu_backend",
-        "get_backend",
-        "logger",
-        "patch_for_hcom",
-        "inference",
-        "readable_cache",
-    ],
-)
-def test_worker_has_torchairs_names(name: str) -> None:
-    assert getattr(warmrank, name) is not None
-    assert name in dir(warmrank)
-
-
-@pytest.mark.parametrize("name", ["cache_compile", "readable_cache", "set_dim_gears"])
-def test_worker_inference_has_torchairs_names(name: str) -> None:
-    function: Callable[..., Any] = getattr(warmrank.inference, name)
-    assert callable(function)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears import checked_gears, set_dim_gears
 from warmrank.worker.gears.carried import geared_arguments
-from warmrank.worker.gears.model import MAX_COMBINATIONS, Axis, GearedInput, GearFacts, covering, merged
-from warmrank.worker.torch_private.marks import mark_geared, marked_dims, refuse_unbacked, traced_as
+from warmrank.worker.gears.model import MAX_COMBINATIONS, covering, merged
+from warmrank.worker.torch_private.marks import mark_geared, refuse_unbacked
 
 
 @dataclass
@@ -38,17 +37,6 @@ def test_geared_arguments_are_found_wherever_they_stand() -> None:
     batch = _Batch(x=tensors[0], rest=[{"k": tensors[1]}, (tensors[2],), tensors[4]])
     found = geared_arguments(_takes, (batch, tensors[0]), {"y": tensors[3]})
     assert [where for where, _ in found] == ["batch.x", "batch.rest[0]['k']", "batch.rest[1][0]", "y"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "gears"),
-    [((2, 2), {0: [2, 4], 1: (2, 8)}), ((1,), {0: [1, 2]}), ((1,), {0: range(1, 101)}), ((2,), {0: [2, 2]})],
-    ids=["two dimensions", "fewest", "most", "repeated as in TorchAir"],
-)
-def test_allowed_gears_come_back_as_tuples(shape: Any, gears: Any) -> None:
-    given = {dim: list(sizes) for dim, sizes in gears.items()}
-    expected = {dim: tuple(sizes) for dim, sizes in gears.items()}
-    assert checked_gears(shape, given) == expected
 
 
 @pytest.mark.parametrize(
@@ -114,31 +102,6 @@ def test_the_covering_combination_is_the_last_that_is_nowhere_smaller(combinatio
     assert covering(ordered, sizes) == (covers[-1] if covers else None)
 
 
-def _facts(combinations: list[tuple[int, int]], conditions: tuple[str, ...]) -> GearFacts:
-    axes = [
-        Axis(
-            source=f"L['{name}']", node=node, dim=0, gears=(1, 2), symbol=f"s{node}", position=node, number=-1
-        )
-        for node, name in enumerate("xy")
-    ]
-    return GearFacts(
-        axes=tuple(axes),
-        combinations=tuple(combinations),
-        inputs=(GearedInput(position=0, sizes=("s0", "3"), strides=("3", "1")),),
-        numbers=((2, "2*s0"),),
-        bound=(("s9", 3),),
-        outputs=(("s0", "3"), "s0 + s1", None),
-        conditions=conditions,
-        ahead=True,
-    )
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9))))
-def test_gear_facts_come_back_from_json(combinations: list[tuple[int, int]]) -> None:
-    facts = _facts(combinations, ("s0 == s1",))
-    assert GearFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-
-
 def marks_of(tensor: torch.Tensor) -> dict[str, object]:
     """What is written on a tensor; the ranges by their fields: Dynamo has a class of its own for them.
 
@@ -156,17 +119,6 @@ def test_mark_is_what_dynamos_own_function_writes() -> None:
     torch._dynamo.mark_dynamic(dynamos, 0)
     assert marks_of(mine)
     assert marks_of(mine).items() <= marks_of(dynamos).items()
-
-
-def test_marks_of_a_trace_are_put_back() -> None:
-    marked, plain = torch.ones(4, 4), torch.ones(4, 4)
-    torch._dynamo.mark_dynamic(marked, 1)
-    before = dict(vars(marked))
-    with traced_as([(marked, {0: 4}), (plain, {0: 4})]):
-        assert marked_dims(marked) == {0, 1}
-        assert marked_dims(plain) == {0}
-    assert vars(marked) == before
-    assert vars(plain) == {}
 
 
 def test_unbacked_mark_is_refused_by_dimension() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +86,6 @@ def same(got: Any, wanted: Any) -> bool:
     return bool(got == wanted) and type(got) is type(wanted)
 
 
-def product() -> warmrank.CompilerConfig:
-    config = warmrank.CompilerConfig()
-    config.inference_config.dynamic_gears_merge_policy = "product"
-    return config
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("first", [1, 2, 8])
 @pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
@@ -121,34 +114,6 @@ def test_a_shape_between_gears_is_an_error_that_says_all(tmp_path: Path) -> None
 
 
 @torch.no_grad()
-def test_combinations_that_the_code_cannot_run_with_are_dropped(tmp_path, caplog):
-    function = cached(Model().add, tmp_path, config=product())
-    with caplog.at_level(logging.INFO, "torchair"):
-        function(geared(rows(2), 2, 4), geared(rows(2), 2, 4))
-    assert "gears (2, 4) are dropped" in caplog.text
-    with pytest.raises(GearError, match=r"asks for y.size\(0\) == x.size\(0\)"):
-        function(rows(2), rows(4))
-    assert same(function(x := rows(4), x), x + x)
-
-
-@torch.no_grad()
-def test_product_runs_with_all_combinations(tmp_path: Path) -> None:
-    model = Model()
-    function = cached(model.joined, tmp_path, config=product())
-    function(geared(rows(2), 2, 4), geared(rows(4), 1, 4))
-    for left, right in ((2, 1), (2, 4), (4, 1), (4, 4)):
-        x, y = rows(left), rows(right)
-        assert same(function(x, y), model.joined(x, y))
-    assert len(function.variants) == 1
-
-
-@torch.no_grad()
-def test_a_fixed_size_is_refused_with_input_dimension_and_line(tmp_path: Path) -> None:
-    with pytest.raises(GearError, match=r"dimension 0 of x has .* size 4 .*x\.expand\(4, 8\)"):
-        cached(Model().fixed, tmp_path)(geared(rows(4), 2, 4))
-
-
-@torch.no_grad()
 def test_code_that_branches_on_a_gear_is_never_run_with_another(tmp_path: Path) -> None:
     model = Model()
     function = cached(model.branching, tmp_path)
@@ -156,13 +121,6 @@ def test_code_that_branches_on_a_gear_is_never_run_with_another(tmp_path: Path) 
     assert same(function(x), x * 2)
     with pytest.raises(GearError, match=r"asks for .*x\.size\(0\)"):
         function(rows(2))
-
-
-def test_gears_of_the_module_are_refused(tmp_path: Path) -> None:
-    model = Model()
-    geared(model.rows, 8, 16)
-    with torch.no_grad(), pytest.raises(GearError, match="no argument of the call"):
-        cached(model.own, tmp_path)()
 
 
 @torch.no_grad()
@@ -206,16 +164,6 @@ def test_all_gears_are_captured_ahead_largest_first(tmp_path: Path) -> None:
     assert (found.captures, found.replays, found.warm_up_runs) == (3, 3, 0)
 
 
-@torch.no_grad()
-def test_a_slice_of_a_geared_tensor_has_no_gears(tmp_path: Path) -> None:
-    model = Model()
-    function = cached(model.add, tmp_path)
-    x = geared(rows(4), 2, 4)
-    for part in (x[:3], x[:, :2]):
-        assert same(function(part, part * 2), part * 3)
-    assert same(function(x, geared(rows(4) * 0, 2, 4)), x)
-
-
 @compiles_ahead
 @pytest.mark.slow
 @torch.no_grad()
@@ -251,14 +199,6 @@ def test_every_size_up_to_the_largest_gear_gives_eagers_answer(tmp_path, name, m
     assert len(function.variants) == 1
     found = function.variants[0].runner.statistics
     assert (found.warm_up_runs, found.captures) == (2, 2)
-
-
-@torch.no_grad()
-def test_a_larger_size_than_the_largest_gear_is_an_error(tmp_path: Path) -> None:
-    function = padded(Model().mlp, tmp_path)
-    function(geared(rows(2), 2, 4))
-    with pytest.raises(GearError, match=r"x dimension 0 is 5.*Padding only goes up"):
-        function(rows(5))
 
 
 @pytest.mark.parametrize("name", ["mean", "joined"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -182,29 +181,6 @@ def test_global_of_the_function_is_looked_up_in_its_module(monkeypatch: pytest.M
     assert found(guards) == ("LIMIT: 5 -> 6",)
 
 
-def with_free_variable(number: int) -> Callable[..., Any]:
-    def g(self: Any, x: Any, y: Any = None) -> Any:
-        return number
-
-    return g
-
-
-def test_free_variable_of_the_function_is_looked_up_in_its_closure() -> None:
-    guards = made_guards(("L['number']", "equals", 5))
-    assert found(guards, function=with_free_variable(5)) == ()
-    assert found(guards, function=with_free_variable(6)) == ("number: 5 -> 6",)
-
-
-def test_ambient_state_that_changed_is_named() -> None:
-    guards = made_guards()
-    assert found(guards) == ()
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert found(guards) == ("deterministic algorithms: False -> True",)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def test_source_that_changed_is_named_and_nothing_else_is_looked_at() -> None:
     source = TracedSource(kind="code", module=__name__, name="f", digest="0" * 32)
     guards = made_guards(("L['x']", "equals", 3), sources=(source,))
@@ -293,12 +269,6 @@ def through_json(guards: PortableGuards) -> PortableGuards:
 @given(guards=GUARDS)
 def test_guards_round_trip_through_json(guards: PortableGuards) -> None:
     assert through_json(guards) == guards
-
-
-@given(guards=GUARDS)
-def test_guards_without_runtime_state_are_written_as_before_it_existed(guards: PortableGuards) -> None:
-    stateless = replace(guards, runtime_state={})
-    assert "runtime_state" not in stateless.to_json()
 
 
 @dataclasses.dataclass

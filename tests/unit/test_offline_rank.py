@@ -119,13 +119,6 @@ def test_function_that_asks_for_its_rank_is_bound_to_it(tmp_path):
         assert (probe.state, "get_rank(): 1 -> 2" in probe.reason) == ("miss", True)
 
 
-def test_function_that_is_compiled_to_kernels_is_left_out(tmp_path):
-    with offline(spec_of(tmp_path, arguments={"kernels": True})) as rank:
-        assert rank.build() == ("Small.forward",)
-        (left,) = rank.left_out()
-        assert (left.function, "engine aoti" in left.reason) == ("Small.by_rank", True)
-
-
 @pytest.mark.parametrize("entrypoint", ["asks_for_values", "asks_for_addresses"])
 def test_model_that_needs_real_tensors_is_refused_with_the_line(entrypoint, tmp_path):
     with (
@@ -149,9 +142,3 @@ def test_tensor_whose_values_a_graph_would_hold_is_refused(tmp_path):
         with pytest.raises(NeedsValues, match="a decomposition of its configuration holds"):
             rank.probe()
     assert not list(tmp_path.rglob("compiled_module"))
-
-
-def test_model_larger_than_any_memory_is_built_and_probed(tmp_path):
-    with offline(spec_of(tmp_path, entrypoint="huge")) as rank:
-        assert rank.build() == ("Huge.forward",)
-        assert [probe.state for probe in rank.probe()] == ["miss"]

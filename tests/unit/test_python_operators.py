@@ -16,8 +16,6 @@ from torch import nn
 
 from tests.support.tracing import compiled, misfits
 from warmrank.inference import cache_compile
-from warmrank.worker.runtime.artifact import TracedSource
-from warmrank.worker.runtime.sources import changed, missing_operators
 
 COMPOSITE = """
 import torch
@@ -157,17 +155,6 @@ def test_operator_that_is_not_registered_is_looked_for(guards: Any, defined: Any
     module.library._destroy()
     del sys.modules[name]
     assert outcome() == "loaded"
-
-
-@pytest.mark.parametrize(
-    ("module", "remedy"), [("", "torch.ops.load_library"), ("warmrank_none", "cannot be imported")]
-)
-def test_operator_that_nothing_registers_is_a_reason(module: str, remedy: str) -> None:
-    source = TracedSource(kind="operator", module=module, name="warmrank_none::op", digest="")
-    (reason,) = changed([source])
-    assert reason.startswith("operator warmrank_none::op is not registered")
-    assert remedy in reason
-    assert list(missing_operators([source])) == [reason]
 
 
 X = torch.tensor([-1.0, 2.0, 3.0])

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import ast
-import csv
 import json
 import os
 import pickle
 import re
-import stat
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import nn
 
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import compiled
@@ -27,8 +21,7 @@ from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import cache_compile, readable_cache
 from warmrank.worker.compile import origins
-from warmrank.worker.compile.origins import _Lines
-from warmrank.worker.compile.readable import assigned, comment, mapping, render
+from warmrank.worker.compile.readable import render
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.runtime.artifact import ABOUT, Artifact
@@ -99,25 +92,6 @@ def test_text_says_what_a_person_looks_for(path: Path, line: str) -> None:
     assert line in render(path)
 
 
-def test_text_and_artifact_name_no_file_of_this_machine(path: Path) -> None:
-    here = str(Path(__file__).parents[2])
-    assert here not in render(path)
-    assert here.encode() not in path.read_bytes()
-
-
-class Odd(nn.Module):
-    def nonzero(self, x: torch.Tensor) -> Any:
-        return torch.nonzero(x) + 1
-
-    def named(self, x: dict[str, torch.Tensor]) -> Any:
-        return x['it\'s "so" \u00e9\n'] + 1  # a comment with " and ' and \u00e9
-
-
-def test_graph_that_cannot_be_captured_says_why(tmp_path: Path) -> None:
-    found = literals(render(saved(compiled(Odd().nonzero, torch.ones(3)), tmp_path)))
-    assert "aten.nonzero.default's result depends on data" in found["CAPTURE"]["can be captured"]
-
-
 def test_hostile_text_everywhere_is_still_python(artifact: Artifact, tmp_path: Path) -> None:
     known = origins.read(artifact.sections)
     lines = [f"{line}{QUOTES}" for line in known.lines]
@@ -133,21 +107,6 @@ def test_hostile_text_everywhere_is_still_python(artifact: Artifact, tmp_path: P
     assert found["META"]["name"] == QUOTES
     assert found["REQUEST"] == {QUOTES: QUOTES}
     assert f"{QUOTES} is {QUOTES}" in found["GUARDS"]
-
-
-@given(st.text(), st.text())
-def test_any_text_becomes_one_comment_and_one_literal(name: str, value: str) -> None:
-    assert "\n" not in comment(name)
-    text = "\n".join([comment(name), mapping("A", {name: value}), assigned("B", [(name, value)])])
-    assert literals(text) == {"A": {name: value}, "B": [value]}
-
-
-def test_readable_cache_writes_the_text_to_a_private_file(path: Path, tmp_path: Path) -> None:
-    file = tmp_path / "new" / "store.py"
-    text = readable_cache(path, print_output=False, file=file)
-    assert file.read_text() == text
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert [item.name for item in file.parent.iterdir()] == ["store.py"]
 
 
 def test_readable_cache_does_not_write_through_a_link(path: Path, tmp_path: Path) -> None:
@@ -192,32 +151,10 @@ def test_truncated_file_is_refused(path: Path, tmp_path: Path) -> None:
         assert_refused(file, ArtifactCorrupt, "is no usable artifact")
 
 
-def test_link_is_refused_with_its_target(path: Path, tmp_path: Path) -> None:
-    link = tmp_path / "compiled_module"
-    link.symlink_to(path)
-    assert_refused(link, UnusableCache, f"a symbolic link to {re.escape(str(path))}.*name the file itself")
-
-
 def test_file_that_others_could_have_written_is_refused(path: Path, tmp_path: Path) -> None:
     file = private(tmp_path / "compiled_module", path.read_bytes())
     file.chmod(0o620)
     assert_refused(file, UnusableCache, "mode 0620.*chmod 600")
-
-
-def code(file: str, name: str = "forward") -> CodeType:
-    scope: dict[str, Any] = {}
-    exec(compile(f"def {name}(x):\n    return x\n", file, "exec"), scope)  # noqa: S102 - made above
-    found: CodeType = scope[name].__code__
-    return found
-
-
-@pytest.mark.parametrize(
-    "shortened", ["/srv/a/model.py", "srv/a/model.py", "rv/a/model.py", "a/model.py", "model.py"]
-)
-def test_shortened_path_is_that_of_the_traced_file(shortened: str) -> None:
-    lines = _Lines([code("/srv/b/model.py"), code("/srv/a/model.py")])
-    expected = "/srv/a/model.py" if "a/" in shortened else "/srv/b/model.py"
-    assert lines.whole((shortened, 2, "forward", "return x"))[0] == expected
 
 
 class Doubling(torch.nn.Module):
@@ -256,21 +193,6 @@ def test_graph_dump_is_written_when_compiled(tmp_path: Path, kind: str) -> None:
         ast.parse(text)
 
 
-def test_summary_counts_operators_with_their_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    function = plain(config_with("fx_summary", type="csv"), tmp_path)
-    run(function, torch.ones(2, 4))
-    (file,) = tmp_path.glob("summary_rank_0_pid_*.csv")
-    with file.open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    assert [(row["operator"], row["kind"], row["calls"]) for row in rows] == [
-        ("aten.linear.default", "aten", "1"),
-        ("aten.mul.Tensor", "aten", "1"),
-    ]
-    assert "float32[4, 4]" in rows[0]["inputs"]
-    assert rows[1]["outputs"].startswith("1 x float32[")
-
-
 def dumped(directory: Path) -> dict[str, Any]:
     return {file.name: np.load(file) for file in sorted(directory.iterdir())}
 
@@ -290,15 +212,6 @@ def test_data_dump_writes_the_result_of_every_operator_on_every_call(tmp_path: P
         linear, scaled = found.values()
         np.testing.assert_array_equal(linear, run(function.module.linear, x).numpy())
         np.testing.assert_array_equal(scaled, result.numpy())
-
-
-def test_data_dump_goes_on_after_a_load_and_elsewhere(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        config = config_with("data_dump", type="npy", path=str(tmp_path / name))
-        function = plain(config, tmp_path)
-        run(function, torch.ones(2, 4))
-        assert len(list((tmp_path / name).rglob("*.npy"))) == 2
-    assert function.last_result.outcome == "loaded"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.complex64])

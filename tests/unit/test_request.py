@@ -63,12 +63,6 @@ def triple(x: torch.Tensor) -> torch.Tensor:
     return x * 3
 
 
-def test_weights_do_not_count() -> None:
-    other = Small()
-    nn.init.ones_(other.get_parameter("inner.weight"))
-    assert asked(other) == asked()
-
-
 def test_format_of_the_artifact_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     before = asked()
     monkeypatch.setattr("warmrank.worker.runtime.artifact.FORMAT", 99)

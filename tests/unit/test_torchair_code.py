@@ -74,12 +74,6 @@ def test_address_of_an_object_is_refused() -> None:
         portable(code().replace("'sum'", "'<function f at 0x7f0011223344>'"), own())
 
 
-def test_directory_of_the_compile_is_left_to_torchair_s_loader() -> None:
-    found = portable(code(), own())
-    assert PRIVATE not in found
-    assert "compile_configs[\"static_kernel_compile.compile_cache_dir\"] = ''" in found
-
-
 @pytest.mark.parametrize("labels", ["{'one', 'two', 'graph_7_x'}", "{'two', 'graph_7_x', 'one'}"])
 def test_sets_stand_in_one_order(labels: str) -> None:
     found = portable(code().replace("pool=", f"user_stream_label={labels}, pool="), own())
@@ -158,11 +152,3 @@ def test_every_value_that_is_handed_over_counts_in_the_request_key(name: str, tm
     option = declared(name)
     for value in samples(option, tmp_path):
         assert option.canonical(value) != option.canonical(option.default)
-
-
-def test_a_section_that_takes_any_name_is_not_believed() -> None:
-    theirs = Nested()
-    del theirs.aclgraph_config.__dict__["use_custom_pool"]
-    (problem,) = problems(with_value("aclgraph_config.use_custom_pool", (0, 7), "reduce-overhead"), theirs)
-    assert "config.aclgraph_config.use_custom_pool = (0, 7) has no counterpart" in problem
-    assert not hasattr(theirs.aclgraph_config, "use_custom_pool")
