@@ -1,28 +1,62 @@
-"""The command line: exit codes, error blocks, what goes to stdout, and what it does not import."""
+"""The command line: launches, exit codes, what reaches a terminal."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from tests.support.fake_rank import FakeWorld
 from tests.support.launching import loaded_config, make_report, store_launch, write_config
-from tests.support.stored import blob_path, make_partition, overwrite
+from tests.support.processes import await_true
+from tests.support.stored import FUNCTIONS, blob_path, make_partition, overwrite, save_key_pair
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.cli.console import (
+    ExitCode,
+    exit_code_of,
+)
+from warmrank.orchestrator.cli.demo import demo, prepare, run_process
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.options import as_argument
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
+from warmrank.orchestrator.errors import (
+    CannotStart,
+    CompileForbidden,
+    ConfigError,
+    DemoFailed,
+    ForbiddenCompile,
+    LaunchFailed,
+    NotOurs,
+)
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.launch.report import Failure, Report, from_json
+from warmrank.orchestrator.launch.report import Failure, Report, from_json, to_json
+from warmrank.orchestrator.signals import Terminated
+from warmrank.orchestrator.ui import outputs
+from warmrank.orchestrator.whole_file import write_whole
+from warmrank.worker.errors import NotYet, WorkloadError
+from warmrank.worker.keys.environment import environment
 
 
 def run(*arguments: str | Path) -> Result:
@@ -227,3 +261,254 @@ def test_config_option_is_put_where_the_argument_is_looked_for(
     words: list[str], arguments: list[str], expected: list[str]
 ):
     assert as_argument(words, arguments) == expected
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> FakeWorld:
+    found = FakeWorld()
+    monkeypatch.setattr(driver, "ray_launcher", lambda _config: InProcessLauncher(found.make_worker))
+    return found
+
+
+def launch(tmp_path: Path, *options: str, **more: Any) -> Result:
+    data: dict[str, Any] = {
+        "workload": {"entrypoint": "json:dumps"},
+        "ranks": 1,
+        "cache_dir": str(tmp_path / "cache"),
+        **more,
+    }
+    config = tmp_path / "launch.yaml"
+    config.write_text(yaml.safe_dump(data))
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["launch", str(config), *options])
+
+
+def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_failed(
+    tmp_path, world, monkeypatch
+):
+    def refuse(path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    world.raises["build", 0] = WorkloadError("no such model")
+    monkeypatch.setattr(outputs, "write_whole", refuse)
+    result = launch(tmp_path, "--json", str(tmp_path / "report.json"))
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "WorkloadError: no such model" in result.stderr
+    assert "report not written: [Errno 28] No space left on device" in result.stderr
+
+
+def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_only(tmp_path, world):
+    _, public = save_key_pair(generate_key_pair("ci"), tmp_path)
+    trust = {"policy": "require", "trusted_keys": {"ci": str(public)}}
+    store = {"path": str(tmp_path / "store"), "trust": trust}
+    result = launch(tmp_path, store=store)
+    assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
+    assert "store.trust.signing_key" in result.stderr
+    assert "mode: ro" in result.stderr
+    assert launch(tmp_path, store={**store, "mode": "ro"}).exit_code != ExitCode.BAD_INPUT
+    assert launch(tmp_path, "--no-compile", store=store).exit_code != ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"workload": {"entrypoint": "absent_of_all:f"}}, "workload.entrypoint"),
+        ({"ray": {"num_cpus_per_rank": 4096.0}}, "ranks, ray.num_cpus_per_rank, ray.num_cpus"),
+        ({"cache_dir": f"{__file__}/x"}, "cache_dir"),
+    ],
+)
+def test_launch_refuses_in_the_words_of_config_check_what_every_rank_would_find(
+    tmp_path, world, monkeypatch, more, key
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
+    result = launch(tmp_path, **more)
+    checked = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, ["config", "check", str(tmp_path / "launch.yaml")]
+    )
+    assert (result.exit_code, checked.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
+    assert f"launch.yaml: {key}" in result.stderr
+    assert f"error: {key}" in checked.stdout
+    for line in checked.stdout.splitlines()[1:]:
+        assert " ".join(line.split()) in " ".join(result.stderr.split())
+    assert not [word for word in ("expected ", "rank was", "ranks were", "stage") if word in result.stderr]
+    assert world.called("build") == []
+
+
+def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(tmp_path, world, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    result = launch(tmp_path)
+    assert (result.exit_code, world.called("build")) == (ExitCode.FAULT, [])
+    assert "error: unusable cache" in result.stderr
+
+
+def launch_failed(*kinds: str) -> LaunchFailed:
+    failures = [
+        WorkerFailure(rank=rank, stage="build", kind=kind, message="") for rank, kind in enumerate(kinds)
+    ]
+    return LaunchFailed("build", failures, num_ranks=2)
+
+
+def caused_by(cause: Exception) -> CannotStart:
+    message = "no Ray cluster can be joined at '10.0.0.1:6379'"
+    return CannotStart(message, blames_cluster=ray_session.is_unreachable(cause))
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_raises():
+    """Also where the tests run in the background of a shell, which lets its jobs ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError([]), 2),
+        (NotYet("cuda", instead="use cpu"), 2),
+        (CannotStart("no CPUs"), 1),
+        (caused_by(ConnectionRefusedError()), 5),
+        (caused_by(TimeoutError()), 5),
+        (caused_by(OSError(errno.EHOSTUNREACH, "no route")), 5),
+        (caused_by(socket.gaierror(socket.EAI_NONAME, "no such host")), 1),
+        (DemoFailed("cold failed", exit_code=3), 3),
+        (PermissionError("denied"), 1),
+        (launch_failed("WorkloadError"), 2),
+        (launch_failed("UnusableCache", "UnusableCache"), 4),
+        (launch_failed("WorkloadError", "died"), 5),
+    ],
+)
+def test_exit_code_of_error(error: Exception, code: int):
+    assert exit_code_of(error) == code
+
+
+HOSTILE = "de\x1b]0;owned\x07code\x1b[2J\x9b31m\u202e\x7f"
+
+
+@pytest.mark.parametrize("arguments", [("ls", "--long"), ("show", "world2global_rank0", "--json")])
+def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
+    config = loaded_config(tmp_path)
+    functions = {f"{HOSTILE}.decode": FUNCTIONS["Llama.decode"]}
+    here = {**environment(), HOSTILE: HOSTILE}
+    store_launch(config, tmp_path / "work", here=here, functions=functions)
+    wide = CliRunner(env={"COLUMNS": "400"})  # so that nothing is folded
+    result = wide.invoke(app, [*arguments, "--store", str(tmp_path / "store")])
+    assert (result.exit_code, "owned" in result.stdout) == (0, True)
+    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(result.output)
+
+
+class FakeRuns:
+    """Stands in for the two processes; writes their reports."""
+
+    def __init__(self, *reports: Report | int) -> None:
+        self.reports = list(reports)
+        self.commands: list[Sequence[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> int:
+        self.commands.append(command)
+        report = self.reports.pop(0)
+        if isinstance(report, int):
+            return report
+        write_whole(Path(command[command.index("--json") + 1]), to_json(report))
+        return 0
+
+
+def shown(out: Path, runs: FakeRuns) -> str:
+    text = StringIO()
+    demo(out, Console(file=text, width=100), run=runs)
+    return text.getvalue()
+
+
+def cold() -> Report:
+    return make_report("compiled", trace_s=1.0, wall_s=10.0)
+
+
+def test_demo_shows_the_saving_first_then_each_rank_and_where_everything_lies(tmp_path: Path):
+    text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
+    headline = (
+        "Ready to serve: 2.01 s of tracing and compiling, cold; 10 ms of loading, warm   201.0 x faster"
+    )
+    assert text.index(headline) < text.index("cold and warm")
+    (line,) = (line for line in text.splitlines() if "rank 1: trace + compile + load" in line)
+    assert line.split()[-6:] == ["2.01", "s", "10", "ms", "201.0", "x"]
+    assert "The warm launch compiled nothing: 2 loaded" in text
+    assert str(tmp_path / "out" / "warm.html") in text
+
+
+def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
+    store = tmp_path / "out" / "store"
+    store.mkdir(parents=True)
+    with pytest.raises(NotOurs, match="no demo made it"):
+        prepare(tmp_path / "out")
+    assert store.exists()
+
+
+def test_terminated_demo_ends_its_launch_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out, has_handler = tmp_path / "out", tmp_path / "has_handler"
+    code = f"""
+import signal, sys, time
+def end(*_):
+    open({str(out)!r}, 'w').write('cleaned up')
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+open({str(has_handler)!r}, 'w').close()
+time.sleep(600)
+"""
+    original = subprocess.Popen.wait
+    waits: list[str] = []
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waits.append("wait")
+        if len(waits) == 1:
+            assert await_true(has_handler.exists, timeout_s=60)
+            raise Terminated
+        return original(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(Terminated):
+        run_process([sys.executable, "-c", code])
+    assert out.read_text() == "cleaned up"
+
+
+TEXT = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+CODES, BY_COMMAND = TEXT.partition("## Exit codes\n")[2].split("### By command")
+
+
+def rows(text: str) -> list[tuple[str, ...]]:
+    """The rows of the first table in a text, without its head."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [tuple(cell.strip() for cell in line) for line in lines[2:]]
+
+
+def commands() -> set[str]:
+    return set(names(get_command(app)))
+
+
+def names(command: Any, above: str = "") -> Iterator[str]:
+    for name, each in command.commands.items():
+        if hasattr(each, "commands"):
+            yield from names(each, f"{above}{name} ")
+        else:
+            yield f"{above}{name}"
+
+
+def test_table_of_codes_is_the_enumeration():
+    assert [(int(code), name.strip("`")) for code, name, _ in rows(CODES)] == [
+        (code.value, code.name) for code in ExitCode
+    ]
+
+
+def test_every_command_has_its_row():
+    named = [name for cell, _ in rows(BY_COMMAND) for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(named) == len(set(named))
+    assert set(named) == commands()
+
+
+def test_commands_name_known_codes_only():
+    known = {code.value for code in ExitCode} | {126, 127}  # those two are the user's own command's
+    for command, text in rows(BY_COMMAND):
+        codes = {int(code) for code in re.findall(r"(?:^|[;,(] ?)(\d+)\b", text)}
+        assert codes <= known, command

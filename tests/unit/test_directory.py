@@ -1,18 +1,31 @@
+"""The store in a directory: durable names, odd files, moves."""
+
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import socket
 import stat
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.support.backends import MemoryBackend
 from tests.support.stored import stored
+from warmrank.cache_store.backends import directory_moves, durability
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.durability import choose_flush, file_system_type, flush_all
 from warmrank.cache_store.backends.objects.store import _FORMAT_DATA
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
+from warmrank.cache_store.gc.trash import restore, restore_from, trashed
+from warmrank.cache_store.layout import blob_name, trash_name
+from warmrank.cache_store.records.documents import quarantine_if_damaged
+from warmrank.cache_store.steps import Step
 
 NAME = "ac/ab/one"
 
@@ -141,3 +154,299 @@ def test_name_that_leaves_the_store_is_refused(backend, name):
     for call in (backend.open, lambda name: backend.stat([name]), lambda name: backend.move(name, None)):
         with pytest.raises(StoreUnavailable, match="name"):
             call(name)
+
+
+ODD_NAMES = [b"a\\b", b"a\nb", b"\xff\xfe"]
+
+
+def make_socket(path: Path) -> None:
+    os.chdir(path.parent)  # a socket's address is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+
+
+OBSTACLES: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "link to nowhere": lambda path: path.symlink_to("/nonexistent"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "link to a file": lambda path: path.symlink_to("../../FORMAT"),
+    "directory": Path.mkdir,
+    "socket": make_socket,
+}
+
+
+@pytest.fixture(params=OBSTACLES)
+def obstacle(
+    request: pytest.FixtureRequest, backend: DirectoryBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    monkeypatch.chdir(root)
+    path = root / NAME
+    path.parent.mkdir(parents=True)
+    OBSTACLES[request.param](path)
+    return path
+
+
+def test_what_is_no_file_is_corrupt(backend, obstacle):
+    with pytest.raises(Corrupt, match="expected a regular file"):
+        backend.open(NAME)
+
+
+def test_what_is_no_file_goes_into_quarantine_and_makes_way(backend, obstacle):
+    assert backend.put_new([new_file()]) == ()
+    with pytest.raises(Corrupt) as raised:
+        backend.open(NAME)
+    quarantine_if_damaged(backend, NAME, raised.value)
+    assert backend.put_new([new_file()]) == (NAME,)
+    with backend.open(NAME) as file:
+        assert file.read() == b"data"
+    bad, _ = sorted(backend.list("quarantine/"), key=lambda info: info.is_regular)
+    assert backend.move(bad.name, None)
+    assert (len(stored(backend.root, "quarantine")), list((backend.root / "tmp").iterdir())) == (1, [])
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("directory", ["ac/ab", "trash/20200101T000000Z", "quarantine"])
+def test_odd_name_is_left_out_and_said(backend, root, caplog, directory, name):
+    (root / directory).mkdir(parents=True, exist_ok=True)
+    Path(os.fsdecode(os.fsencode(root / directory) + b"/" + name)).touch()
+    backend.put_new([new_file(f"{directory}/good")])
+    assert [info.name for info in backend.list(directory.partition("/")[0])] == [f"{directory}/good"]
+    assert "1 entries" in caplog.text
+    assert "names that no store gives" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("of_root", "umask", "expected"),
+    [(0o755, 0o002, 0o755), (0o700, 0o000, 0o755), (0o775, 0o002, 0o775), (0o775, 0o022, 0o755)],
+)
+def test_others_may_write_into_new_directories_only_where_they_may_into_the_root(
+    root, of_root, umask, expected
+):
+    root.mkdir()
+    root.chmod(of_root)
+    before = os.umask(umask)
+    try:
+        backend = DirectoryBackend(root)
+        backend.put_new([new_file("cas/sha256/ab/one")])
+        backend.move("cas/sha256/ab/one", "trash/20260131T120000Z/cas/sha256/ab/one")
+    finally:
+        os.umask(before)
+    made = [path for path in root.rglob("*") if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {expected}
+    assert len(made) == 9
+
+
+TRASHED = "trash/20260131T120000Z/ac/ab/one"
+
+
+def unsupported(path: Path, target: Path) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+@pytest.fixture(params=["rename", "link", "unsupported"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How files are moved: network file systems have links only, and some others refuse the rename."""
+    types = frozenset({"link"}) if request.param == "link" else None
+    monkeypatch.setattr(directory_moves, "file_system_type", lambda path, mounts: "ext4")
+    if types is not None:
+        monkeypatch.setattr(directory_moves, "_RENAME_TYPES", types)
+    if request.param == "unsupported":
+        monkeypatch.setattr(directory_moves, "rename_new", unsupported)
+    return str(request.param)
+
+
+@pytest.fixture
+def moving(root: Path, way: str) -> DirectoryBackend:
+    return DirectoryBackend(root)
+
+
+def test_rename_does_not_replace(tmp_path):
+    (tmp_path / "one").write_bytes(b"one")
+    (tmp_path / "two").write_bytes(b"two")
+    with pytest.raises(FileExistsError):
+        directory_moves.rename_new(tmp_path / "one", tmp_path / "two")
+    assert ((tmp_path / "one").read_bytes(), (tmp_path / "two").read_bytes()) == (b"one", b"two")
+
+
+def test_moved_file_counts_from_its_move(moving):
+    moving.put_new([new_file()])
+    made = moving.stat([NAME])[NAME].modified_s
+    for number in itertools.count():
+        moving.put_new([new_file(f"ac/ab/{number}", b"")])
+        later = moving.stat([f"ac/ab/{number}"])[f"ac/ab/{number}"].modified_s
+        if later > made:
+            break
+    moving.move(NAME, TRASHED)
+    assert moving.stat([TRASHED])[TRASHED].modified_s >= later
+
+
+def test_move_that_was_cut_short_between_its_calls_is_finished(moving, root):
+    moving.put_new([new_file()])
+    (root / TRASHED).parent.mkdir(parents=True)
+    os.link(root / NAME, root / TRASHED)
+    assert moving.move(TRASHED, NAME)
+    assert (stored(root, "trash"), (root / NAME).read_bytes()) == ([], b"data")
+
+
+@pytest.mark.parametrize("way", ["link", "unsupported"], indirect=True)
+def test_move_that_stands_still_takes_no_newer_file_away(moving, root, monkeypatch):
+    """Two evictors: while the first stands between its two calls, the name is moved and created anew."""
+    first, second = (trash_name(NAME, datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)) for second in (1, 2))
+    moving.put_new([new_file(data=b"old")])
+    meanwhile: list[object] = []
+
+    def at(step: Step) -> None:
+        if step == Step.MOVE_LINKED and not meanwhile:
+            meanwhile.append("begun")
+            other = DirectoryBackend(root)
+            meanwhile.append(other.move(NAME, second))
+            meanwhile.append(other.put_new([new_file(data=b"new")]))
+
+    monkeypatch.setattr(directory_moves, "reached", at)
+    assert not moving.move(NAME, first)
+    assert meanwhile == ["begun", True, (NAME,)]
+    assert (root / NAME).read_bytes() == b"new"
+    assert ((root / second).read_bytes(), stored(root, "tmp")) == (b"old", [])
+
+
+def test_move_makes_a_directory_again_that_another_process_removes(moving, root, way, monkeypatch):
+    moving.put_new([new_file()])
+    real = directory_moves.rename_new if way == "rename" else os.link
+    removed: list[Path] = []
+
+    def call(source: Path, target: Path) -> None:
+        if target.parent.is_dir() and not removed:
+            removed.append(target)
+            target.parent.rmdir()
+            target.parent.parent.rmdir()
+        real(source, target)
+
+    monkeypatch.setattr(*((directory_moves, "rename_new") if way == "rename" else (os, "link")), call)
+    assert moving.move(NAME, TRASHED)
+    assert (removed, stored(root, "trash")) == ([root / TRASHED], [root / TRASHED])
+
+
+def test_directory_deeper_than_any_stack_is_removed(moving, root):
+    top = root / "quarantine" / "deep"
+    top.mkdir(parents=True)
+    directory = os.open(top, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("a", dir_fd=directory)
+        below = os.open("a", os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    os.close(directory)
+    assert [info.name for info in moving.list("quarantine/")] == ["quarantine/deep"]
+    assert moving.move("quarantine/deep", None)
+    assert (list(moving.list("quarantine/")), list((root / "tmp").iterdir())) == ([], [])
+
+
+MOUNTS = r"""/dev/sda / ext4 rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+nas:/export /mnt/shared nfs4 rw 0 0
+scratch /mnt/shared/scratch lustre rw 0 0
+/dev/sdb /mnt/with\040blank xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/home/store", "ext4"),
+        ("/mnt/shared/store", "nfs4"),
+        ("/mnt/shared", "nfs4"),
+        ("/mnt/sharedstore", "ext4"),
+        ("/mnt/shared/scratch/a/b", "lustre"),
+        ("/mnt/with blank/store", "xfs"),
+    ],
+)
+def test_file_system_type_is_that_of_the_deepest_mount(path, expected):
+    assert file_system_type(Path(path), MOUNTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "flush"), [("ext4", "syncfs"), ("xfs", "syncfs"), ("nfs4", "fsync"), ("fuse.gpfs", "fsync")]
+)
+def test_choose_flush_trusts_syncfs_on_local_file_systems_only(tmp_path, monkeypatch, kind, flush):
+    table = tmp_path / "mounts"
+    table.write_text(f"device / {kind} rw 0 0\n")
+    monkeypatch.setattr(durability, "_MOUNTS", table)
+    assert choose_flush(tmp_path) == flush
+
+
+class Calls:
+    """Counts what is flushed, and how."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fsynced: list[str] = []
+        self.synced: list[Path] = []
+        monkeypatch.setattr(durability, "_fsync", lambda path: self.fsynced.append(path.name))
+        monkeypatch.setattr(durability, "_sync_file_system", self.synced.append)
+
+
+def paths(root: Path, count: int) -> list[Path]:
+    return [root / f"{number:02d}" for number in range(count)]
+
+
+def test_flush_all_syncs_the_file_system_once_for_many(tmp_path, monkeypatch):
+    calls = Calls(monkeypatch)
+    flush_all(paths(tmp_path, 20), root=tmp_path, flush="syncfs")
+    assert (calls.synced, calls.fsynced) == ([tmp_path], [])
+
+
+def test_flush_all_reports_what_cannot_be_flushed(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        flush_all([tmp_path / "gone"], root=tmp_path, flush="fsync")
+
+
+def failing_fsync(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+def test_flush_all_hides_no_fault_of_a_file(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    failing_fsync(errno.EINVAL, monkeypatch)
+    with pytest.raises(OSError, match="Invalid argument"):
+        flush_all([tmp_path / "file"], root=tmp_path, flush="fsync")
+
+
+THROWN, OTHER = blob_name("1" * 64), blob_name("2" * 64)
+EARLY, LATE = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2))
+
+
+@pytest.fixture
+def with_trash() -> MemoryBackend:
+    return MemoryBackend()
+
+
+def put(with_trash: MemoryBackend, name: str, data: bytes = b"data") -> None:
+    with_trash.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
+
+
+def read(with_trash: MemoryBackend, name: str) -> bytes:
+    with with_trash.open(name) as file:
+        return file.read()
+
+
+def test_restore_brings_back_what_is_gone(with_trash):
+    put(with_trash, trash_name(THROWN, EARLY))
+    assert restore(with_trash, [THROWN]) == {THROWN}
+    assert [info.name for info in with_trash.list("")] == [THROWN]
+
+
+def test_restore_takes_the_copy_that_came_last(with_trash):
+    put(with_trash, trash_name(THROWN, EARLY), b"older")
+    with_trash.now_s += 1
+    put(with_trash, trash_name(THROWN, LATE), b"newer")
+    restore(with_trash, [THROWN])
+    assert read(with_trash, THROWN) == b"newer"
+
+
+def test_file_that_another_process_restored_counts(with_trash):
+    put(with_trash, trash_name(THROWN, EARLY))
+    contents = trashed(with_trash)
+    with_trash.move(trash_name(THROWN, EARLY), THROWN)
+    assert restore_from(with_trash, frozenset([THROWN]), contents) == {THROWN}

@@ -1,23 +1,40 @@
-"""`warmrank doctor` as people run it: exit codes, JSON, the table, and what the nodes of a cluster share."""
+"""The doctor: this machine, nodes, software and devices."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from tests.support import ascend_machine as ascend
 from tests.support.launching import write_config
 from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.doctor import (
     LEVELS,
     Finding,
+    Level,
     NodeFindings,
+    machine,
+    software,
+    storage,
 )
 from warmrank.orchestrator.doctor.nodes import check_clock, check_environments, check_resources, no_answer
 from warmrank.orchestrator.nodes import Node
+from warmrank.worker.ascend import chips
+from warmrank.worker.ascend.chips import Installation, chips_in, installation, soc_in, soc_of, visible_devices
+from warmrank.worker.ascend.hccl import time_outs, watchdog_s
+from warmrank.worker.ascend.places import Places
+from warmrank.worker.ascend.versions import fit, package_problems
+from warmrank.worker.errors import DeviceUnavailable
 
 NODES = tuple(Node(node_id=f"{number:02x}" * 28, address="", host=f"atlas-{number}") for number in range(16))
 
@@ -114,3 +131,296 @@ def test_nodes_that_differ_are_named_with_what_differs():
 )
 def test_clock_that_object_stores_refuse_is_an_error(clock_s: float, level: str):
     assert check_clock(clock_s, sent_s=1000.0, received_s=1005.0).level == level
+
+
+FITS = {"python": "3.11.9", "torch": "2.13.0+cpu", "ray": "2.60.0", "torch_npu": "2.13.0"}
+
+
+def checked_levels(findings: Iterable[Finding]) -> dict[str, str]:
+    return {finding.check: finding.level for finding in findings}
+
+
+def troubles(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings if finding.level != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "version"),
+    [
+        ("cpu", "python", "3.10.1"),
+        ("cpu", "torch", "2.10.0"),
+        ("cpu", "torch", "3.0.0"),
+        ("cpu", "ray", ""),
+        ("npu", "torch_npu", ""),
+    ],
+)
+def test_version_outside_its_range_is_an_error(device: str, name: str, version: str):
+    assert not troubles(software.check_versions(device, FITS))
+    assert not troubles(software.check_versions("cpu", {**FITS, "torch_npu": ""}))
+    (found,) = troubles(software.check_versions(device, {**FITS, name: version})).values()
+    assert (found.check, found.level, bool(found.remedy)) == (f"versions.{name}", "error", True)
+
+
+def fake_torch(directory: Path, text: str) -> dict[str, str]:
+    """An environment in which ``import torch`` finds this text, after the package's own root."""
+    (directory / "torch.py").write_text(text)
+    return {**os.environ, "PYTHONPATH": str(directory)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ImportError('libhccl.so: no such file')", "ImportError: libhccl.so: no such file"),
+        ("import os; os._exit(7)", "the interpreter ended with status 7"),
+        ("import threading; threading.Event().wait()", "no answer within 1 s"),
+    ],
+)
+def test_torch_that_does_not_import_is_an_error_with_its_words(tmp_path: Path, text: str, said: str):
+    probe = software.probe_torch("cpu", fake_torch(tmp_path, text), timeout_s=1.0)
+    (found,) = software.check_probe(probe)
+    assert (found.check, found.level, said in found.what) == ("versions.import", "error", True)
+    assert machine.usable("cuda", probe).level == "note"
+
+
+def test_missing_and_unfit_software_of_ascend_is_named():
+    empty = dict.fromkeys(("cann", "cann_detail", "home", "nnal", "driver", "firmware", "soc"), "")
+    none = Installation(**empty, devices=(), chips=(), problems=("chip 3 is not healthy",))
+    expected = {"ascend.cann": "error", "ascend.driver": "error", "ascend.problems": "warning"}
+    assert checked_levels(software.check_ascend(none, FITS)) == expected
+    there = Installation(
+        **{**empty, "cann": "9.0.0", "driver": "25.2.0"}, devices=(0,), chips=(), problems=()
+    )
+    found = troubles(software.check_ascend(there, {**FITS, "torch": "2.12.0"}))
+    assert checked_levels(found.values()) == {"ascend.fit": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, []),
+        ({"num_files": 1024}, ["limits.files"]),
+        ({"num_ranks": 64}, ["limits.files"]),
+        ({"shm_bytes": 64 * 2**20}, ["limits.shared_memory"]),
+    ],
+)
+def test_limits_too_low_for_the_ranks_are_named(change: dict[str, Any], names: list[str]):
+    facts = {"num_files": 4096.0, "shm_bytes": 2**30, "num_ranks": 8, **change}
+    assert list(troubles(machine.judge_limits(**facts))) == names
+
+
+@pytest.mark.parametrize(
+    ("value", "level"), [("eth", "ok"), ("=eth0", "ok"), ("enp,eth", "error"), ("ib0", "error")]
+)
+def test_interface_must_be_there_and_may_be_named_by_its_first_letters(value: str, level: str):
+    assert machine.interface("HCCL_SOCKET_IFNAME", value, ["lo", "eth0"]).level == level
+
+
+def test_cluster_must_listen_and_ports_of_hccl_be_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        environ = {"HCCL_IF_BASE_PORT": str(port - 1)}
+        found = checked_levels(
+            machine.check_network("npu", environ, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
+        )
+    assert found == {"network.hccl_ports": "warning", "network.ray": "ok"}
+    assert not list(machine.check_network("cpu", {}, spans_nodes=False, ray_address="auto"))
+    (gone,) = machine.check_network("cpu", {}, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
+    assert (gone.check, "refused" in gone.what) == ("network.ray", True)
+
+
+def store_levels(*tiers: dict[str, Any]) -> list[tuple[str, Level]]:
+    config = StoreConfig(tiers=tuple(TierConfig(**tier) for tier in tiers))
+    return [(finding.check, finding.level) for finding in storage.check_store(config)][:-1]
+
+
+def made_store(path: Path) -> dict[str, Any]:
+    from tests.support.stored import OFF
+    from warmrank.cache_store.connect import TierSpec, open_store
+
+    open_store([TierSpec(location=str(path))], trust=OFF)
+    return {"path": str(path)}
+
+
+def test_store_is_written_and_left_as_it_was(tmp_path: Path):
+    tier = made_store(tmp_path / "store")
+    before = sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert store_levels(tier) == [("store.reachable", "ok"), ("store.writable", "ok")]
+    assert sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file()) == before
+    assert store_levels({**tier, "mode": "ro"}) == [("store.reachable", "ok")]
+
+
+def full(_descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_cache_directory_that_cannot_hold_private_files_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "fsync", full)
+    said = {"file": "it is no directory", "open": "mode 0777", "cache": "No space left on device"}
+    for name, text in said.items():
+        (found,) = storage.check_disk(tmp_path / name)
+        assert (found.check, found.level, text in found.what) == ("disk.cache_dir", "error", True), found
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"f_bavail": 1000}, {"disk.free": "warning"}),
+        ({"f_bavail": 0}, {"disk.free": "error"}),
+        ({"f_favail": 9}, {"disk.free": "warning"}),
+        ({"f_favail": 0}, {"disk.free": "error"}),
+        ({"f_favail": 0, "f_files": 0}, {}),
+        ({"f_flag": os.ST_NOEXEC}, {"disk.execution": "warning"}),
+    ],
+)
+def test_disk_that_is_full_or_noexec_is_named(tmp_path, monkeypatch, change, expected):
+    room = {"f_frsize": 4096, "f_bavail": 2**30, "f_files": 2**20, "f_favail": 2**20, "f_flag": 0, **change}
+    monkeypatch.setattr(os, "statvfs", lambda _path: type("Room", (), room))
+    assert checked_levels(troubles(storage.check_disk(tmp_path / "cache")).values()) == expected
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    """A machine without anything of Ascend; tests lay it out below the path."""
+    chips._ask.cache_clear()
+    yield ascend.ascend_places(tmp_path)
+    chips._ask.cache_clear()
+
+
+def test_whole_installation_is_found(places: Places, tmp_path: Path) -> None:
+    ascend.lay_out_cann(tmp_path / "cann", "9.0.0")
+    ascend.lay_out_driver(tmp_path, "25.5.0", firmware="7.7.0.1.231")
+    ascend.lay_out_npus(tmp_path, "910B4", 2)
+    found = installation(places)
+    assert (found.cann, found.driver, found.firmware) == ("9.0.0", "25.5.0", "7.7.0.1.231")
+    assert (found.soc, found.devices, found.home) == ("Ascend910B4", (0, 1), str(tmp_path / "cann"))
+    assert [(chip.npu, chip.chip, chip.bus_id) for chip in found.chips] == [
+        (0, 0, "0000:C0:00.0"),
+        (1, 0, "0000:C1:00.0"),
+    ]
+    assert found.problems == ()
+
+
+# --- CANN ---
+
+
+# --- driver and firmware ---
+
+
+def test_firmware_outside_of_the_driver_s_range_is_a_problem(places: Places, tmp_path: Path) -> None:
+    ascend.lay_out_driver(tmp_path, "25.0.rc1", firmware="7.8.0.6.201")
+    (problem,) = package_problems(places)
+    assert problem.startswith("firmware 7.8.0.6.201 is outside [7.0.0,7.7.99], which driver 25.0.rc1")
+
+
+def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(places: Places, tmp_path: Path) -> None:
+    ascend.lay_out_driver(tmp_path, "25.0.rc1")
+    ascend.lay_out_cann(tmp_path / "cann", "9.9.0", build="V100R001C30SPC001B001")
+    assert package_problems(places) == ()  # CANN's own list has the driver's C21
+    info = tmp_path / "cann" / "aarch64-linux"
+    for file in info.iterdir():
+        file.write_text(file.read_text().replace(",[V100R001C21]", ""))
+    (problem,) = package_problems(places)
+    assert "CANN 9.9.0 (V100R001C30SPC001B001) and driver 25.0.rc1" in problem
+
+
+# --- NPUs ---
+
+
+@pytest.mark.parametrize(
+    ("board", "expected"),
+    [
+        (ascend.BOARD_A2.format(name="910B2"), "Ascend910B2"),
+        (ascend.BOARD_A2.format(name="910B4-1"), "Ascend910B4-1"),
+        (ascend.BOARD_A3, "Ascend910_9392"),
+        ("Chip Type : Ascend\nChip Name : Ascend310P3\n", "Ascend310P3"),
+        ("NPU Name : NA\nChip Type : Ascend\nChip Name : 910B2\n", "Ascend910B2"),
+        ("NPU ID : 0\n", ""),
+    ],
+)
+def test_model_is_put_together_from_the_board(board: str, expected: str) -> None:
+    assert soc_in(board) == expected
+
+
+@given(st.text(alphabet="|0123456789: /.+=-\nA", max_size=300))
+def test_tables_of_any_text_are_read_or_left(table: str) -> None:
+    assert all(chip.npu >= 0 and chip.memory_mb >= 0 for chip in chips_in(table))
+    assert soc_in(table) == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("0xd802", "Ascend910B family"), ("0xd803", "Ascend910_93 family")]
+)
+def test_without_the_tool_the_model_is_the_family_on_the_bus(places, tmp_path, caplog, device, expected):
+    ascend.write(tmp_path / "dev" / "davinci0", "")
+    for slot, vendor, number in (
+        ("a", "0x19e5", device),
+        ("b", "0x19e5", "0x0200"),
+        ("c", "0x8086", "0xd801"),
+    ):
+        ascend.write(tmp_path / "pci" / slot / "vendor", f"{vendor}\n")
+        ascend.write(tmp_path / "pci" / slot / "device", f"{number}\n")
+    assert soc_of(places) == expected
+    assert "No such file" in caplog.text
+
+
+def test_tool_that_hangs_is_given_up(places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ascend.write(tmp_path / "dev" / "davinci0", "")
+    ascend.write(tmp_path / "npu-smi", "#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "npu-smi").chmod(0o755)
+    monkeypatch.setattr(chips, "_TIMEOUT_S", 0.05)
+    (problem,) = installation(places).problems
+    assert "does not answer within 0.05 s" in problem
+
+
+# --- ASCEND_RT_VISIBLE_DEVICES ---
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("0, 1", "CANN would stop reading"),
+        ("0-3", "CANN would stop reading"),
+        ("0,", "CANN would stop reading"),
+        ("0,-1", "CANN would stop reading"),
+        ("npu:0", "CANN would stop reading"),
+        ("3,1", "rising order"),
+        ("1,1", "rising order"),
+        ("1,4,9", "it names 4, 9, but this machine has 4 NPUs, numbered from 0"),
+    ],
+)
+def test_visible_npus_that_cann_would_cut_short_are_refused(text: str, why: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=why) as raised:
+        visible_devices({"ASCEND_RT_VISIBLE_DEVICES": text}, 4)
+    assert raised.value.actual == text
+    assert "unset it to use every NPU" in str(raised.value)
+
+
+# --- releases ---
+
+
+def test_torch_of_another_release_is_named_with_the_torch_npu_for_it() -> None:
+    (problem,) = fit("2.12.0", "2.13.0", "9.1.0")
+    assert problem == (
+        "torch_npu 2.13.0 is made for torch 2.13.0, and torch 2.12.0 is installed: "
+        "install torch_npu==2.12.0.*, or that torch"
+    )
+
+
+# --- HCCL ---
+
+
+@pytest.mark.parametrize(("timeout_s", "connect", "execute"), [(30.0, "120", "30"), (9000.5, "7200", "9001")])
+def test_time_out_to_connect_stays_in_hccl_s_range(timeout_s: float, connect: str, execute: str) -> None:
+    assert time_outs(timeout_s, {}) == {"HCCL_CONNECT_TIMEOUT": connect, "HCCL_EXEC_TIMEOUT": execute}
+
+
+@pytest.mark.parametrize(
+    ("execute", "expected"), [("600", 660.0), ("1836", 1896.0), ("0", 660.0), ("", 660.0)]
+)
+def test_watchdog_comes_after_hccl(execute: str, expected: float) -> None:
+    assert watchdog_s(600.0, {"HCCL_EXEC_TIMEOUT": execute}) == expected

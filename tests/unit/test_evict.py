@@ -1,10 +1,12 @@
-"""What an evict takes and leaves, on a store in memory whose clock the tests move."""
+"""Evict: what goes, what stays, and what comes back."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.support.sealed_launches import DAY_S, GRACE_S, SHARED, Evicting, at_step, put
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
@@ -13,7 +15,11 @@ from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailab
 from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import PROBE, launch_name
 from warmrank.cache_store.publish import launches
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
+from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
 
 
 @pytest.fixture
@@ -345,3 +351,165 @@ def test_what_other_users_write_now_stops_no_evict(memory, monkeypatch):
     monkeypatch.setattr(memory.backend, "list", fail)
     (problem,) = memory.evict().problems
     assert "not all of tmp/ could be looked at" in problem
+
+
+def pushed(memory: Evicting, root: Path, data: bytes, *, model: str = "8b") -> str:
+    """Push a directory of another tool; its listing's name."""
+    before = memory.names("dir/")
+    root.mkdir(exist_ok=True, mode=0o700)
+    (root / "kernel").write_bytes(data)
+    memory.store.push_directory("mine", root, {"model": model})
+    (new,) = memory.names("dir/") - before
+    return new
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Path:
+    return tmp_path / "tool"
+
+
+def test_old_listing_goes_with_what_only_it_needs(memory, tool):
+    memory.launch()
+    pushed(memory, tool, b"first")
+    newest = pushed(memory, tool, b"second")
+    memory.pass_time(30 * DAY_S)
+    report = memory.evict(older_than_s=7 * DAY_S)
+    assert [choice.kind for choice in report.taken] == ["record", "blob"]
+    assert memory.names("dir/") == {newest}
+    assert (memory.has(b"first"), memory.has(b"second"), memory.has(SHARED)) == (False, True, True)
+
+
+def test_pinned_listing_stays_with_its_blobs(memory, tool):
+    old, new = pushed(memory, tool, b"first"), pushed(memory, tool, b"second")
+    memory.store.pin(old.rpartition("/")[2])
+    memory.pass_time(30 * DAY_S)
+    memory.evict(older_than_s=DAY_S)
+    assert memory.names("dir/") == {old, new}
+    assert memory.has(b"first")
+
+
+def test_push_while_its_blob_goes_leaves_a_whole_listing(memory, tool, monkeypatch):
+    memory.launch()
+    pushed(memory, tool, b"first")
+    pushed(memory, tool, b"second")
+    memory.pass_time(30 * DAY_S)
+    # A third push of the first bytes finds their blob, and writes its listing while an evict takes it.
+    at_step(monkeypatch, Step.EVICT_MARKED, lambda: pushed(memory, tool, b"first"))
+    memory.evict(older_than_s=7 * DAY_S)
+    assert memory.has(b"first")
+    assert memory.store.verify().faults == ()
+
+
+def test_damaged_listing_is_refused_with_the_remedy(memory, tool):
+    name = pushed(memory, tool, b"first")
+    memory.backend.move(name, None)
+    put(memory, name, b"damaged")
+    with pytest.raises(EvictRefused, match="verify --repair"):
+        memory.evict()
+
+
+OTHER_KEY = "7" * 64
+SIGNING = Trust(policy="require", signer=generate_key_pair("ci"))
+NEWER = b'{"format":99}\n'
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Evicting:
+    return Evicting(tmp_path, SIGNING)
+
+
+def put_unsigned(signed: Evicting, refs: tuple[PartitionRef, ...], *, key: str = LAUNCH_KEY) -> str:
+    """A record that claims to be the newest, by somebody who can write and not sign."""
+    data = make_record(refs, launch_key=key, created="9999-01-01T00:00:00+00:00").to_bytes()
+    name = launch_name(key, digest_bytes(data).sha256)
+    put(signed, name, OFF.seal("launch", key, data))
+    return name
+
+
+@pytest.mark.parametrize(
+    "trust",
+    [SIGNING, *(replace(SIGNING, policy=policy) for policy in ("warn", "off")), OFF, Trust(policy="require")],
+)
+def test_unsigned_record_takes_no_place_among_the_newest(signed, trust):
+    record = signed.launch()
+    signed.pass_time(30 * DAY_S)
+    fake = put_unsigned(signed, signed.store.launches()[0].partitions)
+    signed.store._trust = trust
+    signed.pass_time(30 * DAY_S)
+    signed.evict(older_than_s=DAY_S)
+    assert signed.names("launch/") == {record}
+    assert fake != record
+    signed.store._trust = SIGNING
+    assert signed.store.verify().faults == ()
+
+
+def test_who_evicts_without_the_keys_keeps_the_newest_of_each_key(signed):
+    signed.launch()
+    kept = {signed.launch(), signed.launch(key=OTHER_KEY)}
+    signed.pass_time(30 * DAY_S)
+    signed.store._trust = Trust(policy="require")
+    signed.evict(older_than_s=DAY_S)
+    assert signed.names("launch/") == kept
+
+
+def test_unsigned_record_that_was_just_used_pushes_no_signed_one_out(signed):
+    records = {signed.launch(), signed.launch()}
+    junk = signed.publish({"Llama.own": b"junk" * 50_000}, 50, key=OTHER_KEY)
+    fake = put_unsigned(signed, junk.partitions, key=OTHER_KEY)
+    signed.pass_time(30 * DAY_S)
+    mark_used(signed.backend, fake)
+    signed.evict(max_bytes=100_000)
+    assert signed.names("launch/") == {*records, fake}
+    signed.pass_time(3 * DAY_S)
+    signed.evict(max_bytes=100_000, keep=0)
+    assert signed.names("launch/") == records
+
+
+@pytest.mark.parametrize("place", ["ac/", "launch/"])
+def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
+    old, new = signed.launch(), signed.launch()
+    name = f"ac/99/99{'0' * 62}" if place == "ac/" else launch_name(OTHER_KEY, "9" * 64)
+    put(signed, name, NEWER)
+    signed.pass_time(30 * DAY_S)
+    mark_used(signed.backend, new)
+    report = signed.evict(older_than_s=7 * DAY_S)
+    assert old not in signed.names("launch/")
+    assert name in signed.names(place)
+    (problem,) = report.problems
+    assert problem.startswith(f"{name} is kept, though what it needs is not known: untrusted (unsigned)")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30d", 2592000.0), ("12h", 43200.0), ("90min", 5400.0), ("1.5s", 1.5), ("2w", 1209600.0), ("0s", 0.0)],
+)
+def test_duration(text, seconds):
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "30 d", "1m", "1.d", "1e3s", "\u0663d", "30d\n"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(typer.BadParameter, match="30d"):
+        parse_duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("500GiB", 500 << 30),
+        ("2TB", 2 * 10**12),
+        ("1.5 MiB", 3 << 19),
+        ("1kB", 1000),
+        ("1KiB", 1024),
+        ("7B", 7),
+        ("0B", 0),
+    ],
+)
+def test_size(text, size):
+    assert parse_size_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "500", "GiB", "-1GiB", "1KB", "1kiB", "1G", "1  GiB", "1PiB", "1gib"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(typer.BadParameter, match="500GiB"):
+        parse_size_bytes(text)

@@ -1,4 +1,4 @@
-"""`warmrank exec` on this node: caches before the command, what it added afterwards, statuses."""
+"""Commands that run on nodes: stores before and after, output, signals."""
 
 from __future__ import annotations
 
@@ -9,26 +9,37 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.support.launching import loaded_config
-from tests.support.processes import PYTHONPATH
+from tests.support.launching import loaded_config, write_config
+from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
+from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
+from warmrank.cache_store.signing.keyring import generate
+from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.exec.driver import Options, Outcome, execute
+from warmrank.orchestrator.exec import node
+from warmrank.orchestrator.exec.driver import MAX_WAITING, Options, Outcome, Output, Run, execute
+from warmrank.orchestrator.exec.node import ExecNode, State, Synced
 from warmrank.orchestrator.exec.placement import HostGroup, parse_when
+from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.nodes import Node
 
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")
 WAIT_S = 90.0
 
-Run = Callable[..., Outcome]
+Runs = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +54,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def run(said: list[str]) -> Run:
+def run(said: list[str]) -> Runs:
     def run(
         config: Config, words: Sequence[str], when: str = "exit", *, hosts: HostGroup | None = None
     ) -> Outcome:
@@ -63,7 +74,7 @@ def num_launches(config: Config) -> int:
     return len(open_store(path).launches(launch_key(config))) if (path / "FORMAT").exists() else 0
 
 
-def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run: Run) -> None:
+def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run: Runs) -> None:
     config = loaded_config(tmp_path)
     outcome = run(config, RANKS)
     assert (outcome.exit_code, outcome.problems, bool(outcome.record)) == (0, (), True)
@@ -74,7 +85,7 @@ def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run:
 
 
 def test_last_host_of_a_world_commits_what_all_of_them_published(
-    tmp_path: Path, run: Run, said: list[str]
+    tmp_path: Path, run: Runs, said: list[str]
 ) -> None:
     def host(node: int, run_id: str = "job 7") -> Outcome:
         config = loaded_config(tmp_path, cache_dir=str(tmp_path / f"cache{node}"))
@@ -93,7 +104,7 @@ def test_last_host_of_a_world_commits_what_all_of_them_published(
     assert host(0).record == last.record
 
 
-def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Run, said: list[str]) -> None:
+def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Runs, said: list[str]) -> None:
     run(loaded_config(tmp_path), RANKS)
     other = loaded_config(tmp_path, cache_dir=str(tmp_path / "other"))
     outcome = run(other, shell(f'test $(find "{other.cache_dir}" -name compiled_module | wc -l) = 2'))
@@ -114,7 +125,7 @@ def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Run, 
     ],
 )
 def test_what_is_not_whole_is_not_published(
-    tmp_path: Path, run: Run, options: tuple[str, ...], nnodes: int, reason: str
+    tmp_path: Path, run: Runs, options: tuple[str, ...], nnodes: int, reason: str
 ) -> None:
     config = loaded_config(tmp_path)
     hosts = HostGroup(nnodes=nnodes, node_rank=0, run_id="7") if nnodes > 1 else None
@@ -125,7 +136,7 @@ def test_what_is_not_whole_is_not_published(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "port"])
-def test_server_publishes_while_it_runs(tmp_path: Path, run: Run, kind: str) -> None:
+def test_server_publishes_while_it_runs(tmp_path: Path, run: Runs, kind: str) -> None:
     config = loaded_config(tmp_path)
     (port,) = free_ports(1)
     when, options = {
@@ -154,7 +165,7 @@ def test_server_publishes_while_it_runs(tmp_path: Path, run: Run, kind: str) -> 
     assert (outcome.exit_code, outcome.problems) == (143, ())
 
 
-def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, run: Run) -> None:
+def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, run: Runs) -> None:
     (tmp_path / "store").write_text("in the way")
     config = loaded_config(tmp_path)
     outcome = run(config, RANKS)
@@ -165,14 +176,14 @@ def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, r
     assert (len(late.published), len(late.committed), late.kept) == (2, 1, {})
 
 
-def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: Path, run: Run) -> None:
+def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: Path, run: Runs) -> None:
     store = {"path": str(tmp_path / "store"), "mode": "required", "trust": {"policy": "off"}}
     with pytest.raises(StoreUnavailable):
         run(loaded_config(tmp_path, store=store), shell(f"touch {tmp_path}/ran"))
     assert not (tmp_path / "ran").exists()
 
 
-def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[str]) -> None:
+def test_directories_of_tools_come_and_go(tmp_path: Path, run: Runs, said: list[str]) -> None:
     sync = {"sync": [{"tool": "vllm"}, {"tool": "mine", "variable": "MY_CACHE"}], "keys": ["model=llama"]}
     config = loaded_config(tmp_path, exec=sync)
     fill = 'echo graph > "$VLLM_CACHE_ROOT/graph"; mkdir -p "$MY_CACHE"; echo mine > "$MY_CACHE/file"'
@@ -184,7 +195,7 @@ def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[s
     assert "vllm: pulled 1 new of 1 file" in said
 
 
-def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Run) -> None:
+def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Runs) -> None:
     config = loaded_config(tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -193,3 +204,249 @@ def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Run) -> None:
     os.utime(left, (0, 0))
     run(config, ("true",))
     assert not left.exists()
+
+
+Cli = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def mark() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
+    """Starts the command line; neither it nor what it started outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **changes: object) -> subprocess.Popen[str]:
+        environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "warmrank", "exec", str(write_config(tmp_path, **changes)), *arguments],
+            env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": PYTHONPATH},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+    assert still_there(marked(mark)) == []
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["--here", "--node", "a"], "--here and --node exclude each other"),
+        (["--nnodes", "2", "--node-rank", "0", "--run-id", "7"], "--nnodes goes with --here"),
+        (["--here", "--nnodes", "2", "--node-rank", "2", "--run-id", "7"], "--node-rank"),
+        (["--here", "--nnodes", "2", "--node-rank", "0"], "--run-id"),
+        (["--here", "--nnodes", "3", "--node-rank", "0", "--run-id", "7"], "not as many on each of 3 hosts"),
+        (["--publish-when", "0"], "expected exit, none, a port"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str], wrong: str) -> None:
+    done = CliRunner().invoke(app, ["exec", str(write_config(tmp_path)), *arguments, "--", "true"])
+    assert done.exit_code == 2
+    assert wrong in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("is_there", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_tool_s_directory_of_a_revoked_key_stops_the_command_though_nothing_is_pulled(
+    cli: Cli, tmp_path: Path, is_there: bool
+) -> None:
+    if is_there:
+        open_store(tmp_path / "store")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    mark_signers(tmp_path / "mine", ["0" * 32])
+    generate(tmp_path / "keys", "ci")
+    trust = {"policy": "require", "keyring": str(tmp_path / "keys"), "revoked": ["0" * 32]}
+    ended = cli(
+        "--publish-when", "none", "--here", "--", "echo", "ran",
+        store={"path": str(tmp_path / "store"), "trust": trust},
+        exec={"sync": [{"tool": "mine", "path": str(tmp_path / "mine")}]},
+    )  # fmt: skip
+    out, err = ended.communicate(timeout=WAIT_S)
+    assert (ended.returncode, out) == (4, ""), err
+    assert "revoked" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
+def test_signals_go_to_the_command_and_nothing_is_left(
+    cli: Cli, mark: str, number: signal.Signals, status: int
+) -> None:
+    driver = cli("--", "bash", "-c", "setsid sleep 600 & echo up; exec sleep 600")
+    assert first_line(driver) == "up\n"
+    driver.send_signal(number)
+    assert driver.wait(WAIT_S) == status
+    assert still_there(marked(mark), timeout_s=0) == []
+
+
+def test_killed_driver_takes_the_command_with_it(cli: Cli, mark: str) -> None:
+    driver = cli("--grace", "0.2", "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
+    assert first_line(driver) == "up\n"
+    driver.kill()
+    driver.wait(WAIT_S)
+    assert still_there(marked(mark)) == []
+
+
+PATIENCE_S = 60.0
+RUNS = State()
+
+
+def ended(status: int) -> State:
+    return State(output=[("out", b"bye\n")], status=status)
+
+
+class FakeNodes:
+    """Nodes that answer polls by a script, one list for each; the last answer stays."""
+
+    captured = True
+
+    def __init__(self, *polls: Sequence[State | Lost]) -> None:
+        self.nodes = tuple(Node(node_id=str(n), address=f"10.0.0.{n}", host="n") for n in range(len(polls)))
+        self.ports = tuple(range(len(polls)))
+        self.asked: list[tuple[str, dict[int, Any]]] = []
+        self.lost_at = ""
+        self.answers: dict[str, Any] = {
+            "prepare": (True, Synced(said=["fetched"])),
+            "push": Synced(),
+            "work": {(2, 0): Counter(compiled=1), (2, 1): Counter(compiled=1)},
+        }
+        self._polls = [list(answers) for answers in polls]
+
+    def ask(
+        self,
+        method: Callable[..., Any],
+        arguments: Mapping[int, Sequence[Any]],
+        *,
+        timeout_s: float | None,
+    ) -> dict[int, Any]:
+        assert getattr(ExecNode, method.__name__) is method
+        self.asked.append((method.__name__, dict(arguments)))
+        return {index: self._answer(method.__name__, index) for index in arguments}
+
+    def _answer(self, method: str, index: int) -> Any:
+        if method == self.lost_at:
+            return Lost(reason="cut off")
+        if method == "poll" and "poll" not in self.answers:
+            answers = self._polls[index]
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+        found = self.answers.get(method)
+        return found() if callable(found) else found
+
+    def sent(self, method: str) -> list[dict[int, Any]]:
+        return [arguments for name, arguments in self.asked if name == method]
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class Ran:
+    """One run over fake nodes."""
+
+    def __init__(self, tmp_path: Path, nodes: FakeNodes, *, when: str = "none") -> None:
+        self.said: list[str] = []
+        self.out = io.BytesIO()
+        options = Options(when=parse_when(when), grace_s=0.1)
+        run = Run(loaded_config(tmp_path), nodes, options, self.said.append)
+        self.outcome: Outcome = run.run(("serve",), self.out, io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    ("failure", "exit_code", "said"),
+    [
+        (ended(7), 7, "the command ended with status 7; it is stopped on the other nodes"),
+        (Lost(reason="no answer in 15 s"), 1, "the node was lost: no answer in 15 s"),
+    ],
+)
+def test_first_failure_ends_the_others_and_is_the_status(
+    tmp_path: Path, failure: State | Lost, exit_code: int, said: str
+) -> None:
+    nodes = FakeNodes([RUNS, RUNS, ended(143)], [failure])
+    ran = Ran(tmp_path, nodes)
+    assert ran.outcome.exit_code == exit_code
+    assert nodes.sent("signal") == [{0: (signal.SIGTERM,)}]
+    assert [node.status for node in ran.outcome.nodes] == [143, getattr(failure, "status", None)]
+    assert said in " ".join(ran.said)
+
+
+def test_nodes_hear_of_the_driver_while_they_publish(tmp_path: Path) -> None:
+    """A slow store must not let the lease of a running command expire, nor a failing one end it."""
+    nodes = FakeNodes([State(is_ready=True)])
+    may_end = threading.Event()
+
+    def publish() -> None:
+        assert may_end.wait(PATIENCE_S)
+        raise OSError("no store")
+
+    def poll() -> State:
+        num_polls = len(nodes.sent("poll"))
+        if nodes.sent("publish") and num_polls > 3:
+            may_end.set()
+        return ended(0) if num_polls > 6 and may_end.is_set() else State(is_ready=True)
+
+    nodes.answers |= {"publish": publish, "poll": poll}
+    ran = Ran(tmp_path, nodes, when="9")
+    assert (ran.outcome.exit_code, ran.outcome.problems) == (0, ("not published: no store",))
+
+
+class Blocked(io.RawIOBase):
+    """A pager that nobody scrolls."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.got = b""
+
+    def write(self, data: object) -> int:
+        assert isinstance(data, bytes)
+        assert self.goes_on.wait(PATIENCE_S)
+        self.got += data
+        return len(data)
+
+
+def written(names: Sequence[str], *writes: tuple[int, bytes]) -> bytes:
+    out = io.BytesIO()
+    output = Output(names, out, io.BytesIO())
+    for index, data in writes:
+        output.write(index, [("out", data)])
+    output.finish(lambda: False)
+    return out.getvalue()
+
+
+def test_lines_of_several_nodes_bear_their_names() -> None:
+    found = written(("0 a", "1 bcd"), (0, b"on"), (1, b"two\nthr"), (0, b"e\n"))
+    assert found == b"1 bcd | two\n0 a   | one\n1 bcd | thr\n"
+    assert written(("0 a",), (0, b"50 %\r")) == b"50 %\r"
+
+
+def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:
+    blocked = Blocked()
+    output = Output((), cast("BinaryIO", blocked), io.BytesIO())
+    for _ in range(MAX_WAITING + 2):
+        output.write(0, [("out", b"x")])
+    assert output.is_behind
+    output.finish(lambda: True)  # a signal: it is left
+    assert blocked.got == b""
+    blocked.goes_on.set()
+    output.finish(lambda: False)
+    assert (output.is_behind, len(blocked.got)) == (False, MAX_WAITING + 2)
+
+
+@pytest.mark.parametrize(("of_ray", "kept"), [(True, {}), (False, {"RAY_CGRAPH_get_timeout": "9"})])
+def test_variables_of_ray_are_kept_from_commands_of_its_workers_only(
+    monkeypatch: pytest.MonkeyPatch, of_ray: bool, kept: dict[str, str]
+) -> None:
+    monkeypatch.setattr("os.environ", {"RAY_CGRAPH_get_timeout": "9", "RAY_ADDRESS": "a", "HOME": "/h"})
+    assert node.own_environ(of_ray=of_ray) == {"RAY_ADDRESS": "a", "HOME": "/h", **kept}

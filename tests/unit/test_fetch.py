@@ -1,4 +1,4 @@
-"""Fetching: what arrives is whole, verified and private, or nothing does."""
+"""Fetch: verified private copies of what a store holds, once a node."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import io
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from filelock import FileLock
 
+from tests.support.backends import UnreadableBackend, new_file, unavailable
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
+    REPOSITORY,
     backend_of,
     blob_path,
     function_dir,
@@ -29,8 +36,9 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
+from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.local import variants
-from warmrank.cache_store.cache_dir.marks import UNVERIFIED
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
     Corrupt,
@@ -39,6 +47,7 @@ from warmrank.cache_store.errors import (
     StoreUnavailable,
     UnusableCache,
 )
+from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.fetch.staging import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
 from warmrank.cache_store.records.manifest import PartitionRef
@@ -343,3 +352,118 @@ def test_link_in_a_model_directory_leads_no_copy_away(store, source, cache, tmp_
     (fault,) = store.fetch_partitions([ref], cache).faults
     assert "expected a directory" in str(fault.error)
     assert list((tmp_path / "away").iterdir()) == []
+
+
+BYTES_OF_ALL = sum(len(data) for data in FUNCTIONS.values())
+
+
+def test_file_system_without_locks_fetches_all_the_same(store, ref, source, cache, monkeypatch, caplog):
+    def no_locks(self: FileLock) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(FileLock, "acquire", no_locks)
+    fetch(store, [ref], cache)
+    assert tree(cache) == tree(source)
+    assert "does not appear to support flock" in caplog.text
+
+
+def fetch_at_once(root: Path, refs: Sequence[PartitionRef], cache: Path) -> list[int]:
+    """Bytes that each of eight threads copied, each with the partitions in another order."""
+    barrier = threading.Barrier(8)
+
+    def run(number: int) -> int:
+        store = open_store(root)
+        barrier.wait()
+        turned = [*refs[number % len(refs) :], *refs[: number % len(refs)]]
+        return sum(report.bytes_copied for report in fetch(store, turned, cache))
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(run, range(8)))
+
+
+def test_threads_that_fetch_without_a_lock_agree(store, root, source, cache, monkeypatch):
+    monkeypatch.setattr(FileLock, "acquire", lambda self: None)
+    refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
+    fetch_at_once(root, refs, cache)
+    assert tree(cache) == tree(source)
+
+
+FETCHER = """
+import sys
+from pathlib import Path
+from warmrank.cache_store.records.manifest import PartitionRef
+from tests.support.stored import open_store
+root, cache, *refs = sys.argv[1:]
+store, refs = open_store(Path(root)), [PartitionRef.model_validate_json(ref) for ref in refs]
+print(sum(report.bytes_copied for report in store.fetch_partitions(refs, Path(cache)).partitions))
+"""
+
+
+def test_processes_that_fetch_at_once_copy_once(store, root, source, cache):
+    refs = [publish(store, source, rank=rank, world_size=2) for rank in range(2)]
+    texts = [ref.model_dump_json() for ref in refs]
+    command = [sys.executable, "-c", FETCHER, str(root), str(cache), *texts]
+    processes = [
+        subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    copied = [int(process.communicate(timeout=400)[0]) for process in processes]
+    assert sum(copied) == 2 * BYTES_OF_ALL
+    assert tree(cache) == tree(source)
+
+
+DATA = b"the bytes of a blob"
+DIGEST = digest_bytes(DATA)
+BLOB = blob_name(DIGEST.sha256)
+DOCUMENT = "ac/ab/one"
+
+
+def bad_sector() -> OSError:
+    return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class Places:
+    """A near and a far place that both have one blob and one document, and a view of both."""
+
+    def __init__(self) -> None:
+        self.near, self.far = UnreadableBackend(), UnreadableBackend()
+        for place in (self.near, self.far):
+            place.put_new([new_file(BLOB, DATA), new_file(DOCUMENT, DATA)])
+        self.view = TieredBackend([Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)])
+
+    def copy(self, path: Path) -> list[int]:
+        """What was counted while the blob was copied to ``path``."""
+        counted: list[int] = []
+        Blobs(backend=self.view, permit=Permit(path.parent)).copy(DIGEST, path, counted.append)
+        return counted
+
+
+@pytest.fixture
+def places() -> Places:
+    return Places()
+
+
+def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(places, tmp_path):
+    places.near.failure, places.near.readable_bytes = bad_sector(), 3
+    counted = places.copy(tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert sum(counted) == len(DATA) < sum(abs(number) for number in counted)
+    assert [("store near" in line, os.strerror(errno.EIO) in line) for line in places.view.problems] == [
+        (True, True)
+    ]
+    assert [tier.circuit.is_open for tier in places.view.tiers] == [False, False]
+
+
+def test_blob_that_no_place_can_read_is_unavailable_and_leaves_nothing(places, tmp_path):
+    places.near.failure = places.far.failure = bad_sector()
+    with pytest.raises(StoreUnavailable, match=os.strerror(errno.EIO)):
+        places.copy(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_view_that_was_left_reads_nothing_elsewhere(places):
+    places.far.failure = bad_sector()
+    with places.view.open(DOCUMENT):
+        places.view.leave()
+    with pytest.raises(StoreUnavailable, match="given up"):
+        places.view.read_elsewhere(DOCUMENT, unavailable())

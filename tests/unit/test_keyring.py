@@ -1,16 +1,22 @@
+"""The keyring, the trust settings of a config, and places that ask for signatures."""
+
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.errors import Conflict, Corrupt, UnusableCache
+from tests.support.stored import publish_launch
+from warmrank.cache_store.errors import Conflict, Corrupt, Untrusted, UnusableCache
+from warmrank.cache_store.signing import trust_policy
 from warmrank.cache_store.signing.keyring import (
     Revocation,
     generate,
@@ -21,6 +27,12 @@ from warmrank.cache_store.signing.keyring import (
     trust_key,
 )
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, load_signer
+from warmrank.cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.config.store import TrustConfig, choice_of, locate_trust, warn_of_off
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.store.stores import open_store
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")
@@ -160,3 +172,203 @@ def test_keyring_of_another_user_is_refused(tmp_path, place):
     os.chown(tmp_path / "keys" / place, 12345, 12345)
     with pytest.raises(UnusableCache, match="uid 12345"):
         read_keyring(tmp_path / "keys")
+
+
+REVOKED_ID = "1" * 32
+
+
+@pytest.fixture(autouse=True)
+def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user's keyring would be."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
+    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    return tmp_path
+
+
+def config(**fields: object) -> TrustConfig:
+    return TrustConfig.model_validate(fields)
+
+
+@pytest.mark.parametrize("name", ["ci", "build.farm", "ci_2"])
+def test_signing_key_without_slash_or_suffix_is_a_key_of_the_keyring(tmp_path, usual, name):
+    generate(usual, name)
+    assert locate_trust(config(signing_key=name), base=tmp_path).signing_key == usual / f"{name}.pem"
+
+
+def test_signing_key_of_a_keyring_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(BadArgument, match=r"key ci.*warmrank keys generate"):
+        locate_trust(config(signing_key="ci"), base=tmp_path)
+
+
+def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, usual):
+    signer = generate(usual, "ci")
+    revoke(usual, Revocation(key_id=key_id(signer.public_key)))
+    located = locate_trust(config(revoked=[REVOKED_ID]), base=tmp_path)
+    assert set(located.revoked) == {REVOKED_ID, key_id(signer.public_key)}
+
+
+def test_damaged_revocations_stop_the_launch(tmp_path, usual):
+    generate(usual, "ci")
+    (usual / "revoked" / f"{REVOKED_ID}.json").write_text("")
+    with pytest.raises(Corrupt, match="revocation at"):
+        locate_trust(config(), base=tmp_path)
+
+
+@pytest.mark.parametrize("shared", ["/mnt/nowhere/store", "s3://bucket"])
+def test_policy_is_the_strictest_of_all_places(local, shared):
+    policy, reason = choice_of(config(), [str(local / "store"), shared])
+    assert policy == "require"
+    assert reason.startswith(f"{shared}: ")
+
+
+def test_off_is_warned_of_once_for_each_shared_place(local, caplog):
+    warn_of_off(config(policy="off"), [str(local / "store"), "/mnt/nowhere/store"])
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "/mnt/nowhere/store" in record.getMessage()
+
+
+def test_store_of_a_config_signs_with_the_keyring_until_the_key_is_revoked(tmp_path, usual):
+    signer = generate(usual, "ci")
+    file = tmp_path / "launch.yaml"
+    file.write_text(
+        "workload: {entrypoint: 'a:b'}\nranks: 1\n"
+        f"store: {{path: {tmp_path / 'store'}, trust: {{policy: require, signing_key: ci}}}}\n"
+    )
+    publish_launch(_store(file), tmp_path / "cache")
+    assert len(_store(file).launches()) == 1
+    revoke(usual, Revocation(key_id=key_id(signer.public_key), reason="lost"))
+    assert _store(file).launches() == ()
+    with pytest.raises(Untrusted, match=r"revoked.*lost"):
+        publish_launch(_store(file), tmp_path / "other", environment={"torch": "2.12.0"})
+
+
+def _store(file: Path) -> Store:
+    config = load(file).store
+    assert config is not None
+    return open_store(config)
+
+
+OWN = Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o755, is_above=False)
+ROOT = Entry(path="/", uid=0, mode=stat.S_IFDIR | 0o755, is_above=True)
+TMP = Entry(path="/tmp", uid=0, mode=stat.S_IFDIR | 0o1777, is_above=True)  # noqa: S108
+
+
+def place(*entries: Entry, file_system: str = "ext4") -> StorePlace:
+    return StorePlace(file_system=file_system, entries=entries)
+
+
+def test_own_directory_on_a_local_disk_needs_no_signatures():
+    assert resolve_policy(place(OWN, TMP, ROOT), uid=7).policy == "off"
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.sshfs", "cifs", "9p", ""])
+def test_file_system_that_may_be_shared_asks_for_signatures(kind):
+    choice = resolve_policy(place(OWN, ROOT, file_system=kind), uid=7)
+    assert choice.policy == "require"
+    assert (kind or "not known") in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (Entry(path="/store", uid=8, mode=OWN.mode, is_above=False), "belongs to uid 8"),
+        (Entry(path="/store", uid=0, mode=OWN.mode, is_above=False), "belongs to uid 0"),
+        (Entry(path="/store/FORMAT", uid=8, mode=stat.S_IFREG | 0o644, is_above=False), "/store/FORMAT"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o775, is_above=False), "others can write /store"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o757, is_above=False), "mode 0757"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o1777, is_above=False), "mode 1777"),
+        (Entry(path="/data", uid=8, mode=OWN.mode, is_above=True), "/data belongs to uid 8"),
+        (Entry(path="/data", uid=0, mode=stat.S_IFDIR | 0o777, is_above=True), "others can write /data"),
+    ],
+)
+def test_place_that_others_can_write_asks_for_signatures(entry, reason):
+    choice = resolve_policy(place(OWN, entry, ROOT), uid=7)
+    assert choice.policy == "require"
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/prefix", "gs://bucket", "az://container"])
+def test_object_store_asks_for_signatures(location):
+    assert choose_policy(location).policy == "require"
+
+
+@pytest.fixture
+def on_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that counts as one on a local disk, wherever the tests run."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
+    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    return tmp_path
+
+
+def test_directory_on_a_network_file_system_is_not_touched(on_local_disk, monkeypatch):
+    monkeypatch.setattr(Path, "resolve", lambda self: pytest.fail("looked at a mount that may be dead"))
+    assert "nfs4" in choose_policy("/mnt/nowhere/store").reason
+
+
+def test_store_that_others_can_write_asks_for_signatures(on_local_disk):
+    (on_local_disk / "store").mkdir()
+    (on_local_disk / "store").chmod(0o775)
+    assert choose_policy(str(on_local_disk / "store")).policy == "require"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("name", ["ac/ab/key", "launch/ab/key/record", "trash/time/dir/ab/key/listing"])
+def test_store_with_a_document_of_another_user_asks_for_signatures(on_local_disk, mode, name):
+    path = on_local_disk / "store" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    (on_local_disk / "store").chmod(mode)
+    assert choose_policy(str(on_local_disk / "store")).policy == "off"
+    os.chown(path, 12345, 12345)
+    assert f"{path} belongs to uid 12345" in choose_policy(str(on_local_disk / "store")).reason
+
+
+@pytest.mark.parametrize("directory", ["launch/ab/key", "ac/ab", "trash/20260131T120000Z/ac/ab"])
+def test_directory_of_names_that_others_can_write_asks_for_signatures(on_local_disk, directory):
+    (on_local_disk / "store" / directory).mkdir(parents=True)
+    assert choose_policy(str(on_local_disk / "store")).policy == "off"
+    (on_local_disk / "store" / directory).chmod(0o775)
+    assert (
+        f"others can write {on_local_disk}/store/{directory}"
+        in choose_policy(str(on_local_disk / "store")).reason
+    )
+
+
+@pytest.mark.parametrize("target", ["/store", "../store"])
+@pytest.mark.parametrize("name", ["open/link", "open/link/below", "first"])
+def test_link_that_others_can_change_asks_for_signatures(on_local_disk, name, target):
+    (on_local_disk / "store").mkdir()
+    (on_local_disk / "open").mkdir()
+    (on_local_disk / "open" / "link").symlink_to(f"{on_local_disk}/store" if target[0] == "/" else target)
+    (on_local_disk / "first").symlink_to("open/link")
+    assert choose_policy(str(on_local_disk / name)).policy == "off"
+    (on_local_disk / "open").chmod(0o777)
+    assert f"others can write {on_local_disk}/open" in choose_policy(str(on_local_disk / name)).reason
+
+
+def test_link_on_a_network_file_system_asks_for_signatures(on_local_disk, tmp_path):
+    (on_local_disk / "store").mkdir()
+    (on_local_disk / "shared").mkdir()
+    (on_local_disk / "shared" / "link").symlink_to(on_local_disk / "store")
+    (on_local_disk / "first").symlink_to(on_local_disk / "shared" / "link")
+    assert choose_policy(str(on_local_disk / "first")).policy == "off"
+    with (on_local_disk / "mounts").open("a") as mounts:
+        mounts.write(f"server:/x {on_local_disk}/shared nfs4 rw 0 0\n")
+    assert "nfs4" in choose_policy(str(on_local_disk / "first")).reason
+
+
+def test_what_others_can_write_is_no_matter_in_a_store_that_bars_them(on_local_disk):
+    (on_local_disk / "store" / "ac" / "ab").mkdir(parents=True)
+    (on_local_disk / "store" / "ac" / "ab").chmod(0o777)
+    (on_local_disk / "store").chmod(0o700)
+    assert choose_policy(str(on_local_disk / "store")).policy == "off"

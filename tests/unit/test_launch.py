@@ -1,20 +1,32 @@
-"""The driver from start to commit, over ranks without torch."""
+"""A launch: outcomes, failures, further attempts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.launching import Recorder
+from tests.support.launching import NodeLauncher, Recorder
+from tests.support.stored import store_config
 from warmrank.cache_store.errors import Conflict, NewerFormat
+from warmrank.orchestrator.causes import DIED, NODE_LOST, TIMEOUT, WorkerFailure
+from warmrank.orchestrator.cli import console
+from warmrank.orchestrator.cli.console import ExitCode
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.errors import CannotStart, CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
-from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.report import Report
+from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch.driver import Launch, launch
+from warmrank.orchestrator.launch.failures import Compiling
+from warmrank.orchestrator.launch.report import Report, from_json, to_json
+from warmrank.orchestrator.launch.rounds import settle_all
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.store.stores import make
 from warmrank.worker.errors import CompileForbidden as ForbiddenOnRank
 
 
@@ -178,3 +190,326 @@ def test_ranks_in_different_environments_become_a_problem(launches: Launches) ->
     assert "cpython 3.11" in problem
     (other,) = report.other_environments
     assert (other.ranks, other.environment) == ((1,), {"python": "cpython 3.12"})
+
+
+def config_of_attempts(tmp_path: Path, **changes: Any) -> Config:
+    data: dict[str, Any] = {
+        "name": "tiny",
+        "workload": {"entrypoint": "models.tiny:workload"},
+        "ranks": 2,
+        "parallel": {"tp": 2},
+        "cache_dir": str(tmp_path / "cache"),
+        "store": store_config(tmp_path / "store"),
+        **changes,
+    }
+    return parse(data)
+
+
+class Losing(InProcessLauncher):
+    """Loses rank 1 in one stage of the first so many gangs, or does not bring them up."""
+
+    def __init__(self, world: FakeWorld, stage: str, times: int = 1, kind: str = DIED) -> None:
+        super().__init__(world.make_worker)
+        self.stage, self.times, self.kind = stage, times, kind
+        self.log: list[str] = []
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        self.log.append("start")
+        if self.stage == "start" and self.times > 0:
+            self.times -= 1
+            msg = "1 of 2 rank processes did not start in time"
+            raise CannotStart(msg, may_pass=self.kind == DIED)
+        return super().start(num_ranks, timeout_s=timeout_s)
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if stage == self.stage and self.times > 0:
+            self.times -= 1
+            yield 1, ProcessStatus(state="R", doing="something")
+            yield 1, WorkerFailure(rank=1, stage=stage, kind=self.kind, message="its process ended")
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+    def release(self) -> None:
+        self.log.append("release")
+        super().release()
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld()
+
+
+def run(config: Config, launcher: Losing, heard: Recorder | None = None) -> Report:
+    return Launch(config, launcher=launcher, listener=heard).run()
+
+
+STAGES = ("start", "fetch", "build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("stage", STAGES)
+def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(
+    tmp_path: Path, world: FakeWorld, stage: str
+) -> None:
+    launcher = Losing(world, stage)
+    report = run(config_of_attempts(tmp_path), launcher)
+    assert (report.outcome, report.exit_code, report.failure) == ("warm", 0, None)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == [stage, ""]
+    assert launcher.log == ["start", "release", "start", "release"]
+    assert report.record
+
+
+def test_budget_that_is_spent_ends_the_launch_with_its_report(tmp_path: Path, world: FakeWorld) -> None:
+    launch = Launch(config_of_attempts(tmp_path), launcher=Losing(world, "load", times=2))
+    with pytest.raises(LaunchFailed) as caught:
+        launch.run()
+    report = launch.failed(caught.value, exit_code=5)
+    assert from_json(to_json(report)) == report
+    assert (report.outcome, report.exit_code, report.record) == ("failed", 5, "")
+    assert report.failure is not None
+    assert (report.failure.stage, report.failure.causes[0].kind) == ("load", DIED)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == ["load", "load"]
+    assert [rank.rank for rank in report.ranks] == [0, 1]
+    assert not list((tmp_path / "store").glob("launch/*/*"))
+
+
+def test_error_that_would_come_again_is_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
+    launcher = Losing(world, "build", kind="WorkloadError")
+    with pytest.raises(LaunchFailed):
+        run(config_of_attempts(tmp_path), launcher)
+    assert launcher.log.count("start") == 1
+
+
+class NoRoomLeft(Losing):
+    """Loses a node, and has no other for the next attempt."""
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        if self.log:
+            raise CannotStart("2 ranks do not fit on the Ray cluster")
+        return super().start(num_ranks, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(NODE_LOST, ExitCode.LOST), (DIED, ExitCode.FAILED)])
+def test_launch_that_fits_no_more_because_it_lost_nodes_blames_the_cluster(
+    tmp_path: Path, world: FakeWorld, kind: str, code: ExitCode
+) -> None:
+    with pytest.raises(CannotStart) as caught:
+        run(config_of_attempts(tmp_path), NoRoomLeft(world, "load", kind=kind))
+    assert console.exit_code_of(caught.value) == code
+
+
+def test_interrupted_launch_has_a_report_that_says_so(tmp_path: Path, world: FakeWorld) -> None:
+    world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
+    launch = Launch(config_of_attempts(tmp_path), launcher=Losing(world, "never"))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch.run()
+    report = launch.failed(caught.value, exit_code=130)
+    assert report.failure is not None
+    assert (report.failure.kind, report.failure.message) == ("KeyboardInterrupt", "stopped (Ctrl-C)")
+    assert report.failure.stage == "build"
+
+
+class Hanging(Losing):
+    """Rank 1 never answers in a stage."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        called = {rank: values for rank, values in arguments.items() if stage != self.stage or rank == 0}
+        yield from super(Losing, self).call(stage, method, called, timeout_s=timeout_s)
+
+
+def stored(tmp_path: Path, **place: str) -> dict[str, Any]:
+    return {"store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}, **place}}
+
+
+def test_publish_that_hangs_leaves_a_warm_launch_without_a_record(tmp_path: Path, world: FakeWorld) -> None:
+    report = run(config_of_attempts(tmp_path, **stored(tmp_path)), Hanging(world, "commit"))
+    assert (report.outcome, report.record) == ("warm", "")
+    assert "not committed: rank 1 could not publish to the store" in report.problems
+
+
+def test_publish_that_hangs_ends_a_launch_that_may_not_do_without_the_store(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    config = config_of_attempts(tmp_path, **stored(tmp_path, mode="required"), retries={"hang": 0})
+    assert config.store is not None
+    make(config.store)
+    with pytest.raises(LaunchFailed) as caught:
+        run(config, Hanging(world, "commit"))
+    assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(TIMEOUT, (1,))]
+
+
+class LostLate(Losing):
+    """Loses rank 0 when all is committed, before it has said what became of its node's artifacts."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if method == "node_report":
+            yield 0, WorkerFailure(rank=0, stage=stage, kind=DIED, message="its process ended")
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+
+def test_rank_lost_after_the_commit_costs_no_attempt(tmp_path: Path, world: FakeWorld) -> None:
+    node_caches = {"operators": {"path": str(tmp_path / "operators")}}
+    launcher = LostLate(world, "never")
+    report = run(config_of_attempts(tmp_path, node_caches=node_caches), launcher)
+    assert report.record
+    assert launcher.log.count("start") == 1
+    (problem,) = (text for text in report.problems if "node artifacts" in text)
+    assert "its process ended" in problem
+
+
+NODES = ("a", "a", "b", "b")
+PREFILL, DECODE = FUNCTIONS
+
+
+class Rounds:
+    """The rounds of launches of four ranks on two nodes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.world = FakeWorld()
+        self.recorder = Recorder()
+
+    def __call__(
+        self, avoid: Iterable[Compiling] = (), *, nodes: tuple[str, ...] = NODES, host: str = ""
+    ) -> Any:
+        self.world.calls.clear()
+        self.recorder = Recorder()
+        launcher = NodeLauncher(nodes, self.root, self.world.make_worker, host=host)
+        return self.on(launcher, nodes, avoid)
+
+    def on(self, launcher: NodeLauncher, nodes: tuple[str, ...], avoid: Iterable[Compiling] = ()) -> Any:
+        num_ranks = len(nodes)
+        config = parse({"workload": {"entrypoint": "a:b"}, "ranks": num_ranks, "parallel": {"dp": num_ranks}})
+        stages = Stages(config, launcher, self.recorder)
+        steps.start(stages, None, no_compile=False)
+        steps.build(stages)
+        probes = steps.probe(stages)
+        return settle_all(stages, probes, no_compile=False, avoid=avoid)
+
+    def compiled(self) -> list[tuple[int, str]]:
+        return [(rank, *functions) for rank, functions in self.world.called("compile")]
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Rounds:
+    return Rounds(tmp_path)
+
+
+def fail(rounds: Rounds, *ranks: int, error: Exception | None = None) -> None:
+    rounds.world.raises = {("compile", rank): error or RuntimeError("no such luck") for rank in ranks}
+
+
+def test_failed_compile_is_retried_on_another_node(rounds: Rounds) -> None:
+    fail(rounds, 0)
+    ledger = rounds()
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE), (2, PREFILL)]
+    assert {slot: result.outcome for slot, result in ledger.items() if slot[1] == PREFILL} == {
+        (0, PREFILL): "adopted",
+        (1, PREFILL): "adopted",
+        (2, PREFILL): "compiled",
+        (3, PREFILL): "adopted",
+    }
+
+
+def broken_prefill(rounds: Rounds) -> LaunchFailed:
+    """Prefill compiles nowhere, decode everywhere."""
+    rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
+    with pytest.raises(LaunchFailed) as caught:
+        rounds()
+    return caught.value
+
+
+def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Rounds) -> None:
+    error = broken_prefill(rounds)
+    assert error.stage == "compile"
+    assert [(failure.rank, failure.kind, failure.function) for failure in error.failures] == [
+        (0, "GraphBreak", PREFILL),
+        (2, "GraphBreak", PREFILL),
+    ]
+    assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
+
+
+def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rounds) -> None:
+    rounds.world.broken = {PREFILL: "FunctionRaised: ValueError: bad shape (m.py:3 in M.prefill)"}
+    with pytest.raises(LaunchFailed) as caught:
+        rounds()
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
+    assert [(failure.rank, failure.kind) for failure in caught.value.failures] == [(0, "FunctionRaised")]
+    assert caught.value.failures[0].message == "ValueError: bad shape (m.py:3 in M.prefill)"
+    assert caught.value.failures[0].remedy.startswith("correct that line")
+    assert not rounds.recorder.problems
+    assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
+
+
+def test_error_names_function_leaders_nodes_cause_and_ranks_that_wait(rounds: Rounds) -> None:
+    text = str(broken_prefill(rounds))
+    assert "stage compile failed on 2 of 4 ranks" in text
+    assert f"ranks 0, 2 on a, b: GraphBreak in {PREFILL}: line 3" in text
+    assert "rank 0 on node 0 (a), rank 2 on node 1 (b)" in text
+    assert "for ranks 0-3" in text
+    assert text.count("line 3") == 1
+
+
+def test_next_launch_compiles_only_what_failed(rounds: Rounds) -> None:
+    broken_prefill(rounds)
+    rounds.world.broken = {}
+    rounds()
+    assert rounds.compiled() == [(0, PREFILL)]
+
+
+class DeadlyLauncher(NodeLauncher):
+    """A rank dies, once, while ranks compile."""
+
+    victim = 0
+    is_dead = False
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if method == "compile" and not self.is_dead:
+            self.is_dead = True
+            died = WorkerFailure(rank=self.victim, stage=stage, kind="died", message="its process ended")
+            yield self.victim, died
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+
+def cut(rounds: Rounds, *, host: str = "") -> LaunchFailed:
+    launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker, host=host)
+    with pytest.raises(LaunchFailed) as caught:
+        rounds.on(launcher, NODES)
+    return caught.value
+
+
+def test_leader_that_dies_says_what_it_compiled_where(rounds: Rounds) -> None:
+    error = cut(rounds)
+    found = [(lost.function, lost.rank, lost.node_id, lost.host) for lost in error.compiling]
+    assert found == [(PREFILL, 0, "a", "a")]
+    assert [failure.kind for failure in error.failures] == ["died"]
+    assert error.silent == (1, 2, 3)  # a leader and the auditors
+
+
+def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, tmp_path: Path) -> None:
+    launcher = DeadlyLauncher(NODES, tmp_path, rounds.world.make_worker)
+    config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 4, "parallel": {"dp": 4}})
+    report = launch(config, launcher=launcher)
+    compiled = [
+        (rank.host, found.function)
+        for rank in report.ranks
+        for found in rank.functions
+        if found.outcome == "compiled"
+    ]
+    assert sorted(compiled) == [("a", DECODE), ("b", PREFILL)]
+
+
+def test_next_attempt_compiles_it_on_another_node(rounds: Rounds) -> None:
+    lost = cut(rounds).compiling
+    rounds(lost)
+    assert (2, PREFILL) in rounds.compiled()

@@ -1,10 +1,34 @@
-"""The state of a launch, folded from its events, and the course that its report keeps of it."""
+"""What is known of a running launch, and how it is shown."""
 
 from __future__ import annotations
 
-from tests.support.made_reports import state_of
+import io
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tests.support.made_reports import failing, made_report, result, seats, state_of, until_compile, whole
+from warmrank.orchestrator.causes import (
+    CLUSTER_LOST,
+    DIED,
+    NODE_LOST,
+    STOPPED,
+    TIMEOUT,
+    WorkerFailure,
+    causes_of,
+)
+from warmrank.orchestrator.config.models import Retries
+from warmrank.orchestrator.errors import CannotStart, CompileForbidden, ForbiddenCompile, LaunchFailed
 from warmrank.orchestrator.launch import events
+from warmrank.orchestrator.launch import events as e
+from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
 from warmrank.orchestrator.launch.state import LaunchState
+from warmrank.orchestrator.launch.timeline import slow_ranks, timeline_rows
+from warmrank.orchestrator.ui.live import LiveView
+from warmrank.orchestrator.ui.progress import PlainLines
+from warmrank.worker.results import FunctionResult
 
 
 def class_of(leader: int | None, *ranks: int, action: events.ClassAction = "compile") -> events.RankClass:
@@ -51,3 +75,245 @@ def test_ranks_that_a_later_round_moves_leave_their_class() -> None:
         ("adopt", 62),
         ("compile", 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "per_node", "num_rows"),
+    [
+        (8, 8, 8),
+        (64, 8, 64),
+        (256, 8, 32),
+        *(pytest.param(*sizes, 0, marks=pytest.mark.slow) for sizes in ((4096, 8), (1024, 1), (1024, 1024))),
+    ],
+)
+def test_rows_are_ranks_nodes_or_groups_that_are_few_and_lose_nobody(
+    num_ranks: int, per_node: int, num_rows: int
+) -> None:
+    report = made_report(num_ranks, per_node=per_node)
+    rows = timeline_rows(report.course, report.ranks, max_rows=64)
+    assert num_rows in {0, len(rows)}
+    assert 1 < len(rows) <= 64
+    assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))
+
+
+def test_slow_rank_is_one_that_others_waited_for() -> None:
+    report = made_report(1024)
+    assert [(slow.stage, slow.rank) for slow in slow_ranks(report.course, report.ranks)] == [("build", 341)]
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def lines_of(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def plain(heard: Iterable[e.Event], num_ranks: int = 2) -> list[str]:
+    console, state = Console(file=io.StringIO(), width=40), LaunchState(num_ranks=num_ranks)
+    listener = PlainLines(console)
+    for event in heard:
+        state.apply(event)
+        listener(state, event)
+    return lines_of(console)
+
+
+def live(
+    heard: Iterable[e.Event], num_ranks: int, *, width: int = 100, height: int = 40, later_s: float = 0.0
+) -> list[str]:
+    """The screen when these events were heard, and some time passed."""
+    clock, state = Clock(), LaunchState(num_ranks=num_ranks)
+    view = LiveView(num_ranks, name="tiny", clock=clock)
+    for event in heard:
+        clock.now_s = event.at_s
+        state.apply(event)
+        view(state, event)
+    clock.now_s += later_s
+    console = Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, no_color=True
+    )
+    console.print(view)
+    return lines_of(console)
+
+
+def told(result_of: FunctionResult, *ranks: int) -> list[e.Event]:
+    return [e.FunctionFinished(at_s=1.0, stage="load", rank=rank, result=result_of) for rank in ranks]
+
+
+def stage(name: str, *ranks: int, at_s: float = 0.0) -> e.StageStarted:
+    return e.StageStarted(at_s=at_s, stage=name, ranks=ranks)
+
+
+def finished(name: str, rank: int, at_s: float) -> e.RankFinished:
+    return e.RankFinished(at_s=at_s, stage=name, rank=rank, ok=True)
+
+
+def busy(rank: int, doing: str, at_s: float) -> e.RankBusy:
+    return e.RankBusy(at_s=at_s, rank=rank, doing=doing, cpu_s=0.1, resident_bytes=1 << 30)
+
+
+SEATED = e.Seated(at_s=0.0, seats=seats(2, 1))
+ONE_HOST = e.Seated(
+    at_s=0.0, seats=tuple(replace(seat, host="vm", node_id=f"{seat.rank}f{54 * '0'}") for seat in seats(2, 1))
+)
+LOADED = e.StageFinished(at_s=1.5, stage="load", seconds=1.5)
+ADOPTED = result("Model.decode", compiled=False)
+REFUSED = FunctionResult(function="f", ok=False, outcome="adopted", reason="a guard does not hold")
+
+
+@pytest.mark.parametrize(
+    ("heard", "line"),
+    [
+        ([stage("build", 0, 1, 2)], "build: on ranks 0-2"),
+        ([LOADED], "load: 1.50 s"),
+        ([*told(ADOPTED, 1, 2, 3), LOADED], "  Model.decode adopted on ranks 1-3 (from rank 0)"),
+        ([*told(REFUSED, 0), LOADED], "  f refused on rank 0 (a guard does not hold)"),
+        ([ONE_HOST], "2 ranks on 2 nodes: vm 0f0000000000, vm 1f0000000000"),
+        (failing(8), "attempt 1 failed in stage compile"),
+        (failing(8), "    rank 0: node lost"),
+        (failing(8), "attempt 2, because attempt 1 failed: node node-0 was lost"),
+    ],
+)
+def test_plain_lines_tell_what_happens_once_without_wrapping(heard: Iterable[e.Event], line: str) -> None:
+    assert plain(heard).count(line) == 1
+
+
+def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late() -> None:
+    begun: list[e.Event] = [SEATED, stage("compile", 0, 1), finished("compile", 0, 0.5)]
+    beats = plain([*begun, *(busy(1, "compile f", float(at_s)) for at_s in range(1, 1000))])[2:]
+    assert beats[0] == "compile: 1 of 2 ranks after 30 s; waiting for rank 1; rank 1 on node-1: compile f"
+    assert len(beats) == 6  # after 30, 60, 120, 240, 480, 960 s
+
+
+def compiling_two() -> list[e.Event]:
+    """Two ranks compile a function each; rank 1 is through."""
+    classes = tuple(
+        e.RankClass(
+            round=0, function="f", request_key=str(rank), ranks=(rank,), action="compile", leader=rank
+        )
+        for rank in (0, 1)
+    )
+    begun: list[e.Event] = [e.AttemptStarted(at_s=0.0, attempt=1), e.Planned(at_s=0.0, classes=classes)]
+    return [*begun, stage("compile", 0, 1), finished("compile", 1, 5.0)]
+
+
+CUT_SHORT = e.AttemptFailed(at_s=6.0, attempt=1, stage="compile", text="stopped", is_last=True)
+STRAGGLER: list[e.Event] = [
+    e.Seated(at_s=0.0, seats=seats(1024, 8)),
+    stage("build", *range(1024)),
+    *(finished("build", rank, 2.0) for rank in range(1024) if rank != 77),
+    busy(77, "build", 2.5),
+]
+TWO_STEPS: list[e.Event] = [
+    stage("capture", *range(40)),
+    *(finished("capture", rank, 1.0) for rank in range(40)),
+    *(finished("capture", rank, 2.0) for rank in range(39)),
+]
+
+
+@pytest.mark.parametrize(
+    ("heard", "num_ranks", "parts"),
+    [
+        (compiling_two(), 2, ["compiling 8.0 s", "compile done"]),
+        (
+            [*compiling_two(), CUT_SHORT],
+            2,
+            ["compile cut short", "compile 6.0s failed", "taking the ranks down"],
+        ),
+        ([e.Ending(at_s=2.0)], 2, ["taking the ranks down, 3.0 s"]),
+        ([ONE_HOST], 2, ["2 ranks on 2 nodes (vm 0f0000000000, vm 1f0000000000)"]),
+        (until_compile(2, 1), 2, ["> compile 9.0s <", "compile Llama.decode (cpu 31 s, 3.0 GiB)"]),
+        (whole(8), 8, ["compiled 12.00 s", "adopted 34 ms"]),
+        (until_compile(1024), 1024, ["Llama.prefill  compile  256: 256-511   256 node-32"]),
+        (STRAGGLER, 1024, ["1,023 of 1024 ranks done", "rank 77 node-9: build (cpu 0 s, 1.0 GiB), 5.5 s"]),
+        (TWO_STEPS, 40, ["39 of 40 ranks done  step 2", "waiting for rank 39"]),
+        (
+            [*failing(8), e.Problem(at_s=41.0, text="the store [here] was away")],
+            8,
+            [
+                "attempt 1 failed in compile: stage",
+                "problem: the store [here] was away",
+                "| attempt 2 | failed |",
+            ],
+        ),
+    ],
+)
+def test_live_view_shows(heard: Iterable[e.Event], num_ranks: int, parts: list[str]) -> None:
+    text = "\n".join(live(heard, num_ranks, width=120, later_s=3.0))
+    assert [part for part in parts if part not in text] == []
+
+
+def failure(rank: int, kind: str, message: str = "m", function: str = "") -> WorkerFailure:
+    return WorkerFailure(rank=rank, stage="load", kind=kind, message=message, function=function)
+
+
+def test_equal_failures_are_one_cause_with_its_ranks_and_nodes_in_order() -> None:
+    (cause,) = causes_of([failure(3, "OSError"), failure(1, "OSError")], {1: "n1", 3: "n2"})
+    assert (cause.ranks, cause.kind, cause.hosts) == ((1, 3), "OSError", ("n1", "n2"))
+
+
+def test_other_message_or_function_is_another_cause() -> None:
+    found = causes_of(
+        [failure(0, "OSError"), failure(1, "OSError", "n"), failure(2, "OSError", function="f")], {}
+    )
+    assert [cause.ranks for cause in found] == [(0,), (1,), (2,)]
+
+
+def test_what_others_fail_in_the_wake_of_comes_first() -> None:
+    kinds = ("OSError", TIMEOUT, STOPPED, DIED, NODE_LOST, CLUSTER_LOST)
+    found = causes_of([failure(rank, kind) for rank, kind in enumerate(kinds)], {})
+    assert [cause.kind for cause in found] == list(reversed(kinds))
+
+
+def failed(*kinds: str) -> LaunchFailed:
+    failures = [
+        WorkerFailure(rank=rank, stage="capture", kind=kind, message=f"message of {kind}")
+        for rank, kind in enumerate(kinds)
+    ]
+    return LaunchFailed("capture", failures, num_ranks=4)
+
+
+@pytest.mark.parametrize(
+    ("error", "budget"),
+    [
+        (failed(DIED), "rank"),
+        (failed(NODE_LOST, NODE_LOST), "node"),
+        (failed(STOPPED), "hang"),
+        (failed(TIMEOUT), "hang"),
+        (failed("DistBackendError"), "hang"),
+        (failed("PortInUse", TIMEOUT, "DistNetworkError"), "start"),
+        (CannotStart("silent", may_pass=True, has_lost_node=True), "node"),
+        (failed("RuntimeError", DIED), "rank"),  # the others fail in the wake of the dead one
+        (failed(TIMEOUT, "DistBackendError", NODE_LOST), "node"),
+        (CannotStart("late", may_pass=True), "start"),
+        (failed("WorkloadError"), None),
+        (failed("RuntimeError"), None),
+        (failed(CLUSTER_LOST, DIED), None),
+        (CannotStart("too few CPUs"), None),
+        (CompileForbidden([ForbiddenCompile(function="f", reason="r", ranks=(0,))]), None),
+    ],
+)
+def test_failure_counts_against_its_budget(error: Exception, budget: str | None) -> None:
+    assert budget_of(error) == budget
+
+
+def test_each_budget_is_spent_by_its_own_failures_only() -> None:
+    spent = RetryBudget(Retries(rank=1, node=2, hang=0))
+    assert spent.another(failed(DIED))
+    assert spent.another(failed(NODE_LOST))
+    assert spent.another(failed(DIED)) == ""
+    assert spent.another(failed(NODE_LOST))
+    assert spent.another(failed(NODE_LOST)) == ""
+    assert spent.another(failed(STOPPED)) == ""
+
+
+@pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", may_pass=True)])
+def test_launch_that_another_one_may_mend_is_lost(error: Exception) -> None:
+    assert is_lost(error)

@@ -1,4 +1,4 @@
-"""What a store holds, as plain values."""
+"""What a store holds, and what a launch would find there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.support.stored import blob_path, make_artifact, overwrite
 from warmrank.cache_store.cache_dir.local import add_companion, add_variant
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NoStoreYet
+from warmrank.cache_store.keys import explain_miss, nearest
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.look.explain import Explanation, explain, explain_if_away
 from warmrank.orchestrator.look.store_contents import list_store, open_if_there, open_to_look, show_partition
@@ -166,3 +167,18 @@ def test_flipped_byte_beside_an_artifact_is_a_fault(tmp_path: Path, is_needed: b
         assert other.parent == beside.parent
     (fault,) = verify_cache(tmp_path / "cache").faults
     assert str(beside) in fault
+
+
+ASKED = {"torch": "2.13.1", "cann": "9.0", "soc": "910B"}
+FAR = ("world 4", {"torch": "2.12.0", "cann": "8.0", "soc": "910B"})
+NEAR = ("world 2", {"torch": "2.13.0", "cann": "9.0", "soc": "910B"})
+
+
+def test_nearest_has_the_fewest_changes():
+    found = nearest(ASKED, [FAR, NEAR])
+    assert found is not None
+    assert (found.label, [str(change) for change in found.changes]) == ("world 2", ["torch 2.13.0 -> 2.13.1"])
+
+
+def test_explain_miss_is_one_line_that_names_what_differs():
+    assert explain_miss(ASKED, [FAR, NEAR]) == "nearest is world 2: torch 2.13.0 -> 2.13.1"

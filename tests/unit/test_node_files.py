@@ -1,14 +1,20 @@
-"""Node artifacts on a node's disk: kept once, placed where tools look, and never over what is there."""
+"""Files that engines' tools keep on a node: kept, placed, collected."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import stat
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from tests.support.node_artifacts import destinations, kept, write
+from tests.support.node_artifacts import PACKAGE, destinations, kept, package_bytes, write
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
 from warmrank.cache_store.cache_dir import node_files
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import (
@@ -20,9 +26,28 @@ from warmrank.cache_store.cache_dir.node_files import (
     kept_path,
     split_node_path,
 )
-from warmrank.cache_store.cache_dir.placing import Vouched, admitted, place_files
+from warmrank.cache_store.cache_dir.placing import Destination, Vouched, admitted, place_files, refusal
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.records.manifest import (
+    ArtifactEntry,
+    PartitionManifest,
+    parse_manifest,
+    partition_key,
+)
+from warmrank.worker import node_collecting
+from warmrank.worker.node_caches import (
+    GRAPHS,
+    PACKAGES,
+    NodeCache,
+    archive_name,
+    engine_directory,
+    pack,
+    place_faults,
+    unpack,
+)
+from warmrank.worker.node_collecting import Collected, Room, collect, entries, listing
+from warmrank.worker.rank.manifests import with_node_files
 
 REQUIRE, OFF = Vouched(policy="require", signers=("ab" * 8,)), Vouched(policy="off")
 PATH = "operators/kernel_cache/Ascend910/add.o"
@@ -190,3 +215,295 @@ def test_directory_remembers_who_vouched(cache: Path, node: Path, file: NodeFile
     assert admitted(destinations(node), "require", ())[1] == ()
     (reason,) = admitted(destinations(node), "require", REQUIRE.signers)[1]
     assert "revoked" in reason
+
+
+ARTIFACT = "0f" * 16
+ROOM = Room(artifacts=frozenset({ARTIFACT}))
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Path:
+    return tmp_path / "tool"
+
+
+def cache_of(tool: Path, **changes: Any) -> tuple[NodeCache, ...]:
+    return (NodeCache(name="operators", directory=str(tool), **changes),)
+
+
+def collected(tool: Path, cache: Path, room: Room = ROOM, **changes: Any) -> Collected:
+    return collect(cache_of(tool, **changes), cache, room)
+
+
+def relatives(found: Collected) -> list[str]:
+    return [file.relative for file in found.files]
+
+
+def test_only_what_is_new_or_changed_is_collected(cache: Path, tool: Path):
+    write(tool / "kernel_cache/old.o", b"old")
+    write(tool / "kernel_cache/changed.o", b"before")
+    before = listing(cache_of(tool))
+    write(tool / "kernel_cache/changed.o", b"behind")
+    write(tool / "kernel_cache/new.o", b"new")
+    found = collect(cache_of(tool), cache, ROOM, before=before)
+    assert relatives(found) == ["kernel_cache/changed.o", "kernel_cache/new.o"]
+    assert (found.num_new, found.bytes_new, found.left_out) == (2, 9, ())
+    assert all(find_kept(cache, file.digest) for file in found.files)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.lock", "x.tmp", ".warmrank-here-1", ".unverified", "locks/a", ".hidden", ".git/config"]
+)
+def test_locks_and_hidden_files_are_not_collected(name: str, cache: Path, tool: Path):
+    write(tool / name, b"x")
+    assert collected(tool, cache) == Collected()
+
+
+def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache: Path, tool: Path):
+    write(tool / "shared.o", b"x").chmod(0o666)
+    (tool / "link.o").symlink_to(tool / "shared.o")
+    found = collected(tool, cache)
+    assert found.files == ()
+    assert [
+        str(tool / name) in reason
+        for name, reason in zip(("link.o", "shared.o"), found.left_out, strict=True)
+    ] == [True, True]
+
+
+def test_file_that_is_being_written_is_left_out(cache: Path, tool: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write(tool / "a.o", b"half")
+    write(tool / "b.o", b"whole")
+
+    def keep_while_written(root: Path, source: Path, **options: Any) -> Any:
+        if source == path:
+            path.write_bytes(b"half and half")
+        return keep(root, source, **options)
+
+    monkeypatch.setattr(node_collecting, "keep", keep_while_written)
+    found = collected(tool, cache)
+    assert relatives(found) == ["b.o"]
+    assert "nobody writes while it is read" in found.left_out[0]
+
+
+@pytest.mark.parametrize(
+    "limit", [{"num_files": 2}, {"size_bytes": 4}, {"document_bytes": 1200}, {"file_bytes": 1}]
+)
+def test_what_there_is_no_room_for_is_left_out_uncopied(limit: dict[str, Any], cache: Path, tool: Path):
+    for name in "abc":
+        write(tool / name, name.encode() * 2)
+    found = collected(tool, cache, Room(**limit))
+    assert relatives(found) == (["a", "b"] if limit != {"file_bytes": 1} else [])
+    assert len(kept_files(cache)) == len(found.files)
+    assert len(found.left_out) == 3 - len(found.files)
+    assert found.num_new == len(found.files)
+
+
+# What came from the store.
+
+
+def fetched(cache: Path, tmp_path: Path, relative: str, data: bytes) -> NodeFile:
+    return kept(cache, tmp_path / "fetched", f"operators/{relative}", data)
+
+
+# Trust.
+
+
+def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool: Path, tmp_path: Path):
+    evil = fetched(tmp_path / "other", tmp_path, "evil.o", b"unsigned")
+    write(tool / "own.o", b"own")
+    place_files(tmp_path / "other", [evil], {"operators": Destination(path=tool)}, Vouched(policy="off"))
+    found = collect(cache_of(tool), cache, ROOM, refusal=lambda directory: refusal(directory, "require", ()))
+    assert found.files == ()
+    assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]
+
+
+# An engine's files.
+
+
+def engines(tool: Path) -> tuple[NodeCache, ...]:
+    return (NodeCache(name="ge", directory=str(tool), collect="all", in_sets=True),)
+
+
+def handed_over(tmp_path: Path, tool: Path, data: bytes, artifact: str = ARTIFACT) -> str:
+    """The archive's name."""
+    made = tmp_path / f"made{data.hex()}"
+    write(made / "g.om", data)
+    pack(made, tool / artifact / "c", GRAPHS)
+    (archive,) = (tool / artifact / "c").iterdir()
+    return archive.name
+
+
+def names(found: Collected) -> list[str]:
+    return [Path(file.relative).name for file in found.files]
+
+
+def test_engines_files_of_this_manifests_artifacts_are_collected_whoever_made_them(cache, tool, tmp_path):
+    name = handed_over(tmp_path, tool, b"by a script")
+    handed_over(tmp_path, tool, b"of another workload", "1e" * 16)
+    found = collect(engines(tool), cache, ROOM, before=listing(engines(tool)))
+    assert [file.relative for file in found.files] == [f"{ARTIFACT}/c/{name}"]
+
+
+def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_did_not_make_anew(
+    cache, tool, tmp_path
+):
+    def carried(artifact: str) -> NodeFile:
+        return kept(cache, tmp_path / "fetched", f"ge/{artifact}/c/fetched.tar", artifact.encode())
+
+    other = "2d" * 16
+    name = handed_over(tmp_path, tool, b"anew")
+    room = Room(artifacts=frozenset({ARTIFACT, other}))
+    files = [carried(artifact) for artifact in (ARTIFACT, other, "3c" * 16)]
+    found = collect(engines(tool), cache, room, carried=files)
+    assert names(found) == [name, "fetched.tar"]
+    assert found.num_new == 1
+
+
+CACHE = Path("/data/cache")
+OWN = {name: engine_directory(CACHE, name) for name in ("static_kernels", "ge")}
+
+
+# Where they may lie.
+
+
+def faults(**directories: str) -> dict[str, str]:
+    caches = [NodeCache(name=name, directory=directory) for name, directory in directories.items()]
+    return place_faults(caches, CACHE, OWN)
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [
+        ("relative", "not absolute"),
+        ("~nobody_here/x", "not absolute"),
+        ("$NOBODY_SET_THIS/x", "not absolute"),
+        ("/", "root of the file system"),
+        ("/data/cache", "overlaps with the cache directory"),
+        ("/data", "overlaps with the cache directory"),
+        ("/data/cache/node", "overlaps with the cache directory"),
+        ("/data/cache/node_caches", "overlaps with the cache directory"),
+        ("/data/cache/node_caches/../M", "overlaps with the cache directory"),
+        ("/data/cache/node_caches/ge/x", "overlaps with that of node cache 'ge'"),
+    ],
+)
+def test_place_that_is_not_a_tools_alone_is_refused(directory: str, expected: str):
+    assert expected in faults(mine=directory)["mine"]
+
+
+OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
+NEW = f"static_kernel_compile_outputs/ts20260101000000_pid1_outputs/{PACKAGE}"
+GRAPH, INDEX = "graph_1_2026.om", "graph_1.idx"
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    return tmp_path / "node_caches/ge/artifact/formats"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Where GE left a graph and its index."""
+    for name in (GRAPH, INDEX):
+        write(tmp_path / "made" / name, name.encode())
+    return tmp_path / "made"
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    (tmp_path / "private").mkdir(mode=0o700)
+    return tmp_path / "private"
+
+
+def files(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(tmp_path, archives, private):
+    write(tmp_path / "made" / OLD, b"old")
+    write(tmp_path / "made" / NEW, package_bytes())
+    pack(tmp_path / "made", archives, PACKAGES)
+    unpack(archives, private)
+    assert files(private) == {NEW}
+    assert (private / NEW).read_bytes() == package_bytes()
+    assert stat.S_IMODE((private / NEW).stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / NEW).parent.stat().st_mode) == 0o700
+
+
+def test_name_that_leads_out_of_the_private_directory_is_refused(archives, private, caplog):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../evil.om"))
+    write(archives / archive_name(digest_bytes(data.getvalue())), data.getvalue())
+    unpack(archives, private)
+    assert not (private.parent / "evil.om").exists()
+    assert "no file below a directory" in caplog.text
+
+
+DIGEST = digest_bytes(b"kernel")
+FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)
+RANK_ENTRY: dict[str, Any] = {
+    "function": "Llama.decode",
+    "path": "Llama_0f/world1global_rank0/decode/compiled_module",
+    "request_key": "1" * 64,
+    "provenance": "2" * 64,
+    "sha256": "3" * 64,
+    "size_bytes": 7,
+}
+
+
+def manifest(**changes: Any) -> PartitionManifest:
+    fields: dict[str, Any] = {
+        "partition": "world1global_rank0",
+        "rank": 0,
+        "world_size": 1,
+        "environment": ENVIRONMENT,
+        "requests": (),
+        "artifacts": (ArtifactEntry(**RANK_ENTRY),),
+        "captures": (),
+        "created": CREATED,
+    }
+    return PartitionManifest(**(fields | changes))
+
+
+def node_entry(**changes: Any) -> ArtifactEntry:
+    (entry,) = entries([FILE])
+    return ArtifactEntry(**(dict(entry) | changes))
+
+
+def test_older_manifest_parses_and_keeps_its_bytes_and_key():
+    data = manifest().to_bytes()
+    found = parse_manifest(data, "here")
+    assert found.to_bytes() == data
+    assert found.artifacts[0].scope == "rank"
+    # Of a release without scopes.
+    assert (
+        partition_key(LAUNCH_KEY, found) == "91760e350019751b94ef8b8f23a600ac9ba0d1ceb83ab124392ddb0c1375e837"
+    )
+
+
+def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
+    value = with_node_files(manifest(), [FILE])
+    document = json.loads(value.to_bytes())
+    assert (document["format"], document["artifacts"][1]["scope"]) == (2, "node")
+    found = parse_manifest(value.to_bytes(), "here")
+    assert (found, found.node_files()) == (value, (FILE,))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "node/operators/../escape",
+        "node/operators//x",
+        "/node/operators/x",
+        "node/operators",
+        "node/other/x",
+        "node/Operators/x",
+        "elsewhere/operators/x",
+        "node/operators/a\\b",
+        "node/operators/new\nline",
+        "node/operators/" + "x" * 256,
+        "Llama_0f/world1global_rank0/decode/compiled_module",
+    ],
+)
+def test_node_entry_with_another_path_is_refused(path: str):
+    with pytest.raises(ValidationError, match="path"):
+        node_entry(path=path)

@@ -1,28 +1,40 @@
-"""The object store against a real server: its FORMAT, its probe, blobs of any size, children, pickles."""
+"""The store in a bucket: connection, frames, objects."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
-
-pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
-
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import ObjectStore, from_url
 
 from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.objects.client import ObjectClient
+from warmrank.cache_store.backends.objects.client import ObjectClient, store_error
+from warmrank.cache_store.backends.objects.connection import connect
+from warmrank.cache_store.backends.objects.frames import (
+    decode,
+    decode_whole,
+    encode,
+    encode_stream,
+    is_framed,
+)
 from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend, check_create_only
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name, quarantine_name
+
+pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+
 
 SHRINKS = b"the same again and again. " * 1000
 Open = Callable[..., ObjectBackend]
@@ -251,3 +263,199 @@ def in_forked_child(calls: list[Callable[[], object]]) -> Iterator[str]:
     os.waitpid(child, 0)
     with os.fdopen(reading) as said:
         yield from said.read().splitlines()
+
+
+pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+
+
+URL = "s3://bucket/prefix"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.s3_server import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port where connections are made and nobody says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port that refuses connections, because who has it does not listen."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield closed.getsockname()[1]
+
+
+def options(port: int) -> dict[str, str]:
+    return {"endpoint": f"http://127.0.0.1:{port}"}
+
+
+def refusal(url: str, **opened: object) -> str:
+    with pytest.raises(StoreUnavailable) as caught:
+        connect(url, answer_s=1.0, options=opened)  # type: ignore[arg-type]
+    assert not caught.value.transport
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///mnt/x", "memory:///", "http://host/x", "https://host/x", "ftp://host/x", "/mnt/x"],
+)
+def test_url_of_no_object_store_is_refused(url):
+    assert "is none of an object store; name a directory by its path, or" in refusal(url)
+
+
+def test_password_in_the_url_is_refused_and_not_repeated():
+    message = refusal("s3://user:hunter2@bucket/prefix")
+    assert "credentials come from the environment" in message
+    assert "hunter2" not in message
+
+
+def test_plain_http_must_be_allowed(monkeypatch, free_port):
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(StoreUnavailable, match="begins with http://") as caught:
+        ObjectBackend(URL, options=options(free_port))
+    assert 'set AWS_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options' in str(caught.value)
+    assert not caught.value.transport  # nobody was asked, so nothing is known of the place
+
+
+@pytest.mark.parametrize(
+    "url", ["az://account/container/x", "abfss://container@account.dfs.core.windows.net/x"]
+)
+def test_each_cloud_has_its_own_variables(monkeypatch, url, free_port):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm90LWEtc2VjcmV0")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{free_port}")
+    with pytest.raises(StoreUnavailable, match="set AZURE_ALLOW_HTTP=true"):
+        ObjectBackend(url)
+    monkeypatch.setenv("AZURE_ALLOW_HTTP", "true")
+    with pytest.raises(StoreUnavailable, match="connection was refused"):
+        ObjectBackend(url)
+
+
+def test_refused_connection_is_said_at_once(free_port):
+    with pytest.raises(StoreUnavailable, match="the connection was refused; check that the") as caught:
+        ObjectBackend(URL, answer_s=1e6, options=options(free_port))
+    assert caught.value.transport
+
+
+def test_silent_server_is_unavailable(silent_port):
+    with pytest.raises(StoreUnavailable, match="no answer in time") as caught:
+        ObjectBackend(URL, answer_s=0.3, options=options(silent_port))
+    assert caught.value.transport
+
+
+@pytest.mark.parametrize(
+    ("url", "asked", "variable"),
+    [
+        (URL, "PUT http://169.254.169.254/latest/api/token", "AWS_SECRET_ACCESS_KEY"),
+        ("gs://bucket/x", "GET http://169.254.169.254/computeMetadata/v1/instance", "GOOGLE_SERVICE_ACCOUNT"),
+        (
+            "az://account/x",
+            "GET http://169.254.169.254/metadata/identity/oauth2/token",
+            "AZURE_STORAGE_ACCOUNT_KEY",
+        ),
+    ],
+)
+@pytest.mark.parametrize("end", ["HTTP error", "Server returned non-2xx status code: 403 Forbidden"])
+def test_missing_credentials_name_the_variables(url, asked, variable, end):
+    error = store_error(GenericError(f"Error performing {asked} in 1s - {end}"), what="x", where=url)
+    assert "no credentials were found" in str(error)
+    assert f"{variable}, with the rights to" in str(error)
+
+
+pytest.importorskip("zstandard", reason="object stores are an extra: pip install 'warmrank[s3]'")
+
+
+NAME = "cas/sha256/ab/blob"
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def decoded(data: bytes, *, piece_bytes: int = 1 << 20) -> bytes:
+    return b"".join(decode(pieces(data, piece_bytes), name=NAME))
+
+
+def zstd(content: bytes, announced_bytes: int) -> bytes:
+    return f"warmrank-blob 1 zstd {announced_bytes}\n".encode() + zstandard.ZstdCompressor().compress(content)
+
+
+@given(content=st.binary(max_size=3000), repeated=st.integers(1, 50), piece_bytes=st.integers(1, 4000))
+def test_encode_stream_round_trips(content, repeated, piece_bytes):
+    content = content * repeated
+    stored = b"".join(encode_stream(pieces(content, piece_bytes), len(content)))
+    assert decoded(stored, piece_bytes=piece_bytes) == content
+
+
+@given(
+    stored=st.sampled_from([encode(SHRINKS), encode(b"short"), b"{}"]),
+    at=st.integers(0),
+    bits=st.integers(0, 255),
+)
+def test_decode_whole_says_what_decode_says(stored, at, bits):
+    damaged = bytearray(stored)
+    damaged[at % len(stored)] ^= bits
+    whole = decode_whole(bytes(damaged))
+    try:
+        assert whole in (decoded(bytes(damaged)), None)
+    except Corrupt:
+        assert whole is None
+
+
+@pytest.mark.parametrize("content", [b"warmrank-blob 1 raw 3\nabc", b"warmrank-blob 9"])
+def test_document_that_looks_like_a_blob_is_framed(content):
+    assert is_framed("pins/x", content)
+    assert decoded(encode(content)) == content
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"warmrank-blob 2 raw 3\n",
+        b"warmrank-blob 1 lz4 3\n",
+        b"warmrank-blob 1 raw -3\n",
+        b"warmrank-blob 1 raw 03\n",
+        b"warmrank-blob 1 raw 3",
+        b"warmrank-blob 1 raw 3\r\n",
+        b"warmrank-blob 1 raw " + b"9" * 40 + b"\n",
+    ],
+)
+def test_damaged_line_is_corrupt(header):
+    with pytest.raises(Corrupt, match=r"<raw\|zstd> <size>"):
+        decoded(header + b"abc")
+
+
+@given(end=st.integers(0, len(encode(SHRINKS)) - 1))
+def test_cut_frame_is_no_content(end):
+    try:
+        content = decoded(encode(SHRINKS)[:end])
+    except Corrupt:
+        return
+    assert content == encode(SHRINKS)[:end]  # so little is left that it is no blob; its digest is wrong
+    assert end < len(b"warmrank-blob ")
+
+
+def test_decompression_bomb_gives_no_more_than_announced():
+    bomb = zstd(bytes(256 << 20), 1000)
+    taken: list[bytes] = []
+    with pytest.raises(Corrupt, match="expected 1000 bytes, found more"):
+        taken.extend(decode([bomb], name=NAME))
+    assert sum(map(len, taken)) <= 1000
+
+
+def test_frame_that_asks_for_a_huge_window_is_refused():
+    parameters = zstandard.ZstdCompressionParameters.from_level(19, window_log=27)
+    compressing = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = compressing.compress(os.urandom(100)) + compressing.flush()
+    with pytest.raises(Corrupt, match="a zstd frame"):
+        decoded(b"warmrank-blob 1 zstd 100\n" + frame)

@@ -1,14 +1,27 @@
-"""The planner, without I/O: single rounds by example; whole launches are in `test_plan_launches`."""
+"""The plan of a launch: who compiles, who adopts, who audits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.places import Circuits
+from warmrank.inference import cache_compile
+from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
+from warmrank.orchestrator.config.models import AuditMode
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.gang.in_process import InProcessLauncher
+from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.plan import (
     Action,
     Adopt,
@@ -24,7 +37,17 @@ from warmrank.orchestrator.launch.plan import (
     forbidden,
     plan_round,
 )
+from warmrank.orchestrator.launch.report import Report
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.state import silence
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.store.stores import silent_places
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
+from warmrank.worker.runtime.files import release
+from warmrank.worker.runtime.find import StoredArtifact
+from warmrank.worker.runtime.function import CachedFunction
 
 
 def probe(
@@ -167,14 +190,14 @@ def test_no_rank_works_longer_than_four_thirds_of_the_best(costs: list[int], num
     assert max(load.values()) <= best + ordered[min(num_ranks, len(costs) - 1)] * (num_ranks - 1) / num_ranks
 
 
-FUNCTIONS = ("f", "f[1]", "g")
+ASKED = ("f", "f[1]", "g")
 STATES: st.SearchStrategy[ProbeState] = st.sampled_from(["hit", "adoptable", "miss"])
 
 
 @st.composite
 def worlds(draw: st.DrawFn, *, cold: bool = False, breaks: bool = True) -> PlannedWorld:
     num_ranks = draw(st.integers(1, 8))
-    slots = [(rank, name) for rank in range(num_ranks) for name in FUNCTIONS]
+    slots = [(rank, name) for rank in range(num_ranks) for name in ASKED]
     says_why = draw(st.booleans())
     return PlannedWorld(
         nodes={rank: draw(st.integers(0, 2)) for rank in range(num_ranks)},
@@ -260,3 +283,225 @@ def test_another_world_compiles_nothing_where_one_rank_of_each_stage_has_its_art
     assert not any(
         isinstance(action, Compile | GiveUp) for _, plan in course.rounds for action in plan.values()
     )
+
+
+PREFILL, DECODE = FUNCTIONS
+
+
+def config_of(directory: Path, *, audit: AuditMode = "one", **parallel: int) -> Config:
+    sizes = {"tp": 1, "pp": 1, "dp": 1, **parallel}
+    data: dict[str, Any] = {
+        "workload": {"entrypoint": "models.tiny:workload"},
+        "ranks": sizes["tp"] * sizes["pp"] * sizes["dp"],
+        "parallel": sizes,
+        "cache_dir": str(directory / "cache"),
+        "audit": audit,
+    }
+    return parse(data)
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld(functions=(PREFILL,))
+
+
+def launched(world: FakeWorld, config: Config) -> Report:
+    return launch(config, launcher=InProcessLauncher(world.make_worker))
+
+
+def audits(report: Report) -> list[tuple[str, int, tuple[int, ...], str]]:
+    return [(item.function, item.leader, item.ranks, item.outcome) for item in report.course.audits]
+
+
+def artifacts(report: Report) -> list[str]:
+    return [function.digest for rank in report.ranks for function in rank.functions]
+
+
+def test_equal_traces_are_adopted_in_the_same_round(world: FakeWorld, tmp_path: Path) -> None:
+    report = launched(world, config_of(tmp_path, tp=4))
+    assert audits(report) == [(PREFILL, 0, (3,), "equal")]
+    assert report.totals.num_compiled == 1
+    assert {found.round for found in report.course.classes} == {0}
+
+
+@pytest.mark.parametrize("audit", ["one", "all"])
+def test_hidden_difference_splits_the_class_and_is_a_problem(world, tmp_path, audit):
+    world.trace_of = lambda rank, function: rank // 2
+    report = launched(world, config_of(tmp_path, tp=4, audit=audit))
+    digests = artifacts(report)
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+    assert report.totals.num_compiled == 2
+    assert all(f"{PREFILL} is traced otherwise on rank" in problem for problem in report.problems)
+    assert "graph 1: trace 0 / trace 1" in report.problems[0]
+
+
+def test_difference_that_guards_see_is_no_problem(world: FakeWorld, tmp_path: Path) -> None:
+    world.kind_of = lambda rank: rank % 2
+    report = launched(world, config_of(tmp_path, tp=2, dp=4))
+    assert report.problems == ()
+    outcomes = Counter(outcome for *_, outcome in audits(report))
+    assert outcomes == {"guarded": 1, "equal": 2}
+    assert report.totals.num_compiled == 2
+    assert {found.round for found in report.course.classes} == {0, 1}
+
+
+class Sliced(torch.nn.Module):
+    def __init__(self, size: int, name: str = "") -> None:
+        super().__init__()
+        self.size, self.name = size, name
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: self.size] * 2 if not self.name else x + 1
+
+
+def outlined(cache: Path, *, size: int = 2, name: str = "", rows: int = 4, **options: Any) -> TracePrint:
+    function = cache_compile(Sliced(size, name).head, cache_dir=str(cache), **options)
+    assert isinstance(function, CachedFunction)
+    return print_of(function.outline((torch.ones(rows),), {}))
+
+
+def test_outline_is_what_a_compile_traces(tmp_path: Path) -> None:
+    function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path))
+    variant = function.compile((torch.ones(4),), {}, reason="")
+    assert print_of(variant.stored.artifact) == outlined(tmp_path)
+    assert print_of(StoredArtifact.read(variant.stored.path).artifact) == outlined(tmp_path)
+
+
+@pytest.mark.slow  # it calls the C++ compiler
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_outline_is_what_a_compile_with_kernels_traces(tmp_path: Path, dynamic: bool) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path), config=config, dynamic=dynamic)
+    variant = function.compile((torch.ones(4),), {}, reason="")
+    outline = outlined(tmp_path, config=config, dynamic=dynamic)
+    assert first_difference(print_of(variant.stored.artifact), outline) == ""
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_outline_makes_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    monkeypatch.setenv("PATH", "")  # so that there is no compiler
+    found = outlined(tmp_path, config=config, dynamic=dynamic)
+    assert any("mul" in line for line in found.parts["graph"])
+
+
+def test_sizes_of_the_very_call_are_no_part_of_a_dynamic_outline_with_kernels(tmp_path: Path) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    four, five = (outlined(tmp_path, config=config, dynamic=True, rows=rows) for rows in (4, 5))
+    assert first_difference(four, five) == ""
+
+
+def test_difference_of_graphs_names_line_and_source(tmp_path: Path) -> None:
+    difference = first_difference(outlined(tmp_path), outlined(tmp_path, size=3))
+    assert difference.startswith("graph ")
+    assert "0, 2)" in difference
+    assert "0, 3)" in difference
+    assert "Sliced.head: return x[: self.size] * 2" in difference
+
+
+def test_withheld_artifact_is_its_own_partitions_alone(tmp_path: Path) -> None:
+    from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
+
+    def found(rank: int) -> str:
+        with launch_scope.of(LaunchDefaults(place=(rank, 2))):
+            function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path))
+            if rank == 0 and not list(tmp_path.rglob("compiled_module")):
+                function.compile((torch.ones(4),), {}, reason="", withheld=True)
+            found = function.find((torch.ones(4),), {})
+        return found.reason if found.stored is None else "own" if found.own else "sibling's"
+
+    assert found(0) == "own"
+    assert "has not compared it" in found(1)
+    (path,) = tmp_path.rglob(".withheld_*")
+    release(path.parent, path.name.removeprefix(".withheld_"))
+    assert found(1) == "sibling's"
+
+
+STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
+
+
+class Ranks:
+    """Ranks that answer what they found silent, and remember what they were told."""
+
+    def __init__(self, *silent: tuple[str, ...]) -> None:
+        self.silent = silent
+        self.calls: list[tuple[str, tuple[int, ...], Any]] = []
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        raise NotImplementedError
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        del stage, timeout_s
+        self.calls.append((method, tuple(arguments), next(iter(arguments.values()))))
+        for rank in arguments:
+            yield rank, self.silent[rank] if method == "silent_places" else None
+
+    def release(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def told(self) -> list[tuple[tuple[int, ...], Any]]:
+        return [(ranks, argument) for method, ranks, argument in self.calls if method == "leave_alone"]
+
+
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_circuits", Circuits())
+
+
+def stages_of(ranks: Ranks, store: Any = STORE) -> Stages:
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": store}
+    return Stages(parse(data), ranks, silence)
+
+
+def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody() -> None:
+    ranks = Ranks(("/far",), ("/near", "/far"), ())
+    stages = stages_of(ranks)
+    stages.agree_on_silence("fetch", [0, 1])
+    assert ranks.told() == [((0, 1, 2), (("/far",),))]
+    assert stages.config.store is not None
+    assert silent_places(stages.config.store) == ("/far",)
+
+
+@pytest.mark.parametrize(("store", "asked"), [(None, [0]), (STORE, [])], ids=["no store", "no ranks"])
+def test_nobody_is_asked_for_nothing(store: Any, asked: list[int]) -> None:
+    ranks = Ranks(("/far",), (), ())
+    stages_of(ranks, store).agree_on_silence("load", asked)
+    assert ranks.calls == []
+
+
+class Late(Ranks):
+    """The store fails rank 0; rank 1 answers, rank 2 does not; all that takes a while."""
+
+    def __init__(self, took_s: float) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self._took_s = took_s
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        del method, arguments, timeout_s
+        self.now_s += self._took_s
+        yield 0, WorkerFailure(rank=0, stage=stage, kind="StoreError", message="no space", store_fault=True)
+        yield 1, "done"
+
+
+@pytest.mark.parametrize(("took_s", "silent"), [(600.0, {2}), (1.0, set())])
+def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_another(
+    took_s: float, silent: set[int]
+) -> None:
+    ranks = Late(took_s)
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": STORE}
+    stages = Stages(parse(data), ranks, silence, clock=lambda: ranks.now_s)
+    answers = stages.try_ask("fetch", "fetch", dict.fromkeys(range(3), ()))
+    late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
+    assert late == silent
+    assert answers[1] == "done"

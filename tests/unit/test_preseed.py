@@ -1,24 +1,47 @@
-"""Which nodes are meant, and what becomes of this one."""
+"""Preseed: from the store, from node to node, until all have it."""
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.stored import blob_path, overwrite
+from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node, seeded
+from tests.support.stored import blob_path, overwrite, tree
+from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import check_private
+from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.look.verify import cached_files
 from warmrank.orchestrator.nodes import Node, choose, this_node
-from warmrank.orchestrator.seed.here import seed_here
+from warmrank.orchestrator.seed import on_ray
+from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
+from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
+from warmrank.orchestrator.seed.seeding import (
+    LOOK_EVERY_S,
+    MAX_LOST_SOURCES,
+    MIN_FAN_OUT,
+    NodeState,
+    Seeding,
+    SeedPlan,
+)
+from warmrank.orchestrator.seed.show import SeedLines, render_seeds
+from warmrank.orchestrator.seed.watch import HUNG_S, Watch
 
 ONE = Node(node_id="aa11" * 14, address="10.0.0.1", host="one")
 TWO = Node(node_id="aa22" * 14, address="10.0.0.2", host="two")
@@ -119,3 +142,397 @@ def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "seeded" in done.stdout
+
+
+NODE_ONE, NODE_TWO, THREE, FOUR = map(make_node, range(1, 5))
+FROM_STORE, FROM_NODES = {"from_store": 9}, {"from_nodes": 9}
+
+
+class Stage:
+    """A seeding, its cluster and its clock."""
+
+    def __init__(self, *nodes: Node, silent_s: float = 600.0, **plan: Any) -> None:
+        self.clock = Clock()
+        self.cluster = FakeSeedCluster(nodes)
+        self.seeding = Seeding(self.cluster, SeedPlan(**plan), silent_s=silent_s, clock=self.clock)
+        self.seeding.step()
+
+    def step(self, seconds: float = 0.0) -> None:
+        self.clock.now_s += seconds
+        self.seeding.step()
+
+    def end_well(self, *nodes: Node, **came: int) -> None:
+        self.cluster.end_well(*nodes, **came)
+        self.step()
+
+    def seed(self, node: Node) -> NodeSeed:
+        seed = self.seeding.states[node.node_id].seed
+        assert seed is not None
+        return seed
+
+    def statuses(self) -> dict[str, str]:
+        return {state.node.host: self.seed(state.node).status for state in self.seeding.states.values()}
+
+
+def cluster_of(count: int) -> list[Node]:
+    return [make_node(number) for number in range(1, count + 1)]
+
+
+def test_every_node_is_seeded_from_the_store_once():
+    stage = Stage(NODE_ONE, NODE_TWO)
+    assert stage.cluster.started == [("host1", ""), ("host2", "")]
+    stage.end_well(NODE_ONE)
+    assert not stage.seeding.is_done
+    stage.end_well(NODE_TWO)
+    assert stage.seeding.is_done
+    assert stage.statuses() == {"host1": "seeded", "host2": "seeded"}
+    assert (len(stage.cluster.started), stage.cluster.stopped) == (2, ["host1", "host2"])
+
+
+def test_one_nodes_failure_hides_nothing_of_the_others():
+    stage = Stage(NODE_ONE, NODE_TWO)
+    stage.cluster.end_badly(NODE_ONE, "disk full")
+    stage.end_well(NODE_TWO)
+    assert stage.seeding.is_done
+    assert stage.statuses() == {"host1": "faults", "host2": "seeded"}
+    assert stage.seed(NODE_ONE).reason == "disk full"
+
+
+def test_node_that_gets_no_further_fails_with_its_reason():
+    stage = Stage(NODE_ONE, silent_s=60.0)
+    for done in range(5):
+        stage.cluster.advance(NODE_ONE, done)
+        stage.step(50.0)
+    assert not stage.seeding.is_done
+    stage.step(61.0)
+    assert stage.seeding.is_done
+    assert "no further for 60 s" in stage.seed(NODE_ONE).reason
+    assert set(stage.cluster.stopped) == {"host1"}
+
+
+def test_one_node_reads_the_store_and_others_take_it_in_growing_waves():
+    nodes = cluster_of(12)
+    stage = Stage(*nodes, fan_out="always")
+    assert stage.cluster.started == [("host1", "shares")]
+    stage.end_well(nodes[0], **FROM_STORE)
+    assert stage.cluster.started[1:] == [("host2", "host1"), ("host3", "host1")]
+    stage.end_well(nodes[1], **FROM_NODES)  # two have it now, so four take it
+    assert [host for host, _ in stage.cluster.started[3:]] == ["host4", "host5", "host6"]
+    stage.end_well(nodes[2], **FROM_NODES)
+    assert len(stage.cluster.started) == 9
+    stage.end_well(*nodes[3:9], **FROM_NODES)
+    assert len(stage.cluster.started) == 12
+    assert "host1" not in stage.cluster.stopped
+    stage.end_well(*nodes[9:], **FROM_NODES)
+    assert stage.seeding.is_done
+    assert sorted(stage.cluster.stopped) == sorted(node.host for node in nodes)
+    assert set(stage.statuses().values()) == {"seeded"}
+
+
+@pytest.mark.parametrize(
+    ("fan_out", "count", "is_wave"),
+    [
+        ("auto", MIN_FAN_OUT - 1, False),
+        ("auto", MIN_FAN_OUT, True),
+        ("always", 1, False),
+        ("always", 2, True),
+        ("never", 100, False),
+    ],
+)
+def test_store_is_read_for_others_where_it_is_worth_it(fan_out: str, count: int, is_wave: bool):
+    stage = Stage(*cluster_of(count), fan_out=fan_out)
+    assert (len(stage.cluster.started) == 1 and stage.cluster.started[0][1] == "shares") == is_wave
+    assert is_wave or len(stage.cluster.started) == count
+
+
+def test_source_that_fails_is_replaced_and_after_some_the_nodes_read_the_store():
+    nodes = cluster_of(10)
+    stage = Stage(*nodes, fan_out="always")
+    for number in range(MAX_LOST_SOURCES):
+        assert stage.cluster.started[number:] == [(nodes[number].host, "shares")]
+        stage.cluster.end_badly(nodes[number])
+        stage.step()
+    assert stage.cluster.started[MAX_LOST_SOURCES:] == [(node.host, "") for node in nodes[MAX_LOST_SOURCES:]]
+
+
+def test_source_from_which_nothing_comes_is_replaced():
+    nodes = cluster_of(6)
+    stage = Stage(*nodes, fan_out="always")
+    stage.end_well(nodes[0], **FROM_STORE)
+    stage.end_well(nodes[1], **FROM_STORE)
+    assert stage.cluster.started[-1] == ("host4", "shares")
+    assert "host1" in stage.cluster.stopped
+    stage.end_well(nodes[2], **FROM_STORE)  # it took of the former one, so this says nothing of the next
+    stage.end_well(nodes[3], **FROM_STORE)
+    assert stage.cluster.started[4:] == [("host5", "host4"), ("host6", "host4")]
+
+
+def test_receiver_that_fails_keeps_no_other_one_back():
+    stage = Stage(NODE_ONE, NODE_TWO, THREE, fan_out="always")
+    stage.end_well(NODE_ONE, **FROM_STORE)
+    stage.cluster.end_badly(NODE_TWO)
+    stage.end_well(THREE, **FROM_NODES)
+    assert stage.statuses() == {"host1": "seeded", "host2": "faults", "host3": "seeded"}
+    assert stage.seeding.is_done
+
+
+def test_watch_seeds_who_joins_and_nobody_twice():
+    stage = Stage(NODE_ONE, watch=True)
+    stage.end_well(NODE_ONE)
+    assert not stage.seeding.is_done
+    stage.cluster.alive.append(NODE_TWO)
+    stage.step(LOOK_EVERY_S - 0.1)
+    assert len(stage.cluster.started) == 1
+    for _ in range(5):
+        stage.step(LOOK_EVERY_S)
+    assert stage.cluster.started == [("host1", ""), ("host2", "")]
+
+
+def test_node_that_leaves_is_forgotten_and_seeded_again_when_it_is_back():
+    stage = Stage(NODE_ONE, NODE_TWO, watch=True)
+    stage.cluster.end_well(NODE_TWO)
+    stage.cluster.alive.remove(NODE_ONE)
+    stage.step(LOOK_EVERY_S)
+    assert stage.cluster.stopped[0] == "host1"
+    assert stage.statuses() == {"host2": "seeded"}
+    stage.cluster.alive.append(NODE_ONE)
+    stage.step(LOOK_EVERY_S)
+    assert stage.cluster.started[-1] == ("host1", "")
+
+
+PIECE = 1000
+FUNCTIONS = {f"Llama.f{number}": random.Random(number).randbytes(300 * number + 1) for number in range(12)}
+NUM_BYTES = sum(map(len, FUNCTIONS.values()))
+
+
+class Nodes:
+    """A store with a launch, and nodes with a directory each, of which the first shares what it read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = loaded_config(root)
+        self.copies: list[NewFile] = []
+        store_launch(self.config, root / "work", functions=FUNCTIONS)
+        self.seed("first", FetchOptions(held=self.copies.extend))
+        self.taken: list[bytes] = []
+
+    def seed(self, name: str, options: FetchOptions) -> NodeSeed:
+        return seed_here(self.config.model_copy(update={"cache_dir": self.root / name}), options=options)
+
+    def share(self, room_bytes: int = NUM_BYTES) -> Share:
+        return share(self.copies, bytes, room_bytes=room_bytes)
+
+    def receive(self, shared: Share, get: Callable[[bytes], bytes] = bytes) -> NodeSeed:
+        def noted(piece: bytes) -> bytes:
+            self.taken.append(piece)
+            return get(piece)
+
+        return self.seed("other", FetchOptions(shared=SharedBlobs(shared, noted)))
+
+    def files(self, name: str) -> dict[str, bytes]:
+        return tree(self.root / name)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    monkeypatch.setattr(on_ray, "PIECE_BYTES", PIECE)
+    return Nodes(tmp_path)
+
+
+def test_node_gets_everything_from_the_one_that_is_seeded(nodes: Nodes):
+    shared = nodes.share()
+    assert [len(piece) for piece in shared.pieces[:-1]] == [PIECE] * (NUM_BYTES // PIECE)
+    for data in FUNCTIONS.values():  # nobody can read these any more
+        overwrite(blob_path(nodes.root / "store", data), bytes(len(data)))
+    found = nodes.receive(shared)
+    assert (found.faults, found.bytes_from_nodes, found.bytes_from_store) == ((), NUM_BYTES, 0)
+    assert nodes.files("other") == nodes.files("first")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1], lambda _: b""],
+    ids=["changed", "shorter", "empty"],
+)
+def test_damaged_piece_is_read_from_the_store_and_never_laid_out(
+    nodes: Nodes, damage: Callable[[bytes], bytes]
+):
+    shared = nodes.share()
+    found = nodes.receive(shared, lambda data: damage(data) if data == shared.pieces[5] else data)
+    assert (found.faults, nodes.files("other")) == ((), nodes.files("first"))
+    assert 0 < found.bytes_from_store < NUM_BYTES
+    assert found.bytes_from_store + found.bytes_from_nodes == NUM_BYTES
+
+
+@pytest.mark.parametrize("num_pieces", [0, 1, 7])
+def test_node_that_dies_leaves_the_rest_to_the_store_and_is_not_waited_for_again(
+    nodes: Nodes, num_pieces: int
+):
+    def get(data: bytes) -> bytes:
+        if len(nodes.taken) > num_pieces:
+            raise StoreUnavailable(what="blob", where="another node", reason="it is gone")
+        return data
+
+    found = nodes.receive(nodes.share(), get)
+    assert (found.faults, nodes.files("other")) == ((), nodes.files("first"))
+    assert found.bytes_from_store > 0
+    assert found.bytes_from_store + found.bytes_from_nodes == NUM_BYTES
+    assert len(nodes.taken) <= num_pieces + 8  # one question for each thread
+
+
+def test_no_more_is_shared_than_there_is_room_for_and_the_store_has_the_rest(nodes: Nodes):
+    shared = nodes.share(room_bytes=NUM_BYTES // 2)
+    assert sum(map(len, shared.pieces)) <= NUM_BYTES // 2
+    found = nodes.receive(shared)
+    assert (found.faults, nodes.files("other")) == ((), nodes.files("first"))
+    assert found.bytes_from_nodes == sum(map(len, shared.pieces)) > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[::-1]),
+        lambda path: path.write_bytes(path.read_bytes()[:10]),
+        lambda path: path.chmod(0o666),
+        lambda path: path.unlink(),
+    ],
+    ids=["changed", "cut", "writable by others", "gone"],
+)
+def test_file_that_changed_at_the_source_harms_no_other(nodes: Nodes, change: Callable[[Path], None]):
+    largest = max(nodes.copies, key=lambda copy: copy.expected.size_bytes)
+    assert isinstance(largest.source, Path)
+    before = nodes.files("first")
+    change(largest.source)
+    found = nodes.receive(nodes.share())
+    assert (found.faults, nodes.files("other")) == ((), before)
+    assert found.bytes_from_store == largest.expected.size_bytes
+
+
+FIRST, SECOND = make_node(1), make_node(2)
+STEP_S = 10.0
+
+
+class WatchStage:
+    """A watch and its children, each of which says what a script has it say, one thing each `STEP_S`.
+
+    Attributes:
+        known: what each child was told to be seeded.
+        stopped: how many children were ended.
+    """
+
+    def __init__(self, *scripts: list[Any], **until: Any) -> None:
+        self.clock = Clock()
+        self.known: list[list[Node]] = []
+        self.started_s: list[float] = []
+        self.num_stopped = 0
+        self._scripts = iter(scripts)
+        self._text = io.StringIO()
+        self.lines = SeedLines(Console(file=self._text, width=200), clock=self.clock)
+        Watch(self._start, self.lines, clock=self.clock, sleep=self.clock.sleep, **until).run()
+
+    @contextmanager
+    def _start(self, known: tuple[NodeSeed, ...]) -> Iterator[FakeChild]:
+        self.known.append([seed.node for seed in known])
+        self.started_s.append(self.clock.now_s)
+        try:
+            yield FakeChild(next(self._scripts, []), self.clock)
+        finally:
+            self.num_stopped += 1
+
+    def said(self, of: str) -> list[str]:
+        return [line for line in self._text.getvalue().splitlines() if of in line]
+
+
+class FakeChild:
+    """A connection; None in its script is silence, and its end that of the process."""
+
+    def __init__(self, script: list[Any], clock: Clock) -> None:
+        self._script, self._clock = script, clock
+
+    def poll(self, timeout_s: float) -> bool:
+        del timeout_s
+        self._clock.now_s += STEP_S
+        if self._script and self._script[0] is None:
+            self._script.pop(0)
+            return False
+        return True
+
+    def recv(self) -> Any:
+        if not self._script:
+            raise EOFError
+        return self._script.pop(0)
+
+
+def states(*found: NodeSeed | Node) -> tuple[NodeState, ...]:
+    def state(item: NodeSeed | Node) -> NodeState:
+        if isinstance(item, Node):
+            return NodeState(node=item)
+        return NodeState(node=item.node, phase="ended", attempts=1, seed=item)
+
+    return tuple(map(state, found))
+
+
+def test_what_the_process_says_is_shown_and_ends_the_watch():
+    stage = WatchStage(
+        [states(FIRST, SECOND), states(seeded(FIRST), SECOND)],
+        num_nodes=1,
+    )
+    assert stage.said("2 nodes found")
+    assert stage.lines.outcomes() == (seeded(FIRST),)
+    assert (len(stage.known), stage.num_stopped) == (1, 1)
+
+
+def test_process_that_ended_is_started_again_later_each_time():
+    stage = WatchStage(seconds=120.0)
+    waits = [later - earlier - STEP_S for earlier, later in itertools.pairwise(stage.started_s)]
+    assert waits[:4] == [2.0, 4.0, 8.0, 16.0]
+
+
+def test_process_that_is_silent_for_long_is_ended():
+    silent = [None] * int(HUNG_S / STEP_S - 1)
+    stage = WatchStage(
+        [states(FIRST), *silent, states(FIRST), *silent, None],
+        [states(seeded(FIRST))],
+        num_nodes=1,
+    )
+    assert len(stage.known) == 2
+    assert stage.said("no answer for 90 s")
+
+
+def test_nodes_of_another_cluster_at_the_same_address_replace_the_former():
+    stage = WatchStage([states(seeded(FIRST)), states(SECOND)], seconds=30.0)
+    assert stage.said(f"{FIRST}: left the cluster")
+    assert stage.lines.outcomes() == ()
+
+
+SHOWN_ONE, SHOWN_TWO = make_node(1), make_node(2)
+
+
+def lines_of(*shown: list[NodeState], step_s: float = 0.0) -> list[str]:
+    """What is printed where there is no terminal."""
+    clock, text = Clock(), io.StringIO()
+    lines = SeedLines(Console(file=text, width=120), clock=clock)
+    for states in shown:
+        clock.now_s += step_s
+        lines.show(states)
+    return text.getvalue().splitlines()
+
+
+def table_of(*seeds: NodeSeed) -> list[str]:
+    text = io.StringIO()
+    Console(file=text, width=200).print(render_seeds(seeds))
+    return text.getvalue().splitlines()
+
+
+def test_nodes_of_one_address_are_told_apart_by_their_ids():
+    twin, other = (
+        replace(SHOWN_TWO, host=SHOWN_ONE.host, address=SHOWN_ONE.address),
+        make_node(3),
+    )
+    lines = table_of(failed(SHOWN_ONE, "no launch"), failed(twin, "disk full"), failed(other, "gone"))
+    first, second = f"host1 {SHOWN_ONE.node_id[:12]}", f"host1 {SHOWN_TWO.node_id[:12]}"
+    names = (first, second, "host3")
+    assert all(line.startswith(f"{name} ") for name, line in zip(names, lines[2:5], strict=True))
+    assert {f"{first}: no launch", f"{second}: disk full", "host3: gone"} <= set(lines)
+    (found,) = lines_of([NodeState(node=node) for node in (SHOWN_ONE, twin, other)])
+    assert found == f"3 nodes found: {first}, {second}, host3"

@@ -1,8 +1,8 @@
-"""Publishing, alone and against others, whole and cut short."""
+"""Publish: blobs, then one manifest, whoever else publishes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,13 +25,15 @@ from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
+from warmrank.cache_store.fetch.staging import replicate
 from warmrank.cache_store.layout import trash_name
 from warmrank.cache_store.publish.publish import PublishReport
-from warmrank.cache_store.records.manifest import partition_key
+from warmrank.cache_store.records.manifest import PartitionManifest, partition_key
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
 from warmrank.cache_store.store import Store
+from warmrank.orchestrator.build.plan import replica
 
 DECODE = FUNCTIONS["Llama.decode"]
 
@@ -266,3 +268,98 @@ def test_store_that_fails_between_blobs_and_manifest_is_unavailable_and_can_be_t
     with pytest.raises(NotInStore):
         open_store(root).manifest(partition_key(LAUNCH_KEY, make_partition(cache)))
     assert publish(open_store(root), cache).created
+
+
+NUM = 12
+
+
+def many(full_cache: Path, functions: Mapping[str, bytes] = FUNCTIONS) -> tuple[PartitionManifest, ...]:
+    """One partition that lies in the cache directory, and others that do not."""
+    first = make_partition(full_cache, rank=0, world_size=NUM, functions=functions)
+    return (first, *(replica(first, rank) for rank in range(1, NUM)))
+
+
+def files_of(manifests: tuple[PartitionManifest, ...], full_cache: Path) -> dict[str, Path]:
+    return {entry.sha256: entry.local_path(full_cache) for entry in manifests[0].artifacts}
+
+
+def publish_all(
+    full_store: Store, full_cache: Path, functions: Mapping[str, bytes] = FUNCTIONS
+) -> tuple[PublishReport, ...]:
+    manifests = many(full_cache, functions)
+    return full_store.publish_partitions(LAUNCH_KEY, manifests, files_of(manifests, full_cache), full_cache)
+
+
+@pytest.fixture
+def full_store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def full_cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_each_is_what_publishing_it_alone_would_be(full_store, full_cache, tmp_path):
+    reports = publish_all(full_store, full_cache)
+    alone = open_store(tmp_path / "alone")
+    report = alone.publish_partition(
+        LAUNCH_KEY, make_partition(tmp_path / "own", rank=7, world_size=NUM), tmp_path / "own"
+    )
+    assert (reports[7].key, reports[7].ref, reports[7].created) == (report.key, report.ref, True)
+
+
+def test_manifests_go_in_with_a_few_flushes_whatever_their_number(full_store, full_cache, monkeypatch):
+    batches: list[int] = []
+    put_new = DirectoryBackend.put_new
+
+    def counted(self: DirectoryBackend, files: Sequence[NewFile]) -> tuple[str, ...]:
+        batches.append(len(files))
+        return put_new(self, files)
+
+    monkeypatch.setattr(DirectoryBackend, "put_new", counted)
+    publish_all(full_store, full_cache)
+    assert batches == [2, NUM]
+
+
+def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay(
+    full_store, full_cache, tmp_path
+):
+    first = publish_all(full_store, full_cache)
+    other = publish_all(full_store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
+    assert {report.conflicts for report in other} == {("Llama.decode",)}
+    assert [report.ref for report in other] == [report.ref for report in first]
+
+
+def test_file_that_changed_publishes_nothing(full_store, full_cache, tmp_path):
+    manifests = many(full_cache)
+    files = files_of(manifests, full_cache)
+    overwrite(next(iter(files.values())), b"changed")
+    with pytest.raises(Corrupt):
+        full_store.publish_partitions(LAUNCH_KEY, manifests, files, full_cache)
+    assert not list((tmp_path / "store").glob("ac/*/*"))
+
+
+def test_all_are_signed_and_without_a_key_none_is_published(full_cache, tmp_path):
+    full_store = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ours")))
+    assert all(report.created for report in publish_all(full_store, full_cache))
+    with pytest.raises(Untrusted):
+        publish_all(open_store(tmp_path / "empty", Trust(policy="require")), full_cache)
+    assert not list((tmp_path / "empty").glob("cas/*"))
+
+
+def test_copies_are_laid_out_private_and_apart(full_cache):
+    manifests = many(full_cache)
+    assert replicate(manifests, files_of(manifests, full_cache), full_cache) == 2 * (NUM - 1)
+    paths = [entry.local_path(full_cache) for manifest in manifests for entry in manifest.artifacts]
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
+    assert len({path.stat().st_ino for path in paths}) == len(paths)
+    assert {path.read_bytes() for path in paths} == set(FUNCTIONS.values())
+
+
+def test_original_that_changed_is_not_copied(full_cache):
+    manifests = many(full_cache)
+    files = files_of(manifests, full_cache)
+    overwrite(next(iter(files.values())), b"changed")
+    with pytest.raises(Corrupt, match="build again"):
+        replicate(manifests[1:], files, full_cache)

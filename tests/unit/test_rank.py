@@ -1,9 +1,13 @@
-"""One rank of a launch, stage by stage, in this process."""
+"""One rank through the stages."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +15,25 @@ import pytest
 import torch
 
 from tests.support import workloads
+from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import rank_spec
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
-from warmrank.cache_store.cache_dir.marks import marks_of, permit_copies
+from warmrank.cache_store.cache_dir.marks import mark_unverified, marks_of, permit_copies
+from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.store import Store
-from warmrank.worker.errors import WorkloadError
+from warmrank.orchestrator.causes import WorkerFailure, causes_of
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.gang import rank_files
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.rank_files import StepFile, read_step, step_file
+from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of
+from warmrank.worker.engines.graph import GraphEngine
+from warmrank.worker.errors import ArtifactCorrupt, WorkloadError
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
+from warmrank.worker.runtime.artifact import parse as parse_artifact
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -268,3 +282,236 @@ def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
     finally:
         rank.stop()
     assert not torch.distributed.is_initialized()
+
+
+def test_reader_sees_what_was_said_last(tmp_path: Path) -> None:
+    path = step_file(tmp_path / "rank0.log")
+    step = StepFile(path)
+    step.note("compile Model.decode, which has a long name")
+    step.note("load")
+    assert read_step(path) == "load"
+    step.note("")
+    assert read_step(path) == ""
+
+
+def test_file_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.step"
+    step = StepFile(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    step.close()
+    step.note("later")
+    assert not path.exists()
+
+
+_CHILD = """
+import ctypes, sys
+from pathlib import Path
+from warmrank.orchestrator.gang import rank_files
+rank_files.record_stacks(Path(sys.argv[1]))
+def in_native_code():
+    print("up", flush=True)
+    ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock
+in_native_code()
+"""
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    path = tmp_path / "rank0.stacks"
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    yield child, path
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_process_that_hangs_in_native_code_says_where(hung: tuple[subprocess.Popen[str], Path]) -> None:
+    child, path = hung
+    said = rank_files.ask_stacks({child.pid: path})[path]
+    assert "in in_native_code" in said
+    assert rank_files.crash_in(said) == ""
+
+
+def test_process_that_crashes_has_said_which_fault_it_was(hung: tuple[subprocess.Popen[str], Path]) -> None:
+    child, path = hung
+    child.send_signal(signal.SIGSEGV)
+    child.wait()
+    assert rank_files.crash_in(rank_files.read_stacks(path)) == "Segmentation fault"
+
+
+def test_cause_has_the_traceback_of_the_first_rank_that_gave_one() -> None:
+    failures = [
+        WorkerFailure(rank=rank, stage="build", kind="E", message="m", traceback=text)
+        for rank, text in ((2, "of 2"), (0, ""), (1, "of 1"))
+    ]
+    (cause,) = causes_of(failures, {})
+    assert (cause.ranks, cause.traceback) == ((0, 1, 2), "of 1")
+
+
+def init(tmp_path: Path, rank: int = 1, **changes: Any) -> RankInit:
+    config = parse(
+        {
+            "workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 2}},
+            "ranks": 4,
+            "parallel": {"tp": 2, "dp": 2},
+            "cache_dir": str(tmp_path / "cache"),
+            **changes,
+        }
+    )
+    nodes = ["a", "a", "b", "b"]
+    processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
+    seat = seat_ranks(processes)[1][rank]
+    return RankInit(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
+
+
+def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
+    world = FakeWorld(held={(1, FUNCTIONS[0]): "d"}, known={"d": 0, "e": 0})
+    host = RankHost(world.make_worker)
+    host.open(init(tmp_path))
+    results = host.call("settle", ((FUNCTIONS[0],), {FUNCTIONS[1]: "e"}))
+    assert [(found.function, found.outcome) for found in results] == [
+        (FUNCTIONS[0], "loaded"),
+        (FUNCTIONS[1], "adopted"),
+    ]
+
+
+def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> None:
+    given = init(tmp_path, store={"path": str(tmp_path / "store")})
+    RankHost(FakeWorld().make_worker).open(given)
+    mark_unverified(given.config.cache_dir, "off")
+    with pytest.raises(UnusableCache):
+        RankHost(FakeWorld().make_worker).open(given)
+
+
+def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> None:
+    host = RankHost(FakeWorld().make_worker)
+    host.open(init(tmp_path))
+    refused = FunctionResult(
+        function="Model.f",
+        ok=False,
+        outcome="adopted",
+        reason="CompileForbidden: Model.f would have to be",
+        error="CompileForbidden",
+    )
+    host._worker.first_call = lambda _place: (refused,)
+    failure = answer(host, 1, "first_call", "first_call", (1,))
+    assert (failure.kind, failure.function, failure.message) == (
+        "CompileForbidden",
+        "Model.f",
+        "Model.f would have to be",
+    )
+
+
+def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    world = FakeWorld()
+    host = RankHost(world.make_worker)
+    host.open(init(tmp_path))
+    real = host._worker.compile
+
+    def compile_some(functions: tuple[str, ...]) -> Any:
+        return real(functions) if functions != FUNCTIONS[:1] else 1 // 0
+
+    host._worker.compile = compile_some
+    first, second = answer(host, 1, "compile", "compile", (FUNCTIONS,))
+    assert (first.function, first.ok, first.outcome) == (FUNCTIONS[0], False, "compiled")
+    assert first.reason.startswith("ZeroDivisionError: ")
+    assert "(test_rank_host.py:" in first.reason
+    assert (second.function, second.ok) == (FUNCTIONS[1], True)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StoreUnavailable(what="store", where="/s", reason="away"), True),
+        (NewerFormat(what="record", where="/s", found=2, supported=1), True),
+        (UnusableCache(what="file", where="/c", expected="0600", actual="0666", remedy="chmod"), False),
+        (OSError("away"), False),
+    ],
+)
+def test_only_the_stores_own_errors_are_store_faults(error: Exception, *, expected: bool) -> None:
+    assert failure_of(error, rank=0, stage="commit").store_fault is expected
+
+
+ONE_FUNCTION = ("Plain.affine", "Plain.affine[1]")
+WHY = "its code is not taken"
+
+
+@pytest.fixture(scope="module")
+def compiled_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory with what rank 0 of two compiled."""
+    refused_cache = tmp_path_factory.mktemp("refusals") / "cache"
+    (result, _) = probed(refused_cache).compile(ONE_FUNCTION)
+    assert result.outcome == "compiled"
+    return refused_cache
+
+
+@pytest.fixture
+def refused_cache(compiled_by_two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, and an engine that takes no artifact that was broken."""
+    load = GraphEngine.load
+
+    def picky(self: GraphEngine, sections: Any, *args: Any, **kwargs: Any) -> Any:
+        if "broken" in sections:
+            raise ArtifactCorrupt(WHY, where="here", why=WHY)
+        return load(self, sections, *args, **kwargs)
+
+    monkeypatch.setattr(GraphEngine, "load", picky)
+    shutil.copytree(compiled_by_two, tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def probed(refused_cache: Path, *, rank: int = 0) -> RankWorker:
+    worker = RankWorker(rank_spec(refused_cache, rank=rank, world_size=2, local_rank=rank), None)
+    worker.start()
+    worker.build()
+    worker.probe()
+    return worker
+
+
+def break_artifact(path: Path) -> None:
+    artifact = parse_artifact(path.read_bytes(), str(path))
+    path.write_bytes(replace(artifact, sections={**artifact.sections, "broken": b""}).to_bytes())
+
+
+def file_of(refused_cache: Path, rank: int) -> Path:
+    return next(refused_cache.glob("Plain_*")) / f"world2global_rank{rank}" / "affine" / "compiled_module"
+
+
+def load(worker: RankWorker) -> tuple[FunctionResult, ...]:
+    return worker.load(ONE_FUNCTION)
+
+
+def test_the_other_ranks_artifact_is_adopted_with_the_reason(refused_cache: Path) -> None:
+    own = file_of(refused_cache, 1)
+    shutil.copytree(file_of(refused_cache, 0).parent, own.parent)
+    break_artifact(own)
+    first, second = load(probed(refused_cache, rank=1))
+    assert (first.ok, first.outcome) == (True, "adopted")
+    assert first.reason == f"{WHY}; fits world2global_rank0"
+    assert second.digest == first.digest
+
+
+def test_without_another_one_the_rank_is_refused_and_then_compiles(refused_cache: Path) -> None:
+    break_artifact(file_of(refused_cache, 0))
+    worker = probed(refused_cache)
+    refused, _ = load(worker)
+    assert (refused.ok, refused.guard_failed) == (False, False)
+    assert WHY in refused.reason
+    compiled, again = worker.compile(ONE_FUNCTION)
+    assert (compiled.ok, compiled.outcome, compiled.reason) == (
+        True,
+        "compiled",
+        WHY,
+    )
+    assert again.digest == compiled.digest
+
+
+def test_later_launch_passes_over_what_was_refused(refused_cache: Path) -> None:
+    break_artifact(file_of(refused_cache, 0))
+    worker = probed(refused_cache)
+    load(worker)
+    compiled, _ = worker.compile(ONE_FUNCTION)
+    later, _ = load(probed(refused_cache))
+    assert (later.outcome, later.reason, later.digest) == ("loaded", WHY, compiled.digest)

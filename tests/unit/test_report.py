@@ -1,25 +1,36 @@
-"""The report as JSON and as text."""
+"""Reports: totals, tables, page, trace, metrics, advice."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, RenderableType
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.made_reports import made_report
+from tests.support.made_reports import MIB, faults_of, made_report, whole
 from tests.support.stored import open_store
 from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.records.manifest import RankEnvironment
+from warmrank.orchestrator.causes import Cause, policy_of
 from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.report import (
     Committed,
+    Failure,
     FunctionReport,
     Nondeterministic,
     RankReport,
@@ -29,9 +40,26 @@ from warmrank.orchestrator.launch.report import (
     to_json,
     totals,
 )
+from warmrank.orchestrator.launch.state import Course, LaunchState
 from warmrank.orchestrator.look.store_contents import list_store
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed
+from warmrank.orchestrator.text import (
+    brief_names,
+    brief_ranks,
+    count_text,
+    runs_text,
+    seconds_text,
+    size_text,
+    time_text,
+)
+from warmrank.orchestrator.ui.advice import Step, next_steps
+from warmrank.orchestrator.ui.metrics import (
+    RayMetrics,
+    exposition,
+)
+from warmrank.orchestrator.ui.outputs import trace_json
+from warmrank.orchestrator.ui.page import render_html
 from warmrank.orchestrator.ui.report_table import render
 from warmrank.orchestrator.ui.table import render_listing
 from warmrank.worker.results import Outcome, StageSeconds
@@ -178,3 +206,336 @@ def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tm
     assert f"12:00 UTC  {used.date().isoformat()}  " in text
     assert text.splitlines()[3].startswith("*P ")
     assert "P pinned: no evict takes it" in text
+
+
+class Page(HTMLParser):
+    """Counts what a page is made of, and checks that every element is closed where it should be."""
+
+    void = frozenset({"meta", "input", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: dict[str, int] = {}
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, name: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[name] = self.tags.get(name, 0) + 1
+        self.attributes += [(name, key, value) for key, value in attrs]
+        if name not in self.void:
+            self.open.append(name)
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def test_page_of_a_warm_launch_says_what_was_done_and_what_is_next() -> None:
+    html = render_html(made_report(1024))
+    text = Page(html).text
+    assert "All 1,024 ranks are warm after 34.7 s: 8 compiled, 2,040 adopted." in text
+    assert "The next launch loads what was compiled now (8 functions)" in text
+    assert "torch 2.13.0 -> 2.13.1; source of model.py:Block.forward changed" in text
+    assert "held by ranks 256 times" in text
+    assert "Rank 341 was slow in build on node-42" in text
+    assert "build 5.20 s, from 3.90 s on; first of 8 after" in html
+
+
+def test_page_of_a_failed_launch_says_why_and_how_to_mend_it() -> None:
+    text = Page(render_html(made_report(1024, failed=True))).text
+    assert "Failed after 40.5 s in stage compile: node lost on ranks 0-7 (node-0)." in text
+    assert "Remedy: look whether node-0 is up and reachable, and launch again" in text
+    assert "rank 1023 had not answered when the launch was stopped." in text
+    assert "node node-0 was lost" in text
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_page_needs_no_network_and_its_links_lead_to_its_sections(failed: bool) -> None:
+    page = Page(render_html(made_report(8, failed=failed)))
+    assert not {"link", "img", "iframe", "object", "base", "form"} & page.tags.keys()
+    links = {str(value) for _, key, value in page.attributes if key in {"src", "href", "action"}}
+    ids = [f"#{value}" for _, key, value in page.attributes if key == "id"]
+    assert links
+    assert links <= set(ids)
+    assert len(ids) == len(set(ids))
+    (policy,) = (str(value) for _, key, value in page.attributes if "default-src" in str(value))
+    assert re.fullmatch(
+        r"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-[A-Za-z0-9+/]{43}='", policy
+    )
+
+
+CHOSEN = {"outcome", "action", "mode", "state"}
+"""Keys of a report whose texts are ours."""
+
+
+def spoilt(value: Any, text: str) -> Any:
+    """A report's JSON with this text in place of every text that comes from elsewhere."""
+    if isinstance(value, dict):
+        return {key: each if key in CHOSEN else spoilt(each, text) for key, each in value.items()}
+    if isinstance(value, list):
+        return [spoilt(each, text) for each in value]
+    return text if isinstance(value, str) else value
+
+
+@settings(deadline=None, max_examples=10)
+@example("</script><img src=x onerror=alert(1)>", True)
+@example('"\' onload="x\0\u202e', False)
+@given(st.text() | st.text(alphabet="<>\"'&/= abonscript\n\0\u202e"), st.booleans())
+def test_no_text_of_a_report_becomes_markup(text: str, failed: bool) -> None:
+    data = spoilt(json.loads(to_json(made_report(2, failed=failed))), text)
+    hostile = from_json(json.dumps({**data, "identity": {text: text}, "parallel": {text: 2}}))
+    page = Page(render_html(hostile))
+    assert page.tags["script"] == 1
+    assert not {"img", "iframe", "svg"} & page.tags.keys()
+    assert not [key for _, key, _ in page.attributes if key.startswith("on")]
+    assert all(char.isprintable() or char.isspace() for char in page.text)
+
+
+def events_of(num_ranks: int, *, failed: bool = False) -> list[dict[str, Any]]:
+    text = trace_json(made_report(num_ranks, failed=failed))
+    assert faults_of(text) == []
+    events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    return events
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        made_report(32),
+        made_report(32, failed=True),
+        replace(made_report(8, failed=True), ranks=()),
+        replace(made_report(2, failed=True), course=Course(), ranks=()),
+    ],
+    ids=["warm", "failed", "no rank had a place", "no stage began"],
+)
+def test_report_is_shown_whole(report: Report) -> None:
+    attempts = tuple(
+        replace(each, error='GraphBreak: "\u00e9\u6f22\x1b[0m\n\\') for each in report.course.attempts
+    )
+    odd = replace(report, name='caf\u00e9 "\\', course=replace(report.course, attempts=attempts))
+    text = trace_json(odd)
+    assert faults_of(text) == []
+    assert "caf\u00e9" in text
+    slices = {event["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "X"}
+    assert {span.stage for span in report.course.timeline} <= slices
+
+
+def change(events: list[dict[str, Any]], phase: str, **values: Any) -> None:
+    next(event for event in events if event["ph"] == phase).update(values)
+
+
+def shorten(events: list[dict[str, Any]]) -> None:
+    """A stage ends before a function inside it."""
+    next(event for event in events if (event["name"], event["tid"]) == ("compile", 2))["dur"] = 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (lambda events: change(events, "X", dur=-1), "dur is no number"),
+        (lambda events: change(events, "X", tid=99), "thread_name stands for"),
+        (lambda events: events.append(dict(reversed(events[0].items()))), "do not come first"),
+        (shorten, "outlasts what is open"),
+    ],
+)
+def test_faults_of_traces_are_found(spoil: Callable[[list[dict[str, Any]]], None], fault: str) -> None:
+    events = events_of(8)
+    spoil(events)
+    assert fault in "; ".join(faults_of(json.dumps({"traceEvents": events})))
+
+
+def test_processes_are_nodes_threads_are_ranks_and_stages_stand_for_each() -> None:
+    events = events_of(16)
+    names = {
+        (event["name"], event["pid"], event["tid"]): event["args"].get("name")
+        for event in events
+        if event["ph"] == "M"
+    }
+    assert names["process_name", 3, 10] == "node 1: node-1"
+    assert names["thread_name", 3, 11] == "rank 9"
+    assert names["process_name", 1, 1] == "llama-70b (driver)"
+    builds = [event for event in events if event["name"] == "build"]
+    assert len(builds) == 17
+    driver = next(event for event in builds if event["pid"] == 1)
+    assert (driver["ts"], driver["dur"]) == (3_900_000, 5_200_000)
+
+
+@pytest.mark.parametrize(
+    ("failed", "expected"),
+    [
+        (
+            False,
+            {
+                ("launch_warm",): 1,
+                ("ranks",): 1024,
+                ("nodes",): 128,
+                ("functions", "outcome", "compiled"): 8,
+                ("functions", "outcome", "adopted"): 2040,
+                ("artifact_bytes",): 8 * 3 * MIB,
+                ("held_bytes",): 2048 * 3 * MIB,
+                ("stage_seconds", "stage", "build"): 5.2,
+                ("function_seconds", "step", "compile"): 8 * 7.9,
+            },
+        ),
+        (
+            True,
+            {
+                ("launch_warm",): 0,
+                ("launch_exit_code",): 1,
+                ("launch_attempts",): 2,
+                ("failed_attempts",): 2,
+                ("failed_ranks", "kind", "node lost"): 8,
+            },
+        ),
+    ],
+)
+def test_text_says_what_the_report_says(failed: bool, expected: dict[tuple[str, ...], float]) -> None:
+    found = {
+        (family.name.removeprefix("warmrank_"), *(word for pair in labels for word in pair)): sample.value
+        for family in text_string_to_metric_families(exposition(made_report(1024, failed=failed)))
+        for sample in family.samples
+        for labels in [[pair for pair in sample.labels.items() if pair != ("launch", "llama-70b")]]
+    }
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
+
+
+def test_without_ray_nothing_is_set_and_ray_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    listener, state = RayMetrics("tiny"), LaunchState(num_ranks=4)
+    for event in whole(4):
+        state.apply(event)
+        listener(state, event)
+    assert "ray" not in sys.modules
+
+
+def calm(**changes: object) -> Report:
+    """A warm launch of two ranks that compiled nothing, about which there is nothing to say."""
+    report = made_report(2)
+    ranks = tuple(
+        replace(rank, functions=tuple(replace(each, outcome="loaded") for each in rank.functions))
+        for rank in report.ranks
+    )
+    loaded = replace(report.totals, num_compiled=0, num_loaded=4, num_queued=3)
+    return replace(report, ranks=ranks, totals=loaded, **changes)  # type: ignore[arg-type]
+
+
+def step_of(report: Report, part: str) -> Step:
+    (found,) = [step for step in next_steps(report) if part in step.title]
+    return found
+
+
+OTHERS = RankEnvironment(ranks=tuple(range(8, 16)), environment={"torch": "2.12.0"})
+AUDIT = AuditReport(
+    round=0, function="f", leader=0, ranks=(1,), outcome="differs", difference="a / b", seconds=0.1, cpu_s=0.1
+)
+AWAY = TierState(location="s3://bucket", mode="rw", state="away", reason="no answer in 5 s")
+
+
+@pytest.mark.parametrize(
+    ("report", "level", "title", "text"),
+    [
+        (calm(), "good", "Nothing was compiled", "--no-compile"),
+        (calm(tiers=(AWAY,)), "look", "place s3://bucket was away", "no answer in 5 s"),
+        (calm(other_environments=(OTHERS,)), "look", "Nodes differ", "ranks 8-15: "),
+        (calm(unsigned="no key is set"), "do", "not signed", "no key is set"),
+        (
+            calm(nondeterministic=(Nondeterministic(function="f", ranks=(0, 1)),)),
+            "look",
+            "not deterministic",
+            "f (ranks 0-1)",
+        ),
+        (calm(course=Course(audits=(AUDIT,))), "do", "Traces differ", "f on rank 1, unlike rank 0: a / b"),
+        (
+            made_report(8),
+            "good",
+            "The next launch loads what was compiled now (8 functions)",
+            "Llama.prefill, Llama.decode: torch 2.13.0 -> 2.13.1",
+        ),
+        (replace(made_report(8), record=""), "look", "Why 8 functions had to be compiled", "torch"),
+        (replace(made_report(8), store="", record=""), "look", "kept on these nodes only", "`store:` in"),
+    ],
+)
+def test_step_follows_from_a_field_of_the_report(report: Report, level: str, title: str, text: str) -> None:
+    step = step_of(report, title)
+    assert step.level == level
+    assert text in step.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "title", "text"),
+    [
+        ("CannotStart", "no NPU is free", "Cannot start", "no NPU is free"),
+        ("CompileForbidden", "2 functions missed", "Compile forbidden", policy_of("CompileForbidden").remedy),
+    ],
+)
+def test_failed_launch_without_causes_is_advised_by_its_kind(
+    kind: str, message: str, title: str, text: str
+) -> None:
+    report = replace(made_report(8, failed=True), failure=Failure(kind=kind, message=message))
+    first = next_steps(report)[0]
+    assert (first.title, first.text) == (title, text)
+
+
+def raised_on(rank: int, **changes: object) -> Report:
+    """A launch of two ranks, of which one raised in build, so that nothing was compiled."""
+    report = made_report(2, failed=True)
+    assert report.failure is not None
+    cause = Cause(ranks=(rank,), kind="RuntimeError", function="", message="no weights", remedy="")
+    built = [span for span in report.course.timeline if span.stage in {"start", "fetch", "build"}]
+    values: dict[str, object] = {"stage": "build", "causes": (cause,), "silent": (), **changes}
+    return replace(
+        report,
+        failure=replace(report.failure, **values),  # type: ignore[arg-type]
+        course=replace(report.course, timeline=tuple(built)),
+    )
+
+
+def test_failure_without_a_remedy_names_the_log_of_the_rank_that_failed() -> None:
+    report = raised_on(1)
+    first = next_steps(report)[0]
+    log = f"{report.ranks[1].log} of rank 1 on node-0"
+    assert first.title == "Correct RuntimeError on rank 1"
+    assert first.text == f"no weights\nRead {log}. Correct what raised it, and launch again."
+    assert "rank-0.log" not in "".join(step.text for step in next_steps(report))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (count_text(1, "launch"), "1 launch"),
+        (count_text(2, "launch"), "2 launches"),
+        (count_text(0, "blob"), "0 blobs"),
+        (count_text(3, "directory"), "3 directories"),
+        (count_text(3, "key"), "3 keys"),
+        (seconds_text(0.0), "-"),
+        (seconds_text(0.012), "12 ms"),
+        (seconds_text(61.234), "61.23 s"),
+        (size_text(1023), "1023 B"),
+        (size_text(1536), "1.5 KiB"),
+        (size_text(5 << 40), "5120.0 GiB"),
+        (time_text("2026-03-04T05:06:07.890123Z"), "2026-03-04 05:06 UTC"),
+        (runs_text(()), ""),
+        (runs_text((2, 0, 1, 5)), "0-2, 5"),
+        (runs_text(range(0, 1024, 2)), "0, 2, 4, 6, 8, 10 ... (512 in all)"),
+        (brief_ranks((3,)), "rank 3"),
+        (brief_names("aabbcdef"), "a, b, c, d and 2 more"),
+    ],
+)
+def test_text_is_short(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@given(st.sets(st.integers(0, 100_000)))
+def test_text_of_ranks_is_short_whatever_they_are(ranks: set[int]) -> None:
+    assert len(brief_ranks(ranks)) < 120

@@ -1,3 +1,5 @@
+"""Directories of other tools: pushed, pulled, damaged, signed."""
+
 from __future__ import annotations
 
 import json
@@ -13,10 +15,17 @@ from tests.support.stored import blob_path, overwrite, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
-from warmrank.cache_store.layout import DIRECTORIES
+from warmrank.cache_store.layout import BLOBS, DIRECTORIES
 from warmrank.cache_store.records import directory_listing
-from warmrank.cache_store.records.directory_listing import DirectoryListing
+from warmrank.cache_store.records.directory_listing import (
+    DirectoryListing,
+    ListedFile,
+    make_listing,
+    newest_listing,
+    parse_listing,
+)
 from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.records.manifest import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.signing.keyring import Revocation
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
@@ -398,3 +407,75 @@ def test_killed_pull_leaves_nothing_that_the_tool_would_see(documents, cache, tm
     with pytest.raises(KeyboardInterrupt):
         pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert contents(tmp_path / "elsewhere") == {}
+
+
+@pytest.fixture
+def small_cache(tmp_path: Path) -> Path:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    (directory / "graph.py").write_bytes(b"def call(): ...\n")
+    return directory
+
+
+def test_names_that_are_one_where_case_is_ignored_are_left_out_with_a_word(documents, small_cache):
+    (small_cache / "GRAPH.py").write_bytes(b"other")
+    (small_cache / "ab").mkdir()
+    (small_cache / "ab" / "x").write_bytes(b"x")
+    (small_cache / "AB").mkdir()
+    (small_cache / "AB" / "y").write_bytes(b"y")
+    report = push(documents, "mine", small_cache, {})
+    assert report.num_files == 2
+    assert report.left_out == (
+        "ab/x: 'AB' and 'ab' are one name where case is ignored",
+        "graph.py: 'GRAPH.py' and 'graph.py' are one name where case is ignored",
+    )
+    listing = newest_listing(documents, report.key, []).listing
+    assert [file.path for file in listing.files] == ["AB/y", "GRAPH.py"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "components", "fault"),
+    [
+        ("a/b", {}, "tool.*has a slash"),
+        ("mine", {"k" * 5000: "v"}, "components"),
+        ("mine", {"k": "v" * (2 << 20)}, "components"),
+        (
+            "mine",
+            {str(number): "v" * (1 << 20) for number in range(20)},
+            f"at most {MAX_DOCUMENT_BYTES} bytes",
+        ),
+    ],
+)
+def test_what_a_listing_cannot_hold_is_refused_before_the_first_blob(
+    documents, small_cache, root, tool, components, fault
+):
+    with pytest.raises(UnusableCache, match=fault) as caught:
+        push(documents, tool, small_cache, components)
+    assert "one by one" in caught.value.remedy
+    assert stored(root, BLOBS) == []
+
+
+def test_more_files_than_a_listing_can_hold_are_refused_before_the_first_blob(
+    documents, small_cache, root, monkeypatch
+):
+    monkeypatch.setattr(directory_listing, "MAX_DOCUMENT_BYTES", 600)
+    assert push(documents, "mine", small_cache, {}).created
+    for number in range(10):
+        (small_cache / f"{number}.py").write_bytes(bytes([number]))
+    before = stored(root, "")
+    with pytest.raises(UnusableCache, match="for 11 files"):
+        push(documents, "mine", small_cache, {})
+    assert stored(root, "") == before
+
+
+@pytest.mark.slow
+def test_largest_listing_that_is_made_can_be_read(tmp_path):
+    file = ListedFile(path="x" * 200, sha256="0" * 64, size_bytes=1, executable=False, names_root=False)
+    files = [file.model_copy(update={"path": f"{number:0200}"}) for number in range(45_000)]
+    data = make_listing("mine", {}, tmp_path, files).to_bytes()
+    assert MAX_DOCUMENT_BYTES * 0.8 < len(data) <= MAX_DOCUMENT_BYTES
+    assert len(parse_listing(data, "here").files) == len(files)
+    with pytest.raises(UnusableCache, match=f"at most {MAX_DOCUMENT_BYTES} bytes"):
+        make_listing("mine", {}, tmp_path, [*files, *(
+            file.model_copy(update={"path": f"y/{number:0190}"}) for number in range(10_000)
+        )])  # fmt: skip

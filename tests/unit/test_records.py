@@ -1,6 +1,12 @@
+"""Persisted records: manifests, launches, keys, names and paths."""
+
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import pickle
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -9,7 +15,35 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
-from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError
+from warmrank.cache_store.digests import (
+    Digest,
+    TooLong,
+    copy_and_digest,
+    is_sha256,
+)
+from warmrank.cache_store.errors import (
+    Conflict,
+    Corrupt,
+    EvictRefused,
+    NewerFormat,
+    NotInStore,
+    StoreError,
+    StoreUnavailable,
+    Untrusted,
+    UntrustedReason,
+    UnusableCache,
+    is_damage,
+    os_errors_are_unavailable,
+)
+from warmrank.cache_store.keys import canonical_json, changed_components, key_of
+from warmrank.cache_store.layout import (
+    blob_name,
+    launch_name,
+    launch_prefix,
+    manifest_name,
+    split_launch_name,
+)
+from warmrank.cache_store.paths import collision, collisions, path_fault
 from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,
     MAX_DOCUMENT_BYTES,
@@ -258,3 +292,193 @@ def test_launch_record_with_other_ranks_is_refused(ranks):
 )
 def test_partition_key_depends_on_what_determines_the_bytes(other):
     assert partition_key(LAUNCH_KEY, other) != partition_key(LAUNCH_KEY, manifest())
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+    max_leaves=20,
+)
+
+
+@given(VALUES)
+def test_canonical_json_round_trips(value):
+    assert json.loads(canonical_json(value)) == value
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers(), min_size=2))
+def test_canonical_json_ignores_order(value):
+    assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_canonical_json_refuses_what_json_has_not(number):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical_json([number])
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, [{"a": {None: 1}}]])
+def test_canonical_json_refuses_keys_that_json_would_convert(value):
+    with pytest.raises(TypeError, match="is a string"):
+        canonical_json(value)
+
+
+COMPONENT_SETS = st.dictionaries(TEXT, TEXT, max_size=4)
+
+
+@given(COMPONENT_SETS, COMPONENT_SETS)
+def test_key_of_differs_exactly_with_its_components(one, other):
+    assert (key_of(one) == key_of(other)) == (one == other)
+
+
+def test_key_of_is_pinned():
+    # A change of this value makes every store miss: it needs a new format.
+    assert key_of({"torch": "2.13.0"}) == "851b8dbc83237080a80818d773346b6db2902e26e79f082f70215e36b7fce0e7"
+
+
+@given(COMPONENT_SETS, COMPONENT_SETS)
+def test_changed_components_lead_from_before_to_after(before, after):
+    patched = dict(before)
+    for change in changed_components(before, after):
+        assert patched.get(change.name) == change.before
+        if change.after is None:
+            del patched[change.name]
+        else:
+            patched[change.name] = change.after
+    assert patched == after
+
+
+KEY = "ab" + "0" * 62
+
+
+def test_names_are_those_of_the_format():
+    assert blob_name(KEY) == f"cas/sha256/ab/{KEY}"
+    assert manifest_name(KEY) == f"ac/ab/{KEY}"
+    assert launch_name(KEY, "c" * 64) == f"launch/ab/{KEY}/{'c' * 64}"
+
+
+@given(HEX, HEX)
+def test_launch_name_round_trips(launch_key, sha256):
+    name = launch_name(launch_key, sha256)
+    assert split_launch_name(name) == (launch_key, sha256)
+    assert name.startswith(launch_prefix(launch_key))
+    assert path_fault(name) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("", "part ''"),
+        ("/etc/passwd", "absolute"),
+        ("..", "part '..'"),
+        ("a/../../b", "part '..'"),
+        ("a/./b", "part '.'"),
+        ("a//b", "part ''"),
+        ("a/", "part ''"),
+        ("a\\b", "backslash"),
+        ("C:\\b", "backslash"),
+        ("a\0b", "control"),
+        ("a\nb", "control"),
+        ("a\x7fb", "control"),
+        ("a\ud800", "control"),
+        ("abc/" * 256 + "ab", "longer than 1024"),
+        ("a/" * 32 + "b", "more than 32 parts"),
+        ("a" * 256, "part longer than 255"),
+    ],
+)
+def test_path_fault_names_the_hazard(path, fault):
+    assert fault in (path_fault(path) or "")
+
+
+@given(st.text(max_size=40))
+def test_path_fault_lets_no_path_leave_its_directory(path):
+    joined = PurePosixPath("/root") / path
+    assert path_fault(path) or (joined.is_relative_to("/root") and ".." not in joined.parts)
+
+
+@pytest.mark.parametrize(
+    ("paths", "fault"),
+    [
+        (["a/b", "a/b"], "twice"),
+        (["a/b", "a/B"], "where case is ignored"),
+        (["A/x", "a/y"], "where case is ignored"),
+        (["stra\u00dfe/x", "strasse/y"], "where case is ignored"),
+        (["\u00e9/x", "e\u0301/y"], "where case is ignored"),
+        (["a", "a/b"], "a file and a directory"),
+        (["a/b/c", "a/b"], "a file and a directory"),
+    ],
+)
+def test_collision_names_both(paths, fault):
+    assert fault in (collision(paths) or "")
+
+
+def test_collisions_are_of_the_later_paths_and_of_those_that_stand():
+    paths = ["A/x", "a/y", "a/z", "b", "b/c", "B", "A/x"]
+    assert dict(collisions(paths)) == {
+        "a/y": "'A' and 'a' are one name where case is ignored",
+        "a/z": "'A' and 'a' are one name where case is ignored",
+        "b/c": "'b' is a file and a directory",
+        "B": "'b' and 'B' are one name where case is ignored",
+        "A/x": "'A/x' appears twice",
+    }
+
+
+def test_copy_and_digest_stops_at_its_limit():
+    target = io.BytesIO()
+    with pytest.raises(TooLong):
+        copy_and_digest(io.BytesIO(b"four"), target, limit_bytes=3)
+    assert target.getvalue() == b""
+
+
+@pytest.mark.parametrize("text", ["", "a" * 63, "A" * 64, "g" * 64, "a" * 64 + "\n", "../" + "a" * 61])
+def test_digest_refuses_what_is_no_sha256(text):
+    assert not is_sha256(text)
+    with pytest.raises(ValueError, match="64 lowercase hex"):
+        Digest(sha256=text, size_bytes=0)
+
+
+ALL: list[StoreError] = [
+    StoreUnavailable(what="store", where="/s", reason="No space left on device"),
+    Corrupt(what="blob", where="cas/1", expected="sha256 a", actual="sha256 b"),
+    NewerFormat(what="manifest", where="ac/1", found=2, supported=1),
+    Untrusted(reason="unsigned", what="manifest", where="ac/1", detail="no signature", remedy="sign it"),
+    NotInStore(what="blob", where="cas/1"),
+    Conflict(what="manifest", where="ac/1", expected="a", actual="b", remedy="publish again"),
+    EvictRefused(what="store", where="/s", reason="the listing is empty", remedy="check the store"),
+    UnusableCache(what="file", where="/c", expected="mode 0600", actual="mode 0644", remedy="chmod"),
+]
+
+
+@pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
+def test_error_keeps_its_fields_through_pickling(error):
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert type(copy) is type(error)
+    assert dataclasses.asdict(copy) == dataclasses.asdict(error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "damaged"),
+    [
+        ("bad_signature", True),
+        ("replayed", True),
+        ("unsigned", False),
+        ("unknown_signer", False),
+        ("revoked", False),
+    ],
+)
+def test_is_damage_leaves_what_others_may_trust(reason: UntrustedReason, damaged):
+    error = Untrusted(reason=reason, what="manifest", where="ac/1", detail="", remedy="")
+    assert is_damage(error) is damaged
+
+
+def test_os_error_becomes_unavailable_with_its_reason():
+    with (
+        pytest.raises(StoreUnavailable, match="No space left on device") as caught,
+        os_errors_are_unavailable("blob", "/s"),
+    ):
+        raise OSError(28, "No space left on device")
+    assert isinstance(caught.value.__cause__, OSError)

@@ -1,0 +1,407 @@
+"""The command line on stores: sync, evict, keys, init."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.support.launching import write_config
+from tests.support.stored import (
+    FUNCTIONS,
+    LAUNCH_KEY,
+    blob_path,
+    open_store,
+    overwrite,
+    publish_launch,
+    save_key_pair,
+    stored,
+)
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.cache_dir.marks import mark_signers
+from warmrank.cache_store.connect import TierSpec
+from warmrank.cache_store.connect import open_store as open_tiers
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.keyring import (
+    Revocation,
+    generate,
+    private_path,
+    public_path,
+    read_keyring,
+    revoke,
+)
+from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
+from warmrank.cache_store.sync.pull import plan_pull, pull
+from warmrank.cache_store.sync.push import push
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.store.sync import Seat, targets
+
+NODE = Seat(scope="node", rank=None, world_size=None)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    (directory / "kernel").write_bytes(b"compiled")
+    return directory
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["store", "sync", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_push_and_pull_through_the_command_line(cache, tmp_path):
+    store, keys = ("--store", tmp_path / "store"), ("--key", "torch", "--key", "model=llama-8b")
+    assert run("push", "mine", cache, *store, *keys)[0] == 0
+    assert run("pull", "mine", tmp_path / "new", *store, *keys)[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    run("push", "mine", cache, *store, "--key", "model=llama-8b")
+    code, text = run("pull", "mine", tmp_path / "new", *store, "--key", "model=llama-70b")
+    assert (code, "llama-8b -> llama-70b" in text) == (3, True)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_pull_of_nothing_into_what_a_revoked_key_signed_exits_4(tmp_path, keyring, shared, is_there):
+    target = tmp_path / "new"
+    target.mkdir(mode=0o700)
+    mark_signers(target, ["0" * 32])
+    revoke(keyring, Revocation(key_id="0" * 32))
+    if is_there:
+        open_store(shared)
+    code, text = run("pull", "mine", target, "--store", shared)
+    assert (code, "revoked" in text) == (4, True)
+
+
+def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    run("push", "mine", cache, *store)
+    (tmp_path / "new").mkdir(mode=0o700)
+    (tmp_path / "new" / "kernel").write_bytes(b"another")
+    code, text = run("pull", "mine", tmp_path / "new", *store)
+    assert (code, "--replace" in text) == (4, True)
+    assert run("pull", "mine", tmp_path / "new", *store, "--replace")[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+@pytest.mark.parametrize(
+    "location", ["", "ftp://host/s", "http://127.0.0.1:5999/bkt", "s3:/bkt/x", "s3://me:hunter2@bkt"]
+)
+@pytest.mark.parametrize(
+    "command", [("store", "sync", "push", "mine", "."), ("ls",)], ids=lambda command: command[0]
+)
+def test_location_that_can_be_no_store_is_bad_input_and_makes_none(tmp_path, monkeypatch, location, command):
+    (tmp_path / "here").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path / "here")
+    result = CliRunner().invoke(app, [*command, "--store", location])
+    assert (result.exit_code, "--store: expected" in result.stderr) == (2, True)
+    assert "hunter2" not in result.output
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["no_such_package", "=value", "cann"])
+def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monkeypatch):
+    monkeypatch.setattr(
+        "warmrank.orchestrator.store.sync.environment", lambda: {"cann": "none", "torch": "2.13.0"}
+    )
+    with pytest.raises(BadArgument, match=r"expected NAME=VALUE, .* or one of cann, torch"):
+        targets(["cache"], [key], NODE)
+
+
+@pytest.fixture
+def keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    generate(tmp_path / "config" / "warmrank" / "keys", "ci")
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A store that others can write, so that it asks for signatures."""
+    store = tmp_path / "store"
+    store.mkdir()
+    store.chmod(0o777)
+    return store
+
+
+def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_trusts(
+    cache, tmp_path, keyring, shared
+):
+    code, text = run("push", "mine", cache, "--store", shared)
+    assert (code, "--signing-key" in text) == (4, True)
+    assert run("push", "mine", cache, "--store", shared, "--signing-key", "ci")[0] == 0
+    (keyring / "ci.pem").unlink()  # whoever only reads has the public key
+    assert run("pull", "mine", tmp_path / "new", "--store", shared)[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+CHILD = """
+import json, torch
+from torch._dynamo.utils import counters
+compiled = torch.compile(lambda x: x.sin() + 1)
+compiled(torch.ones(8))
+print(json.dumps({name: counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")}))
+"""
+
+
+def run_inductor(cache: Path) -> dict[str, int]:
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+    environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # they take longer than one small kernel
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environ, capture_output=True, text=True, check=True, timeout=400
+    )
+    counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++ on a CPU: no g++ here")
+def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
+    documents = Documents(backend=DirectoryBackend(tmp_path / "store"), trust=Trust(policy="off"))
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir(mode=0o700)
+    assert run_inductor(old) == {"fxgraph_cache_hit": 0, "fxgraph_cache_miss": 1}
+    push(documents, "inductor", old, {})
+    shutil.rmtree(old)
+    pull(documents, plan_pull(documents, "inductor", new, {}))
+    assert run_inductor(new) == {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 0}
+
+
+DAY_S = 86400.0
+LATER = "2026-02-28T12:00:00+00:00"
+
+
+@pytest.fixture
+def store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Two launches of one key, 40 days ago by the clock of the evict."""
+    store = open_store(root)
+    publish_launch(store, tmp_path / "old", functions={0: {"Llama.decode": b"old"}})
+    publish_launch(store, tmp_path / "new", created=LATER)
+    monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
+    return store
+
+
+def run_on_store(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def done(*arguments: object) -> str:
+    result = run_on_store(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def old_record(store: Store) -> str:
+    return store.stored_launches()[-1].name
+
+
+def test_evict_takes_what_is_old_and_says_so(store, root):
+    text = done("store", "evict", "--store", root, "--older-than", "30d")
+    assert f"evict  launch {LAUNCH_KEY[:12]} {old_record_digest(root)}: unused for 40.0 d" in text
+    assert "1 records, 1 manifests, 1 blobs went into the trash" in text
+    assert [record.created for record in store.launches()] == [LATER]
+    assert not blob_path(root, b"old").exists()
+
+
+def old_record_digest(root: Path) -> str:
+    """The record in the trash, by its first characters."""
+    (path,) = [path for path in stored(root, "trash") if "launch" in path.parts]
+    return path.name[:12]
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o700])
+def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch, mode):
+    """What nobody signed is newer, and pushes out nothing."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    signer = generate(tmp_path / "config" / "warmrank" / "keys", "ci")
+    signed = publish_launch(open_store(root, Trust(policy="require", signer=signer)), source)
+    publish_launch(open_store(root), tmp_path / "other", functions={0: {"Llama.decode": b"unsigned"}})
+    root.chmod(mode)
+    monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
+    done("store", "evict", "--store", root, "--max-size", "1B")
+    assert open_store(root).launches() == (signed,)
+
+
+def test_dry_run_changes_nothing(store, root):
+    before = stored(root, "launch"), stored(root, "cas"), stored(root, "trash")
+    limits = ("--older-than", "0s", "--grace", "0s")
+    assert "1 records, 1 manifests" in done("store", "evict", "--store", root, *limits, "--dry-run")
+    assert (stored(root, "launch"), stored(root, "cas"), stored(root, "trash")) == before
+
+
+def test_evict_refuses_a_damaged_document_and_names_the_repair(store, root):
+    overwrite(stored(root, "ac")[0], b"damaged")
+    result = run_on_store("store", "evict", "--store", root, "--older-than", "30d")
+    assert (result.exit_code, "verify --repair" in result.stderr) == (4, True)
+    assert run_on_store("store", "verify", "--store", root, "--repair").exit_code == 4
+    done("store", "evict", "--store", root, "--older-than", "30d", "--keep", "0")
+    assert store.launches() == ()
+
+
+def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp_path):
+    second = tmp_path / "second"
+    publish_launch(open_store(second), tmp_path / "old")
+    tiers = [{"path": str(root)}, {"path": str(second)}]
+    write_config(tmp_path, store={"tiers": tiers, "trust": {"policy": "off"}})
+    overwrite(stored(second, "ac")[0], b"damaged")
+    result = run_on_store("store", "evict", tmp_path / "tiny.yaml", "--older-than", "30d", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 4
+    assert [place["location"] for place in found["places"]] == [str(root)]
+    assert [fault["location"] for fault in found["faults"]] == [str(second)]
+    assert [record.created for record in store.launches()] == [LATER]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--older-than", "30"),
+        ("--max-size", "500"),
+        ("--grace", "tomorrow"),
+        ("--keep", "-1"),
+    ],
+)
+def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
+    assert run_on_store("store", "evict", "--store", root, *arguments).exit_code == 2
+
+
+def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
+    digest = old_record(store).rpartition("/")[2]
+    assert "baseline" in done("store", "pin", digest[:12], "--store", root, "--reason", "baseline")
+    done("store", "evict", "--store", root, "--older-than", "30d")
+    assert len(store.launches()) == 2
+    assert "nothing is pinned" in done("store", "pin", digest[:12], "--store", root, "--remove")
+    done("store", "evict", "--store", root, "--older-than", "30d")
+    assert len(store.launches()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("0d91",), ("f" * 12, "--reason", "a\nb"), ("f" * 12, "--reason", "x" * 501)]
+)
+def test_pin_that_is_no_prefix_or_gives_no_reason_in_one_line_is_bad_input(store, root, arguments):
+    assert run_on_store("store", "pin", *arguments, "--store", root).exit_code == 2
+
+
+def test_verify_repair_moves_damage_away_and_says_so(store, root):
+    path = blob_path(root, FUNCTIONS["Llama.decode"])
+    overwrite(path, b"damaged")
+    plain = run_on_store("store", "verify", "--store", root)
+    assert (plain.exit_code, path.exists(), "repair:" in plain.stdout) == (4, True, False)
+    repaired = run_on_store("store", "verify", "--store", root, "--repair")
+    assert (repaired.exit_code, path.exists()) == (4, False)
+    assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
+    assert path.name in stored(root, "quarantine")[0].name
+
+
+@pytest.fixture(autouse=True)
+def keys_keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+def keys_run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["keys", *(str(argument) for argument in arguments)])
+
+
+def keys_done(*arguments: str | Path) -> str:
+    result = keys_run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_generate_prints_id_files_and_what_to_do(keys_keyring):
+    text = keys_done("generate", "ci")
+    for part in (
+        key_id(load_public_key(public_path(keys_keyring, "ci"))),
+        str(private_path(keys_keyring, "ci")),
+        "store.trust.signing_key: ci",
+        "warmrank keys trust ci.pub.pem",
+    ):
+        assert part in text
+    assert "store.trust.keyring" not in text
+
+
+def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys_keyring):
+    keys_done("generate", "ci")
+    keys_keyring.chmod(0o777)
+    assert keys_run("generate", "other").exit_code == 4
+    keys_keyring.chmod(0o700)
+    (keys_keyring / "trusted" / "theirs.pub.pem").write_text("damaged")
+    assert keys_run("generate", "other").exit_code == 4
+    assert not private_path(keys_keyring, "other").exists()
+
+
+def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
+    keys_done("generate", "ci")
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    keys_done("trust", file)
+    keys_done("revoke", "1" * 32, "--reason", "stolen")
+    keys = {line["name"]: line for line in json.loads(keys_done("list", "--json"))["keys"]}
+    states = {
+        name: (line["own"], line["trusted"], line["revoked"] is not None) for name, line in keys.items()
+    }
+    assert states == {"ci": (True, True, False), "theirs": (False, True, False), "": (False, False, True)}
+    assert "stolen" in keys_done("list")
+
+
+def test_revoke_takes_name_id_and_files(tmp_path, keys_keyring):
+    keys_done("generate", "ci")
+    theirs, other = generate_key_pair("theirs"), generate_key_pair("other")
+    private, _ = save_key_pair(theirs, tmp_path)
+    for text in ("ci", private, key_id(other.public_key)):
+        assert "is revoked now" in keys_done("revoke", text)
+    own = load_public_key(public_path(keys_keyring, "ci"))
+    assert {item.name for item in read_keyring(keys_keyring).revoked.values()} == {"ci", "theirs", ""}
+    assert set(read_keyring(keys_keyring).revoked) == {
+        key_id(key) for key in (own, theirs.public_key, other.public_key)
+    }
+
+
+def test_revoke_of_a_name_of_two_keys_asks_for_an_id(keys_keyring):
+    keys_done("generate", "ci")
+    public_path(keys_keyring, "ci").unlink()
+    _, file = save_key_pair(generate_key_pair("theirs"), keys_keyring.parent)
+    keys_done("trust", file, "--name", "ci")
+    result = keys_run("revoke", "ci")
+    assert result.exit_code == 2
+    assert "several" in result.stderr
+
+
+def init(tmp_path: Path, mode: str) -> tuple[int, str]:
+    config = tmp_path / "launch.yaml"
+    config.write_text(
+        "workload: {entrypoint: 'warmrank.examples.llama:workload'}\nranks: 1\n"
+        f"store: {{path: {tmp_path / 'store'}, mode: {mode}}}\n"
+    )
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["store", "init", str(config)])
+    return result.exit_code, result.output
+
+
+def test_init_makes_a_required_store_once(tmp_path):
+    assert init(tmp_path, "required") == (0, f"made: {tmp_path / 'store'}\n")
+    assert init(tmp_path, "required") == (0, f"there already: {tmp_path / 'store'}\n")
+
+
+def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
+    spec = TierSpec(location=str(tmp_path / "mnt" / "store"), mode="required")
+    with pytest.raises(StoreUnavailable, match="warmrank store init") as caught:
+        open_tiers([spec], trust=Trust(policy="off"))
+    assert caught.value.required
+    assert not (tmp_path / "mnt").exists()

@@ -1,0 +1,375 @@
+"""Configs before a launch: check, schema, what this machine has, the shipped ones."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from warmrank.orchestrator.cli.config import SchemaOf, schema_of, schema_text
+from warmrank.orchestrator.cli.demo import packaged_config
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.doubts import Machine, look
+from warmrank.orchestrator.config.entrypoint import entrypoint_fault, missing_module, shadow
+from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload
+from warmrank.orchestrator.config.reading import load, parse, read_yaml
+from warmrank.orchestrator.errors import ConfigError
+
+MINIMAL = "workload: {entrypoint: json:dumps}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_check_names_every_mistake_and_ends_with_two(file: Path):
+    file.write_text(MINIMAL + "guards: never\nmax_round: 3\n")
+    result = run("config", "check", file)
+    assert result.exit_code == 2
+    assert "2 problems" in result.stderr
+    assert "did you mean max_rounds?" in result.stderr
+
+
+def test_check_finds_what_is_wrong_between_keys(file: Path):
+    result = run("config", "check", file, "--set", "engine=torchair")
+    assert result.exit_code == 2
+    assert "error: engine, device" in result.stdout
+    assert "set device: npu, or engine: auto" in result.stdout
+
+
+def test_warnings_end_with_two_only_if_strict(file: Path):
+    arguments = ("config", "check", file, "--set", "no_compile=true")
+    assert run(*arguments).exit_code == 0
+    assert "warning: no_compile, store" in run(*arguments).stdout
+    assert run(*arguments, "--strict").exit_code == 2
+
+
+def test_mistakes_in_single_keys_are_json_too(file: Path):
+    file.write_text(MINIMAL + "max_round: 3\n")
+    result = run("config", "check", file, "--json")
+    assert result.exit_code == 2
+    (problem,) = json.loads(result.stdout)
+    assert {name: problem[name] for name in ("level", "place", "key", "nearest")} == {
+        "level": "error",
+        "place": str(file),
+        "key": "max_round",
+        "nearest": "max_rounds",
+    }
+    assert {"found", "expected"} <= problem.keys()
+
+
+@pytest.mark.parametrize("kind", ["config", "report"])
+def test_schema_is_json_alone(kind: str):
+    result = run("config", "schema", "--of", kind)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["$schema"].startswith("https://json-schema.org/")
+
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
+NAMES: tuple[SchemaOf, ...] = get_args(SchemaOf)
+LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
+
+
+def kept(name: str) -> Path:
+    return ROOT / "docs" / "schemas" / f"{name}.schema.json"
+
+
+def complaints(name: SchemaOf, data: object) -> list[str]:
+    return [error.message for error in jsonschema.Draft202012Validator(schema_of(name)).iter_errors(data)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schema_that_is_kept_is_up_to_date(name: SchemaOf):
+    remedy = f"warmrank config schema --of {name} > docs/schemas/{name}.schema.json"
+    assert kept(name).read_text() == schema_text(name), remedy
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_config_is_valid_and_names_its_schema(path: Path):
+    assert complaints("config", yaml.safe_load(path.read_text())) == []
+    assert named_schema(path) == kept("config")
+
+
+def named_schema(path: Path) -> Path:
+    found = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
+    assert found
+    return (path.parent / found[1]).resolve()
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        None,
+        {"path": "/a"},
+        {"path": "/a", "mode": "ro", "trust": {"policy": "off"}},
+        {"tiers": [{"path": "/a"}, {"path": "s3://b/c", "options": {"region": "x"}}], "trust": {}},
+    ],
+)
+def test_store_may_be_written_in_short_and_in_full(store: object):
+    assert complaints("config", {**LEAST, "store": store}) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ranks": "2"},
+        {"rankz": 2},
+        {"device": "tpu"},
+        {"store": {"pth": "/a"}},
+        {"store": {"path": "/a", "tiers": [{"path": "/a"}]}},
+        {"store": {"path": "/a", "trust": {"policy": "maybe"}}},
+        {"timeouts": {"compile_s": 0}},
+        {"workload": {"entrypoint": "no colon"}},
+        {"workload": {}},
+    ],
+)
+def test_mistake_in_a_config_is_one_to_an_editor_too(change: dict[str, Any]):
+    assert complaints("config", {**LEAST, **change})
+
+
+def seen(**data: Any) -> Machine:
+    least = {"workload": {"entrypoint": "json:dumps"}, "ranks": 1, "cache_dir": "/cache"}
+    config: Config = parse({**least, **data})
+    return look(config)
+
+
+def test_look_finds_the_module_and_the_way_to_the_cache_directory(tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert (seen().entrypoint, seen().obstacle) == (None, "")
+    machine = seen(workload={"entrypoint": "absent_of_all:f"}, cache_dir=str(tmp_path / "file" / "below"))
+    assert machine.entrypoint is not None
+    assert "No module named 'absent_of_all'" in machine.entrypoint.error.message
+    assert machine.obstacle == str(tmp_path / "file")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that commands are started in, with modules that say when they run."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain_m.py", "whole_p/__init__.py", "whole_p/inner.py", "open_p/deep/leaf.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("raise RuntimeError('it ran')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["plain_m", "whole_p", "whole_p.inner", "open_p.deep.leaf", "json.decoder"])
+def test_module_of_the_current_directory_is_found_and_does_not_run(here: Path, name: str):
+    assert str(here) not in sys.path
+    assert missing_module(name) == ""
+    assert not {"plain_m", "whole_p", "whole_p.inner", "open_p.deep.leaf"} & sys.modules.keys()
+    assert str(here) not in sys.path
+
+
+@pytest.mark.parametrize("name", ["absent_m", "absent_m.inner", "open_p.absent", "plain_n.inner"])
+def test_module_that_is_missing_is_told_in_the_words_of_its_import(here: Path, name: str, monkeypatch: Any):
+    (here / "plain_n.py").touch()
+    found = missing_module(name)
+    monkeypatch.syspath_prepend(here)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module(name)
+    assert found == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["raise RuntimeError('it ran')", "import absent_of_all", "import sys; sys.modules['odd_p.made'] = sys"],
+)
+def test_package_that_may_have_the_module_all_the_same_is_left_to_the_ranks(here: Path, code: str):
+    (here / "odd_p").mkdir()
+    (here / "odd_p" / "__init__.py").write_text(code)
+    try:
+        assert missing_module("odd_p.made") == ""
+    finally:
+        for name in ("odd_p", "odd_p.made"):
+            sys.modules.pop(name, None)
+
+
+MODULE = """
+import functools
+from collections.abc import Callable
+from there import build as imported, decorated as imported_too
+from there import build as maybe
+
+raise RuntimeError("it ran")
+
+try:
+    from absent import maybe
+except ImportError:
+    pass
+
+def workload(context, layers=2, *, dim): return make(dim)
+def anything(context, **arguments): return make(arguments)
+def raises(context): raise NotImplementedError
+def nothing(): ...
+def forgets(context):
+    def inner():
+        return 3
+    made = inner()
+async def waits(context): return make(3)
+def yields(context): yield make(3)
+
+@functools.cache
+def cached(context): ...
+
+other = workload
+size: int = 3
+number = 3
+class Builds:
+    def __call__(self, context): ...
+class Model(torch.nn.Module): ...
+class Derived(make): ...
+class Made(Model):
+    def __new__(cls, context): return make(3)
+builds = Builds()
+def _set():
+    global late
+"""
+
+
+@pytest.fixture(autouse=True)
+def user_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen.py").write_text(MODULE)
+    (tmp_path / "there.py").write_text("def build(context, *, layers): ...\ndecorated = map\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    (tmp_path / "pack" / "model.py").touch()
+    (tmp_path / "broken.py").write_text("def workload(:\n")
+    (tmp_path / "open.py").write_text("from there import *\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "arguments", "said"),
+    [
+        ("qwen:wrkload", {"dim": 1}, "has no function 'wrkload'; did you mean qwen:workload?"),
+        ("qwen:workload", {"dim": 1, "layerz": 2}, "unexpected keyword argument 'layerz'"),
+        ("qwen:workload", {"layers": 2}, "it takes the rank's context and layers=2, dim"),
+        ("qwen:nothing", {}, "too many positional arguments"),
+        ("qwen:other", {}, "'dim'"),
+        ("qwen:imported", {"layerz": 2}, "'layers'"),
+        ("qwen:number", {}, "has no function 'number'"),
+        ("qwen:Model", {}, "returns Model; expected a function that returns a warmrank.Workload"),
+        ("qwen:Builds", {}, "returns Builds"),
+        ("qwen:forgets", {}, "returns None"),
+        ("qwen:waits", {}, "returns a coroutine"),
+        ("qwen:yields", {}, "returns a generator"),
+        ("broken:workload", {}, "does not import: SyntaxError"),
+        ("absent_of_all:f", {}, "No module named 'absent_of_all'. It"),
+        ("qwne:workload", {}, "No module named 'qwne'; did you mean qwen:workload? It"),
+        ("pack.modell:f", {}, "No module named 'pack.modell'; did you mean pack.model:f?"),
+        ("qwen.py:workload", {}, "No module named 'qwen.py'; leave out .py"),
+    ],
+)
+def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[str, object], said: str):
+    fault = entrypoint_fault(entrypoint, arguments)
+    assert fault is not None
+    assert said in str(fault.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"),
+    [
+        ("warmrank.py", True),
+        ("warmrank/__init__.py", True),
+        ("warmrank/a.py", False),
+        ("worker.py", False),
+    ],
+)
+def test_module_with_the_name_of_a_package_of_ours_is_found(user_modules: Path, name: str, is_found: bool):
+    (user_modules / name).parent.mkdir(exist_ok=True)
+    (user_modules / name).touch()
+    assert shadow(user_modules) == (user_modules / name if is_found else None)
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "cluster_configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_config_loads_and_says_what_it_is(path: Path):
+    load(path)
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_a_config_launches_is_there(path: Path):
+    root = path.parents[1]
+    workload = load(path).workload
+    if isinstance(workload, ScriptWorkload):
+        assert (root / workload.script).is_file()
+    else:
+        assert isinstance(workload, EntrypointWorkload)
+        module, _, function = workload.entrypoint.partition(":")
+        source = (root / "src" / f"{module.replace('.', '/')}.py").read_text()
+        assert f"def {function}(" in source
+
+
+def test_default_is_two_cpu_ranks():
+    config = load(packaged_config())
+    assert (config.ranks, config.device) == (2, "cpu")
+
+
+def commented_stores(path: Path) -> list[object]:
+    """The stores that a config shows in comments."""
+    blocks = "".join(
+        line.removeprefix("#").removeprefix(" ")
+        for line in path.read_text().splitlines(keepends=True)
+        if line[:1] == "#"
+    ).split("\n\n")
+    found = [block[block.index("store:\n") :] for block in blocks if "store:\n" in block]
+    return [yaml.safe_load(block)["store"] for block in found]
+
+
+def test_stores_in_comments_can_be_used():
+    stores = commented_stores(SHIPPED[0].parent / "atlas-a2-2-nodes.yaml")
+    configs = [
+        parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "store": store}).store for store in stores
+    ]
+    assert [[tier.path for tier in config.tiers] for config in configs if config] == [
+        ["s3://my-bucket/warmrank"],
+        ["/var/lib/warmrank", "s3://my-bucket/warmrank"],
+    ]
+
+
+TENFOLD = "\n".join(
+    [
+        "a0: &a0 [x]",
+        *(f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]" for number in range(1, 9)),
+    ]
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (TENFOLD, "more than 100000 values"),
+        ("a: &a\n  b: *a\n", "an alias of what it stands in"),
+        ("a: " + "[" * 100 + "]" * 100, "more than 64 levels"),
+        ("a: " + "[" * 3000 + "]" * 3000, "more than 64 levels"),
+    ],
+)
+def test_document_that_cannot_be_walked_is_refused(text: str, found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        read_yaml(text, "a.yaml")
+
+
+def test_aliases_of_a_person_are_read() -> None:
+    text = "a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n"
+    assert read_yaml(text, "a.yaml") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}

@@ -1,0 +1,519 @@
+"""Launches on Ray: session, resources, ranks, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import exceptions
+
+from tests.support.processes import marked
+from warmrank.orchestrator import import_root, leaving, reaper
+from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.config.models import RayConfig, WatchConfig
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
+from warmrank.orchestrator.gang import ray_launcher, ray_session, reservation
+from warmrank.orchestrator.gang.eligible import Eligible, nodes_of_ray
+from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
+from warmrank.orchestrator.gang.node_group import NodeGroup, failure_of_ray
+from warmrank.orchestrator.gang.node_watch import Batches, Charge
+from warmrank.orchestrator.gang.ray_launcher import RayLauncher
+from warmrank.orchestrator.gang.ray_session import (
+    import_paths,
+    rank_environ,
+    way_in,
+)
+from warmrank.orchestrator.gang.ray_watch import RayWatch
+from warmrank.orchestrator.gang.reservation import Reservation, Supply, describe_shortage
+from warmrank.orchestrator.reaper_client import ReapedRanks
+from warmrank.orchestrator.seats import Gang
+from warmrank.orchestrator.signals import Terminated, sigterm_raises
+
+LONG_S = 600.0
+HERE = RayConfig()
+THERE = RayConfig(address="10.0.0.1:6379")
+JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RAY_ADDRESS": "10.0.0.1:6379"}
+
+
+@pytest.fixture(autouse=True)
+def _stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens to a Ray here, this process goes on."""
+    monkeypatch.setattr(leaving, "_at_once", [])
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "initialized", "expected"),
+    [
+        (HERE, {}, False, "local"),
+        (HERE, {"RAY_ADDRESS": ""}, False, "local"),
+        (HERE, {"RAY_ADDRESS": "10.0.0.1:6379"}, False, "address"),
+        (THERE, {}, False, "address"),
+        (HERE, JOB, False, "job"),
+        (THERE, JOB, False, "job"),
+        (HERE, {}, True, "initialized"),
+        (THERE, JOB, True, "initialized"),
+    ],
+)
+def test_way_in_follows_config_and_environment(
+    config: RayConfig, environ: dict[str, str], expected: str, *, initialized: bool
+) -> None:
+    assert way_in(config, environ, initialized=initialized) == expected
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "0"), ("cuda", "0"), ("npu", None)])
+def test_torch_npu_is_loaded_on_npu_ranks_only(device: str, expected: str | None) -> None:
+    assert rank_environ(HERE, device, "local").get("TORCH_DEVICE_BACKEND_AUTOLOAD") == expected
+
+
+def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) -> None:
+    for name in ("cwd/lib", "extra", "python/lib/site-packages"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "packed.zip").touch()
+    site = str(tmp_path / "python" / "lib" / "site-packages")
+    paths = ["", "lib", str(tmp_path / "extra"), site, str(tmp_path / "packed.zip"), str(tmp_path / "absent")]
+    found = import_paths(paths, tmp_path / "cwd", [str(tmp_path / "python")])
+    assert found[:3] == (str(tmp_path / "cwd"), str(tmp_path / "cwd" / "lib"), str(tmp_path / "extra"))
+    assert found[3:] == (str(import_root()),)
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", {"CPU": 0.5}), ("cuda", {"CPU": 0.5, "GPU": 1.0}), ("npu", {"CPU": 0.5, "NPU": 1.0})],
+)
+def test_each_rank_asks_for_one_accelerator(device: str, expected: dict[str, float]) -> None:
+    config = RayConfig(num_cpus_per_rank=0.5)
+    assert ray_session.rank_resources(config, device) == expected
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threading.Event]:
+    """A Ray that never comes up; set when it has begun to."""
+    begun, over = threading.Event(), threading.Event()
+
+    def join(*_arguments: object) -> None:
+        begun.set()
+        over.wait()
+
+    monkeypatch.setattr(ray_session, "join", join)
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
+    yield begun
+    over.set()
+
+
+def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
+    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("WARMRANK_TEST", mark)
+    with pytest.raises(CannotStart, match="a local Ray was not up after 0 s") as caught:
+        ray_session.enter(HERE, timeout_s=0.1)
+    assert hanging.wait(LONG_S)
+    assert "timeouts.start_s" in str(caught.value)
+    assert not caught.value.may_pass  # another attempt would meet the first one in this process
+    assert list(tmp_path.iterdir()) == []
+    assert [command for command in marked(mark).values() if reaper.__file__ in command] == []
+    assert leaving._at_once
+
+
+def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, tmp_path: Path) -> None:
+    def terminate() -> None:
+        hanging.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with sigterm_raises(), pytest.raises(Terminated):
+        ray_session.enter(HERE, timeout_s=LONG_S)
+    assert list(tmp_path.iterdir()) == []
+    assert leaving._at_once
+
+
+def libc() -> ctypes.CDLL:
+    found = ctypes.CDLL(None)
+    found.signal.argtypes, found.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    return found
+
+
+def test_sigterm_that_ray_s_native_half_has_taken_is_python_s_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def take(*_arguments: object) -> None:
+        libc().signal(signal.SIGTERM, int(signal.SIG_IGN))
+
+    monkeypatch.setattr(ray_session, "join", take)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
+    with sigterm_raises():
+        session = ray_session.enter(HERE, timeout_s=LONG_S)
+        try:
+            with pytest.raises(Terminated):
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            ray_session.leave(session)
+
+
+def test_directory_of_an_own_ray_goes_even_when_its_reaper_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("WARMRANK_TEST", mark)
+    own = tmp_path / "own"
+    own.mkdir()
+    own_reaper = ReapedRanks({}, remove=[str(own)], spare=[os.getpid()])
+    (pid,) = (pid for pid, command in marked(mark).items() if reaper.__file__ in command)
+    os.kill(pid, signal.SIGKILL)
+    ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), reaper=own_reaper))
+    assert not own.exists()
+
+
+def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cut_short(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray_session, "join", cut_short)
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    with pytest.raises(KeyboardInterrupt):
+        ray_session.enter(HERE, timeout_s=LONG_S)
+    assert leaving._at_once
+
+
+def test_refused_token_is_named_and_not_taken_for_a_wrong_address() -> None:
+    nested = RuntimeError(
+        "Failed to connect to GCS. Last connection error: Traceback:\nray.exceptions."
+        "AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing. Note: more"
+    )
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    error.__cause__ = nested
+    said = ray_session.refusal("address", THERE, error)
+    assert (
+        "refuses this process: InvalidAuthToken: Authentication token is missing. Set RAY_AUTH_MODE" in said
+    )
+    assert not ray_session.is_unreachable(error)
+    error.__cause__ = None
+    assert ray_session.is_unreachable(error)
+
+
+LATER_S = 0.2
+NEVER_S = 600.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What stands for a reference: an answer, and when it is there."""
+
+    value: Any
+    ready_s: float
+
+
+@dataclass
+class Actor:
+    """A rank that answers at once, or later."""
+
+    value: Any
+    after_s: float = 0.0
+
+    @property
+    def call(self) -> Actor:
+        return self
+
+    def remote(self, _call: int, _stage: str, _method: str, batches: Batches) -> Answer:
+        answers = tuple((self.value, ranks) for _, ranks in batches)
+        return Answer((answers, True), time.monotonic() + self.after_s)
+
+
+@dataclass
+class Watch:
+    """Sees nothing wrong; is in doubt for as long as it takes to see that a rank's node was lost with it."""
+
+    lost_after: dict[int, int] = field(default_factory=dict)
+    nodes: dict[int, Actor] = field(default_factory=dict)
+    _died: list[int] = field(default_factory=list)
+    _looks: int = 0
+
+    def refs(self) -> list[Any]:
+        return []
+
+    def take(self, _ready: Collection[Any]) -> dict[int, ProcessStatus]:
+        return {}
+
+    def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
+        self._looks += bool(self._died)
+        return tuple(
+            WorkerFailure(rank=rank, stage=stage, kind=NODE_LOST, message="gone with it")
+            for rank, looks in self.lost_after.items()
+            if rank in self._died and self._looks >= looks
+        )
+
+    def failed(self, rank: int, *, died: bool) -> None:
+        if died:
+            self._died.append(rank)
+
+    def is_in_doubt(self, *, others_wait: bool) -> bool:
+        return any(self._looks < looks for rank, looks in self.lost_after.items() if rank in self._died)
+
+    def explained(self, failure: WorkerFailure) -> WorkerFailure:
+        return failure
+
+
+def _ready(refs: list[Answer], *, timeout_s: float) -> list[Answer]:
+    """Those that are there; waits for the first one as long as it may."""
+    ends_s = min([time.monotonic() + timeout_s, *(ref.ready_s for ref in refs)])
+    while time.monotonic() < ends_s:
+        time.sleep(0.01)
+    return [ref for ref in refs if ref.ready_s <= time.monotonic()]
+
+
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_launcher, "await_some", _ready)
+    monkeypatch.setattr(ray_launcher, "answers_of", lambda ref: ref.value)
+    monkeypatch.setattr(ray_launcher, "GRACE_S", LATER_S / 10)
+
+
+def launcher_of(*actors: Actor) -> RayLauncher:
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": len(actors), "parallel": {"dp": len(actors)}}
+    launcher = RayLauncher(parse(data))
+    launcher._actors = list(actors)
+    launcher._watch = Watch(nodes=dict(enumerate(actors)))  # type: ignore[assignment]
+    launcher._node_of = {rank: rank for rank in range(len(actors))}
+    return launcher
+
+
+def answers(stage: str, *actors: Actor) -> dict[int, Any]:
+    launcher = launcher_of(*actors)
+    arguments: dict[int, tuple[Any, ...]] = dict.fromkeys(range(len(actors)), ())
+    return dict(launcher.call(stage, stage, arguments, timeout_s=60))
+
+
+def failure(kind: str, *, store_fault: bool = False) -> WorkerFailure:
+    return WorkerFailure(rank=0, stage="any", kind=kind, message="text", store_fault=store_fault)
+
+
+@pytest.mark.parametrize("stage", ["fetch", "commit"])
+def test_store_that_fails_one_rank_leaves_the_others_their_time(stage: str) -> None:
+    fault = failure("StoreUnavailable", store_fault=True)
+    assert answers(stage, Actor(fault), Actor("done", LATER_S)) == {0: fault, 1: "done"}
+
+
+@pytest.mark.parametrize("stage", ["fetch", "build"])
+def test_rank_that_died_ends_the_call_soon(stage: str) -> None:
+    died = failure(DIED)
+    assert answers(stage, Actor(died), Actor("done", NEVER_S)) == {0: died}
+
+
+def test_call_goes_on_until_it_is_known_whether_the_node_of_a_dead_rank_lives() -> None:
+    launcher = launcher_of(Actor(failure(DIED)), Actor("done"))
+    launcher._watch.lost_after[0] = 3  # type: ignore[union-attr]
+    found = [
+        kind.kind for rank, kind in launcher.call("build", "build", {0: (), 1: ()}, timeout_s=60) if rank == 0
+    ]
+    assert found == [DIED, NODE_LOST]
+
+
+class LostHead:
+    """A head that is lost."""
+
+    loss = "the cluster's head has not answered for 15 s"
+
+    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
+        return tuple(
+            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=self.loss)
+            for rank in range(num_ranks)
+        )
+
+
+def test_head_that_is_lost_while_ranks_start_is_a_lost_cluster_and_no_wrong_config() -> None:
+    launcher = launcher_of(Actor(None), Actor(None))
+    launcher._head = LostHead()  # type: ignore[assignment]
+    with pytest.raises(LaunchFailed) as caught:
+        launcher._check_head()
+    assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(CLUSTER_LOST, (0, 1))]
+    assert exit_code_of(caught.value) == ExitCode.LOST
+
+
+def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reservation, "_num_here", lambda _resource: 1)
+    monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
+    bundle, config = {"CPU": 1.0, "NPU": 1.0}, RayConfig()
+    reservation.refuse_missing_devices(bundle, 1, config)
+    reservation.refuse_missing_devices({"CPU": 1e6}, 1, config)
+    with pytest.raises(LacksDevice, match="NPU: 2 x 1 = 2 wanted, 1 there, 1 too few") as caught:
+        reservation.refuse_missing_devices(bundle, 2, config)
+    assert exit_code_of(caught.value) == ExitCode.BAD_INPUT
+
+
+class WatchActor:
+    """Takes charge of ranks."""
+
+    @property
+    def guard(self) -> WatchActor:
+        return self
+
+    def remote(self, charges: Mapping[int, Charge], _lease_s: float) -> tuple[int, ...]:
+        return tuple(charges)
+
+
+def test_node_that_ray_placed_ranks_on_after_another_was_lost_gets_a_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(NodeGroup, "start", lambda self, id_: self.actors.update({id_: WatchActor()}))
+    first, second = (
+        Process(node_id=node_id, host=node_id, address="", pid=pid)
+        for node_id, pid in (("kept", 1), ("new", 2))
+    )
+    _, seats = seat_ranks([first, second])
+    charges = {seat.rank: Charge(pid=seat.pid, mark="", log=Path("/none/launch/rank0.log")) for seat in seats}
+    watch = RayWatch(WatchConfig(), ["kept", "lost"], {})
+    gang = Gang(seats=seats, master_addr="", master_port=0)
+    assert watch.guard(gang, {0: "kept", 1: "new"}, charges) == [(0,), (1,)]
+
+
+BUNDLE = {"CPU": 1.0, "NPU": 1.0}
+SHORTAGE = "64 ranks do not fit:\n  CPU: 8"
+
+
+class Group:
+    """A placement group that is there at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def wait(self, _timeout_s: float) -> bool:
+        self.looks += 1
+        return self.looks == 3
+
+
+class Interrupted(Group):
+    """A placement group that Ctrl-C comes before."""
+
+    def wait(self, _timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+
+class Head:
+    """A head that is there."""
+
+    loss = ""
+
+    def is_there(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The groups that were given back."""
+    found: list[Any] = []
+    monkeypatch.setattr(ray.util, "remove_placement_group", found.append)
+    monkeypatch.setattr(Reservation, "_shortage", lambda _self: SHORTAGE)
+    return found
+
+
+def ray_gives(monkeypatch: pytest.MonkeyPatch, group: Any, total: Mapping[str, float]) -> None:
+    groups = importlib.import_module("ray.util.placement_group")
+    monkeypatch.setattr(groups, "placement_group", lambda *_arguments, **_options: group)
+    node = {
+        "NodeID": "a" * 56,
+        "NodeManagerAddress": "10.0.0.1",
+        "NodeManagerHostname": "n1",
+        "Alive": True,
+        "NodeManagerPort": 1,
+    }
+    monkeypatch.setattr(ray, "nodes", lambda: [{**node, "Resources": dict(total)}])
+    monkeypatch.setattr(reservation, "available_on", lambda nodes: [node.resources for node in nodes])
+    monkeypatch.setattr(ray_launcher, "silent_among", lambda _nodes: ())
+
+
+def hold(*, is_own: bool, timeout_s: float = 60.0) -> list[str]:
+    """What is said while two bundles are waited for."""
+    said: list[str] = []
+    there = Eligible(nodes=nodes_of_ray(), labels={})
+    wanted = Reservation(BUNDLE, 2, placement="PACK", is_own=is_own, eligible=there)
+    wanted.hold(time.monotonic() + timeout_s, check=lambda: None, on_wait=said.append)
+    return said
+
+
+def test_what_is_lacking_is_said_early_and_once_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, removed: list[Any]
+) -> None:
+    ray_gives(monkeypatch, Group(), {})
+    monkeypatch.setattr(reservation, "_SAY_AFTER_S", 0.0)
+    assert hold(is_own=False) == ["still waiting: 64 ranks do not fit: CPU: 8", ""]
+    assert removed == []
+
+
+@pytest.mark.parametrize(
+    ("total", "error"), [({"CPU": 8.0, "NPU": 1.0}, LacksDevice), ({"CPU": 1.0, "NPU": 2.0}, CannotStart)]
+)
+def test_what_an_own_ray_lacks_is_not_waited_for_and_given_back(
+    monkeypatch: pytest.MonkeyPatch, removed: list[Any], total: dict[str, float], error: type[CannotStart]
+) -> None:
+    group = Group()
+    ray_gives(monkeypatch, group, total)
+    with pytest.raises(CannotStart, match="64 ranks do not fit") as caught:
+        hold(is_own=True)
+    assert type(caught.value) is error
+    assert (group.looks, removed) == (0, [group])
+
+
+def launcher() -> RayLauncher:
+    return RayLauncher(parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "parallel": {"dp": 1}}))
+
+
+def test_resources_that_ctrl_c_comes_before_are_known_and_so_given_back_once(
+    monkeypatch: pytest.MonkeyPatch, removed: list[Any]
+) -> None:
+    group, interrupted = Interrupted(), launcher()
+    ray_gives(monkeypatch, group, {})
+    interrupted._head = Head()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        interrupted._reserve(1, time.monotonic() + 60)
+    interrupted.release()
+    interrupted.release()
+    assert removed == [group]
+
+
+def shortage(total: float, free: float, state: str = "NO_RESOURCES", *, own: bool = False) -> str:
+    supply = Supply(total={"CPU": total}, available={"CPU": free})
+    return describe_shortage({"CPU": 2.0}, 3, supply, state=state, own=own)
+
+
+def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
+    text = shortage(4, 4)
+    assert "CPU: 3 x 2 = 6 wanted, 4 there, 2 too few, 4 free" in text
+    assert "lower ranks" in text
+    assert "add nodes" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (exceptions.OutOfMemoryError("killed"), "died"),
+        (exceptions.NodeDiedError("lost"), "node lost"),
+        (exceptions.ActorUnschedulableError("the node does not exist any more"), "node lost"),
+        (exceptions.RuntimeEnvSetupError("no space"), "environment"),
+        (exceptions.GetTimeoutError("late"), "GetTimeoutError"),
+    ],
+)
+def test_every_error_of_ray_becomes_a_failure(error: Exception, kind: str) -> None:
+    failure = failure_of_ray(error, rank=0, stage="load")
+    assert failure.kind == kind
+    assert failure.message
