@@ -203,3 +203,8 @@ def test_option_without_effect_says_so_once(case, kind, caplog):
         with_value(dotted, value, mode).check(kind, engine=engine)
     text = f"config.{dotted} has no effect on device {kind} in mode {mode}: {why}"
     assert caplog.messages == ([text] if why else [])
+
+
+def test_the_page_holds_every_option_as_it_is_declared() -> None:
+    stale = f"{option_table.PAGE.name} is stale: run python -m tests.support.options"
+    assert option_table.written() == option_table.table().strip(), stale
