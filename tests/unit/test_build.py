@@ -17,20 +17,17 @@ from tests.support.devices import fake_world
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import loaded_config, rank_spec, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher, small
-from tests.support.stored import make_partition, open_store
-from warmrank.cache_store.records.manifest import PartitionManifest
+from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import (
     built_ranks,
     check_target,
-    differences,
     read_target,
-    replica,
     target_here,
 )
 from warmrank.orchestrator.build.report import BuildReport, from_json
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
@@ -102,16 +99,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["build", *map(str, arguments)])
 
 
-def test_command_prints_classes_what_is_assumed_and_what_is_left(tmp_path, monkeypatch):
-    result = run(monkeypatch, write_config(tmp_path), "--world-size", 8)
-    assert result.exit_code == 0, result.output
-    assert "tiny: 8 ranks of device kind cpu" in result.stdout
-    assert "2 classes, 2 compiled" in result.stdout
-    assert "not built: captured graphs" in result.stdout
-    assert "assumed: ranks that differ in their data-parallel position only" in result.stdout
-    assert "no --environment was given" in result.stdout
-
-
 def test_command_for_other_machines_keys_by_their_environment(tmp_path, monkeypatch):
     there = {**environment(), "driver": "nvidia 999"}
     file = tmp_path / "there.json"
@@ -131,47 +118,12 @@ def test_command_that_cannot_be_done_is_bad_input(arguments, says, tmp_path, mon
     assert says in result.output
 
 
-def config_of_plan(*, tp: int = 2, pp: int = 2, dp: int = 4) -> Config:
-    data = {
-        "workload": {"entrypoint": "models.tiny:workload"},
-        "ranks": tp * pp * dp,
-        "parallel": {"tp": tp, "pp": pp, "dp": dp},
-    }
-    return parse(data)
-
-
-def manifest_of(cache: Path) -> PartitionManifest:
-    return make_partition(cache, rank=1, world_size=16)
-
-
-def test_first_rank_of_each_position_and_the_last_rank_are_built():
-    assert built_ranks(config_of_plan(), every_rank=False) == (0, 1, 2, 3, 15)
-    assert built_ranks(config_of_plan(dp=1), every_rank=False) == (0, 1, 2, 3)
-    assert built_ranks(config_of_plan(dp=2), every_rank=True) == tuple(range(8))
-
-
-def test_replica_is_the_other_ranks_partition_with_the_same_bytes(tmp_path):
-    found = replica(manifest_of(tmp_path), 13)
-    assert found == make_partition(tmp_path / "other", rank=13, world_size=16)
-
-
 def probe(function: str = "Tiny.f", **components: str) -> FunctionProbe:
     return FunctionProbe(function=function, request_key="", components=components, state="miss", reason="")
 
 
 def result(digest: str = "d", reason: str = "") -> FunctionResult:
     return FunctionResult(function="Tiny.f", ok=True, outcome="adopted", reason=reason, digest=digest)
-
-
-def test_differences_of_a_witness_name_component_artifact_and_missing_call():
-    config = config_of_plan()
-    other = {(3, "Tiny.f"): result("d"), (15, "Tiny.f"): result("e", "rank: 3 -> 15")}
-    assert differences(config, {3: (probe(a="1"),), 15: (probe(a="2"),)}, other, ()) == ("Tiny.f: a 1 -> 2",)
-    assert differences(config, {3: (probe(),), 15: (probe(),)}, other, ()) == ("Tiny.f: rank: 3 -> 15",)
-    missing = differences(
-        config, {3: (probe(), probe("Tiny.g")), 15: (probe(),)}, {**other, (15, "Tiny.f"): result()}, ()
-    )
-    assert missing == ("Tiny.g: only one of them calls it",)
 
 
 def written(path: Path, **changed: str) -> Path:
@@ -192,35 +144,6 @@ def config(tmp_path: Path) -> Config:
 def test_what_takes_part_in_a_trace_must_be_the_same(name, config, tmp_path):
     with pytest.raises(BadArgument, match=f"{name} here .*, there another 1.0"):
         check(config, written(tmp_path / "there.json", **{name: "another 1.0"}))
-
-
-def test_other_torch_npu_than_the_installed_one_is_refused(config, tmp_path, monkeypatch):
-    here = {**environment(), "torch_npu": "2.13.0"}
-    monkeypatch.setattr("warmrank.orchestrator.build.plan.environment", lambda: here)
-    path = written(tmp_path / "there.json", torch_npu="2.12.0")
-    with pytest.raises(BadArgument, match=r"torch_npu here 2\.13\.0, there 2\.12\.0"):
-        check(config, path)
-
-
-def without_torch(data: dict[str, str]) -> object:
-    return {name: value for name, value in data.items() if name != "torch"}
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (without_torch, "components torch are missing"),
-        (lambda data: {**data, "moon": "full"}, "components moon"),
-        (lambda data: [*data], "JSON object of strings"),
-        (lambda data: {**data, "torch": 2}, "JSON object of strings"),
-    ],
-    ids=["a component is missing", "a component is unknown", "a list", "a number"],
-)
-def test_file_that_is_no_environment_says_what_is_expected(change, says, tmp_path):
-    path = tmp_path / "there.json"
-    path.write_text(json.dumps(change(environment())))
-    with pytest.raises(BadArgument, match=says):
-        read_target(path)
 
 
 pytestmark = pytest.mark.usefixtures("no_grad")

@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 from tests.support.fake_rank import FakeWorld
 from tests.support.launching import loaded_config, make_report, store_launch, write_config
 from tests.support.processes import await_true
-from tests.support.stored import FUNCTIONS, blob_path, make_partition, overwrite, save_key_pair
+from tests.support.stored import FUNCTIONS, make_partition, save_key_pair
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
@@ -36,7 +36,6 @@ from warmrank.orchestrator.cli.console import (
 )
 from warmrank.orchestrator.cli.demo import demo, prepare, run_process
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.cli.options import as_argument
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import (
     CannotStart,
@@ -99,30 +98,11 @@ def failed() -> LaunchFailed:
     return LaunchFailed("build", [failure], num_ranks=2)
 
 
-def test_launch_prints_the_table_and_ends_with_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, make_report())
-    result = run("launch", write_config(tmp_path))
-    assert result.exit_code == 0
-    assert "Llama.prefill" in result.stdout
-    assert "loaded" in result.stdout
-
-
 def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launching(monkeypatch, make_report())
     result = run("launch", write_config(tmp_path), "--json", "-")
     assert replace(from_json(result.stdout), config=()) == make_report()
     assert "Llama.prefill" in result.stderr
-
-
-def test_report_that_cannot_be_written_is_bad_input_before_the_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    fake = launching(monkeypatch, make_report())
-    (tmp_path / "file").touch()
-    result = run("launch", write_config(tmp_path), "--json", tmp_path / "file" / "report.json")
-    assert result.exit_code == 2
-    assert "--json" in result.stderr
-    assert fake.config is None
 
 
 def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -152,52 +132,6 @@ def test_launch_ends_with_the_code_of_its_error(
     assert run("launch", write_config(tmp_path)).exit_code == exit_code
 
 
-def test_misspelt_key_is_named_with_place_and_remedy(tmp_path: Path):
-    path = write_config(tmp_path, rankz=2)
-    result = run("launch", path)
-    assert result.exit_code == 2
-    text = " ".join(result.stderr.split())
-    assert f"where {path}: rankz found an unknown key" in text
-    assert text.endswith("remedy did you mean ranks?")
-
-
-def test_preseed_of_an_unknown_launch_ends_with_three(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    result = run("preseed", tmp_path / "tiny.yaml", "--here", "--set", "workload.arguments.layers=9")
-    assert result.exit_code == 3
-    assert "miss" in result.stdout
-
-
-def test_preseed_with_a_damaged_blob_ends_with_four(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
-    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
-    assert run("preseed", tmp_path / "tiny.yaml", "--here").exit_code == 4
-
-
-def test_verify_with_a_fault_ends_with_four(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
-    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
-    result = run("store", "verify", tmp_path / "tiny.yaml", "--json")
-    assert result.exit_code == 4
-    assert len(json.loads(result.stdout)["faults"]) >= 1
-
-
-def test_show_of_an_unknown_partition_ends_with_two(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    result = run("show", "world9global_rank0", "--store", tmp_path / "store")
-    assert result.exit_code == 2
-    assert "world2global_rank0" in result.stderr
-
-
-def test_explain_works_before_the_first_launch(tmp_path: Path):
-    result = run("explain", write_config(tmp_path))
-    assert result.exit_code == 0
-    assert result.stdout.startswith("compile, unless the cache holds it: there is no store at ")
-
-
 def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
     config = loaded_config(tmp_path)
     manifest = make_partition(config.cache_dir, rank=0, world_size=1)
@@ -205,26 +139,6 @@ def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
     result = run("store", "publish", tmp_path / "tiny.yaml", "--json")
     assert result.exit_code == 0
     assert [len(json.loads(result.stdout)[name]) for name in ("published", "committed", "kept")] == [1, 0, 0]
-
-
-def test_publish_ends_with_four_while_something_waits_still(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    manifest = make_partition(config.cache_dir, rank=0, world_size=1)
-    add_partition(config.cache_dir, launch_key(config), manifest)
-    result = run("store", "publish", tmp_path / "tiny.yaml", "--set", "store.trust.policy=require")
-    assert result.exit_code == 4
-    assert "waits: world1global_rank0" in result.stdout
-
-
-def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
-    code = (
-        "import sys; from warmrank.orchestrator.store.stores import publish_late;"
-        "from warmrank.orchestrator.config.reading import load;"
-        f"from pathlib import Path; publish_late(load(Path({str(write_config(tmp_path))!r})));"
-        "print(sorted({'torch', 'ray'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -241,26 +155,6 @@ def test_old_name_is_one_line_with_the_new_one(old: str, new: str):
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert f"is now: warmrank {new}" in line
-
-
-@pytest.mark.parametrize(
-    ("words", "arguments", "expected"),
-    [
-        (["--set", "a=b", "--config", "c.yaml"], ["config"], ["c.yaml", "--set", "a=b"]),
-        (
-            ["--config=c.yaml", "--here", "--", "x", "--config", "y"],
-            ["config", "words"],
-            ["c.yaml", "--here", "--", "x", "--config", "y"],
-        ),
-        (["--config", "c.yaml", "part"], ["partition", "config"], ["part", "c.yaml"]),
-        (["name", "--config", "c.yaml"], ["name"], ["name", "--config", "c.yaml"]),
-        (["c.yaml", "--config"], ["config"], ["c.yaml", "--config"]),
-    ],
-)
-def test_config_option_is_put_where_the_argument_is_looked_for(
-    words: list[str], arguments: list[str], expected: list[str]
-):
-    assert as_argument(words, arguments) == expected
 
 
 @pytest.fixture

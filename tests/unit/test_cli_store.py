@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.launching import write_config
 from tests.support.stored import (
     FUNCTIONS,
-    LAUNCH_KEY,
     blob_path,
     open_store,
     overwrite,
@@ -36,19 +34,14 @@ from warmrank.cache_store.signing.keyring import (
     generate,
     private_path,
     public_path,
-    read_keyring,
     revoke,
 )
-from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key
+from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.sync.pull import plan_pull, pull
 from warmrank.cache_store.sync.push import push
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.store.sync import Seat, targets
-
-NODE = Seat(scope="node", rank=None, world_size=None)
 
 
 @pytest.fixture
@@ -114,15 +107,6 @@ def test_location_that_can_be_no_store_is_bad_input_and_makes_none(tmp_path, mon
     assert (result.exit_code, "--store: expected" in result.stderr) == (2, True)
     assert "hunter2" not in result.output
     assert list((tmp_path / "here").iterdir()) == []
-
-
-@pytest.mark.parametrize("key", ["no_such_package", "=value", "cann"])
-def test_key_that_cannot_be_found_out_is_an_error_that_lists_what_can(key, monkeypatch):
-    monkeypatch.setattr(
-        "warmrank.orchestrator.store.sync.environment", lambda: {"cann": "none", "torch": "2.13.0"}
-    )
-    with pytest.raises(BadArgument, match=r"expected NAME=VALUE, .* or one of cann, torch"):
-        targets(["cache"], [key], NODE)
 
 
 @pytest.fixture
@@ -212,20 +196,6 @@ def old_record(store: Store) -> str:
     return store.stored_launches()[-1].name
 
 
-def test_evict_takes_what_is_old_and_says_so(store, root):
-    text = done("store", "evict", "--store", root, "--older-than", "30d")
-    assert f"evict  launch {LAUNCH_KEY[:12]} {old_record_digest(root)}: unused for 40.0 d" in text
-    assert "1 records, 1 manifests, 1 blobs went into the trash" in text
-    assert [record.created for record in store.launches()] == [LATER]
-    assert not blob_path(root, b"old").exists()
-
-
-def old_record_digest(root: Path) -> str:
-    """The record in the trash, by its first characters."""
-    (path,) = [path for path in stored(root, "trash") if "launch" in path.parts]
-    return path.name[:12]
-
-
 @pytest.mark.parametrize("mode", [0o775, 0o700])
 def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch, mode):
     """What nobody signed is newer, and pushes out nothing."""
@@ -237,36 +207,6 @@ def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, 
     monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
     done("store", "evict", "--store", root, "--max-size", "1B")
     assert open_store(root).launches() == (signed,)
-
-
-def test_dry_run_changes_nothing(store, root):
-    before = stored(root, "launch"), stored(root, "cas"), stored(root, "trash")
-    limits = ("--older-than", "0s", "--grace", "0s")
-    assert "1 records, 1 manifests" in done("store", "evict", "--store", root, *limits, "--dry-run")
-    assert (stored(root, "launch"), stored(root, "cas"), stored(root, "trash")) == before
-
-
-def test_evict_refuses_a_damaged_document_and_names_the_repair(store, root):
-    overwrite(stored(root, "ac")[0], b"damaged")
-    result = run_on_store("store", "evict", "--store", root, "--older-than", "30d")
-    assert (result.exit_code, "verify --repair" in result.stderr) == (4, True)
-    assert run_on_store("store", "verify", "--store", root, "--repair").exit_code == 4
-    done("store", "evict", "--store", root, "--older-than", "30d", "--keep", "0")
-    assert store.launches() == ()
-
-
-def test_evict_of_two_places_reports_one_when_the_other_refuses(store, root, tmp_path):
-    second = tmp_path / "second"
-    publish_launch(open_store(second), tmp_path / "old")
-    tiers = [{"path": str(root)}, {"path": str(second)}]
-    write_config(tmp_path, store={"tiers": tiers, "trust": {"policy": "off"}})
-    overwrite(stored(second, "ac")[0], b"damaged")
-    result = run_on_store("store", "evict", tmp_path / "tiny.yaml", "--older-than", "30d", "--json")
-    found = json.loads(result.stdout)
-    assert result.exit_code == 4
-    assert [place["location"] for place in found["places"]] == [str(root)]
-    assert [fault["location"] for fault in found["faults"]] == [str(second)]
-    assert [record.created for record in store.launches()] == [LATER]
 
 
 @pytest.mark.parametrize(
@@ -290,13 +230,6 @@ def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     assert "nothing is pinned" in done("store", "pin", digest[:12], "--store", root, "--remove")
     done("store", "evict", "--store", root, "--older-than", "30d")
     assert len(store.launches()) == 1
-
-
-@pytest.mark.parametrize(
-    "arguments", [("0d91",), ("f" * 12, "--reason", "a\nb"), ("f" * 12, "--reason", "x" * 501)]
-)
-def test_pin_that_is_no_prefix_or_gives_no_reason_in_one_line_is_bad_input(store, root, arguments):
-    assert run_on_store("store", "pin", *arguments, "--store", root).exit_code == 2
 
 
 def test_verify_repair_moves_damage_away_and_says_so(store, root):
@@ -326,18 +259,6 @@ def keys_done(*arguments: str | Path) -> str:
     return result.stdout
 
 
-def test_generate_prints_id_files_and_what_to_do(keys_keyring):
-    text = keys_done("generate", "ci")
-    for part in (
-        key_id(load_public_key(public_path(keys_keyring, "ci"))),
-        str(private_path(keys_keyring, "ci")),
-        "store.trust.signing_key: ci",
-        "warmrank keys trust ci.pub.pem",
-    ):
-        assert part in text
-    assert "store.trust.keyring" not in text
-
-
 def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys_keyring):
     keys_done("generate", "ci")
     keys_keyring.chmod(0o777)
@@ -361,19 +282,6 @@ def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
     assert "stolen" in keys_done("list")
 
 
-def test_revoke_takes_name_id_and_files(tmp_path, keys_keyring):
-    keys_done("generate", "ci")
-    theirs, other = generate_key_pair("theirs"), generate_key_pair("other")
-    private, _ = save_key_pair(theirs, tmp_path)
-    for text in ("ci", private, key_id(other.public_key)):
-        assert "is revoked now" in keys_done("revoke", text)
-    own = load_public_key(public_path(keys_keyring, "ci"))
-    assert {item.name for item in read_keyring(keys_keyring).revoked.values()} == {"ci", "theirs", ""}
-    assert set(read_keyring(keys_keyring).revoked) == {
-        key_id(key) for key in (own, theirs.public_key, other.public_key)
-    }
-
-
 def test_revoke_of_a_name_of_two_keys_asks_for_an_id(keys_keyring):
     keys_done("generate", "ci")
     public_path(keys_keyring, "ci").unlink()
@@ -392,11 +300,6 @@ def init(tmp_path: Path, mode: str) -> tuple[int, str]:
     )
     result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["store", "init", str(config)])
     return result.exit_code, result.output
-
-
-def test_init_makes_a_required_store_once(tmp_path):
-    assert init(tmp_path, "required") == (0, f"made: {tmp_path / 'store'}\n")
-    assert init(tmp_path, "required") == (0, f"there already: {tmp_path / 'store'}\n")
 
 
 def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):

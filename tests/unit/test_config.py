@@ -15,12 +15,10 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from warmrank.orchestrator.cli.config import SchemaOf, schema_of, schema_text
-from warmrank.orchestrator.cli.demo import packaged_config
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.doubts import Machine, look
 from warmrank.orchestrator.config.entrypoint import entrypoint_fault, missing_module, shadow
-from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload
-from warmrank.orchestrator.config.reading import load, parse, read_yaml
+from warmrank.orchestrator.config.models import EntrypointWorkload, ScriptWorkload
+from warmrank.orchestrator.config.reading import load, read_yaml
 from warmrank.orchestrator.errors import ConfigError
 
 MINIMAL = "workload: {entrypoint: json:dumps}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"
@@ -45,20 +43,6 @@ def test_check_names_every_mistake_and_ends_with_two(file: Path):
     assert "did you mean max_rounds?" in result.stderr
 
 
-def test_check_finds_what_is_wrong_between_keys(file: Path):
-    result = run("config", "check", file, "--set", "engine=torchair")
-    assert result.exit_code == 2
-    assert "error: engine, device" in result.stdout
-    assert "set device: npu, or engine: auto" in result.stdout
-
-
-def test_warnings_end_with_two_only_if_strict(file: Path):
-    arguments = ("config", "check", file, "--set", "no_compile=true")
-    assert run(*arguments).exit_code == 0
-    assert "warning: no_compile, store" in run(*arguments).stdout
-    assert run(*arguments, "--strict").exit_code == 2
-
-
 def test_mistakes_in_single_keys_are_json_too(file: Path):
     file.write_text(MINIMAL + "max_round: 3\n")
     result = run("config", "check", file, "--json")
@@ -71,13 +55,6 @@ def test_mistakes_in_single_keys_are_json_too(file: Path):
         "nearest": "max_rounds",
     }
     assert {"found", "expected"} <= problem.keys()
-
-
-@pytest.mark.parametrize("kind", ["config", "report"])
-def test_schema_is_json_alone(kind: str):
-    result = run("config", "schema", "--of", kind)
-    assert result.exit_code == 0
-    assert json.loads(result.stdout)["$schema"].startswith("https://json-schema.org/")
 
 
 ROOT = Path(__file__).parents[2]
@@ -113,19 +90,6 @@ def named_schema(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "store",
-    [
-        None,
-        {"path": "/a"},
-        {"path": "/a", "mode": "ro", "trust": {"policy": "off"}},
-        {"tiers": [{"path": "/a"}, {"path": "s3://b/c", "options": {"region": "x"}}], "trust": {}},
-    ],
-)
-def test_store_may_be_written_in_short_and_in_full(store: object):
-    assert complaints("config", {**LEAST, "store": store}) == []
-
-
-@pytest.mark.parametrize(
     "change",
     [
         {"ranks": "2"},
@@ -141,21 +105,6 @@ def test_store_may_be_written_in_short_and_in_full(store: object):
 )
 def test_mistake_in_a_config_is_one_to_an_editor_too(change: dict[str, Any]):
     assert complaints("config", {**LEAST, **change})
-
-
-def seen(**data: Any) -> Machine:
-    least = {"workload": {"entrypoint": "json:dumps"}, "ranks": 1, "cache_dir": "/cache"}
-    config: Config = parse({**least, **data})
-    return look(config)
-
-
-def test_look_finds_the_module_and_the_way_to_the_cache_directory(tmp_path: Path):
-    (tmp_path / "file").touch()
-    assert (seen().entrypoint, seen().obstacle) == (None, "")
-    machine = seen(workload={"entrypoint": "absent_of_all:f"}, cache_dir=str(tmp_path / "file" / "below"))
-    assert machine.entrypoint is not None
-    assert "No module named 'absent_of_all'" in machine.entrypoint.error.message
-    assert machine.obstacle == str(tmp_path / "file")
 
 
 @pytest.fixture
@@ -320,33 +269,6 @@ def test_what_a_config_launches_is_there(path: Path):
         assert f"def {function}(" in source
 
 
-def test_default_is_two_cpu_ranks():
-    config = load(packaged_config())
-    assert (config.ranks, config.device) == (2, "cpu")
-
-
-def commented_stores(path: Path) -> list[object]:
-    """The stores that a config shows in comments."""
-    blocks = "".join(
-        line.removeprefix("#").removeprefix(" ")
-        for line in path.read_text().splitlines(keepends=True)
-        if line[:1] == "#"
-    ).split("\n\n")
-    found = [block[block.index("store:\n") :] for block in blocks if "store:\n" in block]
-    return [yaml.safe_load(block)["store"] for block in found]
-
-
-def test_stores_in_comments_can_be_used():
-    stores = commented_stores(SHIPPED[0].parent / "atlas-a2-2-nodes.yaml")
-    configs = [
-        parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "store": store}).store for store in stores
-    ]
-    assert [[tier.path for tier in config.tiers] for config in configs if config] == [
-        ["s3://my-bucket/warmrank"],
-        ["/var/lib/warmrank", "s3://my-bucket/warmrank"],
-    ]
-
-
 TENFOLD = "\n".join(
     [
         "a0: &a0 [x]",
@@ -368,8 +290,3 @@ TENFOLD = "\n".join(
 def test_document_that_cannot_be_walked_is_refused(text: str, found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         read_yaml(text, "a.yaml")
-
-
-def test_aliases_of_a_person_are_read() -> None:
-    text = "a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n"
-    assert read_yaml(text, "a.yaml") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}

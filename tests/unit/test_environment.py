@@ -13,13 +13,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
 from warmrank.worker.keys import environment as fingerprint
-from warmrank.worker.keys.environment import architectures
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,33 +79,11 @@ def test_ascend_is_part_of_the_fingerprint(machine: Path, read: Read) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n",
-    ],
-    ids=["closed", "open"],
-)
-def test_driver_of_nvidia_is_read(machine: Path, read: Read, line: str) -> None:
-    write(machine / "nvidia" / "version", line)
-    assert read()["driver"] == "nvidia 550.54.15"
-
-
 def test_cpu_with_another_instruction_set_differs(machine: Path, read: Read) -> None:
     write(machine / "cpuinfo", "flags\t\t: avx avx2\n")
     first = read()
     write(machine / "cpuinfo", "flags\t\t: avx avx2 avx512f\n")
     assert read() != first
-
-
-@pytest.mark.parametrize("place", ["nvidia/version", "nvidiactl"])
-def test_architecture_of_gpus_is_part_of_the_fingerprint(machine, read, monkeypatch, place):
-    write(machine / place, "")
-    monkeypatch.setattr(
-        "warmrank.worker.keys.environment.architectures", lambda: ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90")
-    )
-    assert read()["accelerator"] == "NVIDIA A10 sm_86, NVIDIA H100 sm_90"
 
 
 @pytest.mark.parametrize(
@@ -125,42 +101,3 @@ def test_cuda_of_torch_is_read_without_importing_it(read, tmp_path, monkeypatch,
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} 9.5")
     assert read()["cuda"] == expected
-
-
-class Library:
-    """Answers as NVML does: results through pointers, 0 for success."""
-
-    # ruff: noqa: N802 - the library's names; what byref() points to has no public reader
-
-    def __init__(self, devices: list[tuple[bytes, int, int]], failing: str = "") -> None:
-        self.devices, self.failing, self.is_open = devices, failing, False
-
-    def nvmlInit_v2(self) -> int:
-        self.is_open = self.failing != "init"
-        return 0 if self.is_open else 9
-
-    def nvmlShutdown(self) -> int:
-        self.is_open = False
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = len(self.devices)
-        return 3 if self.failing == "count" else 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
-        handle._obj.value = index.value + 1
-        return 0
-
-    def nvmlDeviceGetName(self, handle: Any, name: Any, size: Any) -> int:
-        name.value = self.devices[handle.value - 1][0][: size.value]
-        return 0
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: Any, major: Any, minor: Any) -> int:
-        _, major._obj.value, minor._obj.value = self.devices[handle.value - 1]
-        return 15 if self.failing == "capability" and handle.value == 1 else 0
-
-
-def test_each_model_is_named_once_with_its_architecture() -> None:
-    library = Library([(b"NVIDIA H100", 9, 0), (b"NVIDIA A10", 8, 6), (b"NVIDIA H100", 9, 0)])
-    assert architectures(lambda name: library) == ("NVIDIA A10 sm_86", "NVIDIA H100 sm_90")
-    assert not library.is_open

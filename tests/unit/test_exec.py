@@ -23,12 +23,10 @@ from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 from warmrank.cache_store.cache_dir.marks import mark_signers
-from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.exec import node
 from warmrank.orchestrator.exec.driver import MAX_WAITING, Options, Outcome, Output, Run, execute
 from warmrank.orchestrator.exec.node import ExecNode, State, Synced
 from warmrank.orchestrator.exec.placement import HostGroup, parse_when
@@ -104,14 +102,6 @@ def test_last_host_of_a_world_commits_what_all_of_them_published(
     assert host(0).record == last.record
 
 
-def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Runs, said: list[str]) -> None:
-    run(loaded_config(tmp_path), RANKS)
-    other = loaded_config(tmp_path, cache_dir=str(tmp_path / "other"))
-    outcome = run(other, shell(f'test $(find "{other.cache_dir}" -name compiled_module | wc -l) = 2'))
-    assert (outcome.exit_code, outcome.nodes[0].found) == (0, True)
-    assert "2 partitions in the cache" in " ".join(said)
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("options", "nnodes", "reason"),
@@ -176,13 +166,6 @@ def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, r
     assert (len(late.published), len(late.committed), late.kept) == (2, 1, {})
 
 
-def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: Path, run: Runs) -> None:
-    store = {"path": str(tmp_path / "store"), "mode": "required", "trust": {"policy": "off"}}
-    with pytest.raises(StoreUnavailable):
-        run(loaded_config(tmp_path, store=store), shell(f"touch {tmp_path}/ran"))
-    assert not (tmp_path / "ran").exists()
-
-
 def test_directories_of_tools_come_and_go(tmp_path: Path, run: Runs, said: list[str]) -> None:
     sync = {"sync": [{"tool": "vllm"}, {"tool": "mine", "variable": "MY_CACHE"}], "keys": ["model=llama"]}
     config = loaded_config(tmp_path, exec=sync)
@@ -193,17 +176,6 @@ def test_directories_of_tools_come_and_go(tmp_path: Path, run: Runs, said: list[
     look = 'grep -q graph "$VLLM_CACHE_ROOT/graph" && grep -q mine "$MY_CACHE/file"'
     assert run(other, shell(look)).exit_code == 0
     assert "vllm: pulled 1 new of 1 file" in said
-
-
-def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Runs) -> None:
-    config = loaded_config(tmp_path)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left = config.cache_dir / ".journal" / f"exec-{os.uname().nodename}-{ended.pid}-{'0' * 32}"
-    left.mkdir(parents=True, mode=0o700)
-    os.utime(left, (0, 0))
-    run(config, ("true",))
-    assert not left.exists()
 
 
 Cli = Callable[..., "subprocess.Popen[str]"]
@@ -291,14 +263,6 @@ def test_signals_go_to_the_command_and_nothing_is_left(
     driver.send_signal(number)
     assert driver.wait(WAIT_S) == status
     assert still_there(marked(mark), timeout_s=0) == []
-
-
-def test_killed_driver_takes_the_command_with_it(cli: Cli, mark: str) -> None:
-    driver = cli("--grace", "0.2", "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
-    assert first_line(driver) == "up\n"
-    driver.kill()
-    driver.wait(WAIT_S)
-    assert still_there(marked(mark)) == []
 
 
 PATIENCE_S = 60.0
@@ -416,21 +380,6 @@ class Blocked(io.RawIOBase):
         return len(data)
 
 
-def written(names: Sequence[str], *writes: tuple[int, bytes]) -> bytes:
-    out = io.BytesIO()
-    output = Output(names, out, io.BytesIO())
-    for index, data in writes:
-        output.write(index, [("out", data)])
-    output.finish(lambda: False)
-    return out.getvalue()
-
-
-def test_lines_of_several_nodes_bear_their_names() -> None:
-    found = written(("0 a", "1 bcd"), (0, b"on"), (1, b"two\nthr"), (0, b"e\n"))
-    assert found == b"1 bcd | two\n0 a   | one\n1 bcd | thr\n"
-    assert written(("0 a",), (0, b"50 %\r")) == b"50 %\r"
-
-
 def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:
     blocked = Blocked()
     output = Output((), cast("BinaryIO", blocked), io.BytesIO())
@@ -442,11 +391,3 @@ def test_reader_that_stops_holds_up_the_command_and_not_the_driver() -> None:
     blocked.goes_on.set()
     output.finish(lambda: False)
     assert (output.is_behind, len(blocked.got)) == (False, MAX_WAITING + 2)
-
-
-@pytest.mark.parametrize(("of_ray", "kept"), [(True, {}), (False, {"RAY_CGRAPH_get_timeout": "9"})])
-def test_variables_of_ray_are_kept_from_commands_of_its_workers_only(
-    monkeypatch: pytest.MonkeyPatch, of_ray: bool, kept: dict[str, str]
-) -> None:
-    monkeypatch.setattr("os.environ", {"RAY_CGRAPH_get_timeout": "9", "RAY_ADDRESS": "a", "HOME": "/h"})
-    assert node.own_environ(of_ray=of_ray) == {"RAY_ADDRESS": "a", "HOME": "/h", **kept}

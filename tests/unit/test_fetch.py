@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import pytest
 from filelock import FileLock
 
-from tests.support.backends import UnreadableBackend, new_file, unavailable
+from tests.support.backends import UnreadableBackend, new_file
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
@@ -32,7 +32,6 @@ from tests.support.stored import (
     make_partition,
     open_store,
     overwrite,
-    partition_name,
     stored,
 )
 from tests.support.stored import tree as all_files
@@ -137,12 +136,6 @@ def test_many_partitions_read_each_blob_once(store, source, cache, monkeypatch):
     )
 
 
-def test_second_fetch_copies_nothing(store, ref, cache):
-    fetch(store, [ref], cache)
-    (report,) = fetch(store, [ref], cache)
-    assert (report.bytes_copied, report.num_already_there) == (0, 2)
-
-
 def test_unchanged_cache_is_not_read_again(store, ref, cache, monkeypatch):
     monkeypatch.setattr(
         "warmrank.cache_store.cache_dir.digest_index._TICK_NS", -(10**12)
@@ -171,17 +164,6 @@ def test_missing_blob_is_a_miss_and_nothing_is_laid_out(store, root, ref, cache)
     assert "of Llama.decode" in str(error)
     assert tree(cache) == {}
     assert not (cache / UNVERIFIED).exists()
-
-
-def test_fault_of_one_partition_is_its_own(store, root, source, cache):
-    functions = {"Llama.decode": b"rank one", "Llama.prefill": PREFILL}
-    refs = [publish(store, source, world_size=2)]
-    refs.append(publish(store, source, rank=1, world_size=2, functions=functions))
-    blob_path(root, b"rank one").unlink()
-    outcome = store.fetch_partitions(refs, cache)
-    assert [report.partition for report in outcome.partitions] == ["world2global_rank0"]
-    assert [found.ref for found in outcome.faults] == refs[1:]
-    assert not list(cache.rglob(partition_name(1, 2)))
 
 
 @pytest.mark.parametrize("what", ["blob", "manifest"])
@@ -258,12 +240,6 @@ def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monke
     assert (tree(cache), stored(root, "quarantine")) == ({}, [])
 
 
-def test_cache_directory_that_is_a_file_is_refused(store, ref, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UnusableCache):
-        store.fetch_partitions([ref], tmp_path / "file")
-
-
 def test_staging_of_a_process_that_was_killed_is_swept(store, ref, cache):
     left = cache / f".tmp-{os.uname().nodename}-{2**22 + 1}-{'0' * 32}" / "0"  # no pid is so high
     left.mkdir(parents=True)
@@ -297,15 +273,6 @@ def test_fetch_under_require_refuses_a_marked_directory(store, root, ref, cache)
 @pytest.fixture
 def fetch_decode(store: Store, cache: Path) -> Callable[[], Path]:
     return lambda: store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
-
-
-def test_fetch_blob_adds_a_variant(ref, fetch_decode):
-    path = fetch_decode()
-    assert (path.name, path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (
-        "compiled_module",
-        DECODE,
-        0o600,
-    )
 
 
 @pytest.fixture
@@ -452,18 +419,3 @@ def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(places, t
         (True, True)
     ]
     assert [tier.circuit.is_open for tier in places.view.tiers] == [False, False]
-
-
-def test_blob_that_no_place_can_read_is_unavailable_and_leaves_nothing(places, tmp_path):
-    places.near.failure = places.far.failure = bad_sector()
-    with pytest.raises(StoreUnavailable, match=os.strerror(errno.EIO)):
-        places.copy(tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
-
-
-def test_view_that_was_left_reads_nothing_elsewhere(places):
-    places.far.failure = bad_sector()
-    with places.view.open(DOCUMENT):
-        places.view.leave()
-    with pytest.raises(StoreUnavailable, match="given up"):
-        places.view.read_elsewhere(DOCUMENT, unavailable())

@@ -17,7 +17,6 @@ ON_CLUSTERS = sorted((PLAIN / "kuberay").glob("*-job-on-raycluster.yaml"))
 MANIFESTS = sorted(set((PLAIN / "kuberay").glob("*.yaml")) - set(ON_CLUSTERS))
 JOBS = [path for path in MANIFESTS if "raycluster" not in path.stem]
 NPU = "huawei.com/Ascend910"
-NPUS_OF_A_NODE = {"a2": 8, "a3": 16}
 
 each = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 each_job = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
@@ -49,25 +48,6 @@ def workers_of(path: Path) -> dict[str, Any]:
 def container_of(group: dict[str, Any]) -> dict[str, Any]:
     (container,) = group["template"]["spec"]["containers"]
     return dict(container)
-
-
-def node_kind(path: Path) -> str:
-    return path.stem.split("-")[1]
-
-
-def test_there_are_both_kinds_of_nodes_in_three_sizes_on_plain_hosts_and_under_kuberay() -> None:
-    wanted = {f"atlas-{kind}-{size}" for kind in ("a2", "a3") for size in ("1-node", "2-nodes", "16-nodes")}
-    assert {path.stem for path in JOBS} == {path.stem for path in PLAIN.glob("atlas-*.yaml")} == wanted
-    assert len(MANIFESTS) == len(JOBS) + 2
-
-
-@pytest.mark.parametrize("path", sorted(PLAIN.glob("atlas-*.yaml")), ids=lambda path: path.stem)
-def test_ranks_of_a_config_are_its_nodes_times_their_npus(path: Path) -> None:
-    config = load(path)
-    nodes = int(path.stem.split("-")[2])
-    assert (config.device, config.ranks) == ("npu", nodes * NPUS_OF_A_NODE[node_kind(path)])
-    assert NPUS_OF_A_NODE[node_kind(path)] % config.parallel.tp == 0  # a tp group stays on its node
-    assert f'"NPU": {NPUS_OF_A_NODE[node_kind(path)]}}}' in path.read_text()
 
 
 @each_job
@@ -118,17 +98,3 @@ def test_names_in_a_manifest_are_those_of_its_documents(path: Path) -> None:
     claim = volumes["store"]["persistentVolumeClaim"]["claimName"]
     assert claim == found["PersistentVolumeClaim"]["metadata"]["name"]
     assert ray["metadata"]["name"] in path.read_text().partition("\napiVersion:")[0]
-
-
-def test_manifests_differ_in_names_sizes_and_the_launch_only() -> None:
-    def without_sizes(path: Path) -> str:
-        cluster = cluster_of(path)
-        group = cluster["workerGroupSpecs"][0]
-        group["replicas"] = group["minReplicas"] = group["maxReplicas"] = 0
-        group["rayStartParams"] = group["template"]["spec"]["nodeSelector"] = {}
-        container_of(group)["resources"].clear()
-        (launch, *_) = cluster["headGroupSpec"]["template"]["spec"]["volumes"]
-        launch["configMap"]["name"] = ""
-        return json.dumps(cluster, sort_keys=True)
-
-    assert len({without_sizes(path) for path in MANIFESTS}) == 1

@@ -12,9 +12,7 @@ from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import NodeLauncher, Recorder
 from tests.support.stored import store_config
 from warmrank.cache_store.errors import Conflict, NewerFormat
-from warmrank.orchestrator.causes import DIED, NODE_LOST, TIMEOUT, WorkerFailure
-from warmrank.orchestrator.cli import console
-from warmrank.orchestrator.cli.console import ExitCode
+from warmrank.orchestrator.causes import DIED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, CompileForbidden, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
@@ -83,12 +81,6 @@ def test_cold_launch_compiles_each_function_once_and_others_adopt(launches: Laun
     }
 
 
-def test_rank_without_a_partition_adopts_from_one_that_has_it(launches: Launches) -> None:
-    launches()
-    del launches.world.held[1, FUNCTIONS[0]]
-    assert outcomes(launches())[1, FUNCTIONS[0]] == "adopted"
-
-
 def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launches) -> None:
     launches.world.kind_of = lambda rank: rank // 2
     report = launches(4)
@@ -102,16 +94,6 @@ def test_rounds_are_bounded(launches: Launches) -> None:
     report = launches(6, max_rounds=2)
     assert report.totals.num_compiled == 12
     assert len([name for name, _ in launches.recorder.started if name == "compile"]) == 3
-
-
-def test_no_compile_lists_every_miss_with_its_reason_and_ranks(launches: Launches) -> None:
-    with pytest.raises(CompileForbidden) as caught:
-        launches(no_compile=True)
-    assert [(miss.function, miss.ranks) for miss in caught.value.misses] == [
-        (FUNCTIONS[0], (0, 1)),
-        (FUNCTIONS[1], (0, 1)),
-    ]
-    assert "Model.decode on ranks 0-1: nothing lies there" in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["build", "first_call", "verify"])
@@ -275,31 +257,6 @@ def test_budget_that_is_spent_ends_the_launch_with_its_report(tmp_path: Path, wo
     assert not list((tmp_path / "store").glob("launch/*/*"))
 
 
-def test_error_that_would_come_again_is_not_tried_again(tmp_path: Path, world: FakeWorld) -> None:
-    launcher = Losing(world, "build", kind="WorkloadError")
-    with pytest.raises(LaunchFailed):
-        run(config_of_attempts(tmp_path), launcher)
-    assert launcher.log.count("start") == 1
-
-
-class NoRoomLeft(Losing):
-    """Loses a node, and has no other for the next attempt."""
-
-    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        if self.log:
-            raise CannotStart("2 ranks do not fit on the Ray cluster")
-        return super().start(num_ranks, timeout_s=timeout_s)
-
-
-@pytest.mark.parametrize(("kind", "code"), [(NODE_LOST, ExitCode.LOST), (DIED, ExitCode.FAILED)])
-def test_launch_that_fits_no_more_because_it_lost_nodes_blames_the_cluster(
-    tmp_path: Path, world: FakeWorld, kind: str, code: ExitCode
-) -> None:
-    with pytest.raises(CannotStart) as caught:
-        run(config_of_attempts(tmp_path), NoRoomLeft(world, "load", kind=kind))
-    assert console.exit_code_of(caught.value) == code
-
-
 def test_interrupted_launch_has_a_report_that_says_so(tmp_path: Path, world: FakeWorld) -> None:
     world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
     launch = Launch(config_of_attempts(tmp_path), launcher=Losing(world, "never"))
@@ -448,22 +405,6 @@ def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rou
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
 
 
-def test_error_names_function_leaders_nodes_cause_and_ranks_that_wait(rounds: Rounds) -> None:
-    text = str(broken_prefill(rounds))
-    assert "stage compile failed on 2 of 4 ranks" in text
-    assert f"ranks 0, 2 on a, b: GraphBreak in {PREFILL}: line 3" in text
-    assert "rank 0 on node 0 (a), rank 2 on node 1 (b)" in text
-    assert "for ranks 0-3" in text
-    assert text.count("line 3") == 1
-
-
-def test_next_launch_compiles_only_what_failed(rounds: Rounds) -> None:
-    broken_prefill(rounds)
-    rounds.world.broken = {}
-    rounds()
-    assert rounds.compiled() == [(0, PREFILL)]
-
-
 class DeadlyLauncher(NodeLauncher):
     """A rank dies, once, while ranks compile."""
 
@@ -481,21 +422,6 @@ class DeadlyLauncher(NodeLauncher):
         yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 
 
-def cut(rounds: Rounds, *, host: str = "") -> LaunchFailed:
-    launcher = DeadlyLauncher(NODES, rounds.root, rounds.world.make_worker, host=host)
-    with pytest.raises(LaunchFailed) as caught:
-        rounds.on(launcher, NODES)
-    return caught.value
-
-
-def test_leader_that_dies_says_what_it_compiled_where(rounds: Rounds) -> None:
-    error = cut(rounds)
-    found = [(lost.function, lost.rank, lost.node_id, lost.host) for lost in error.compiling]
-    assert found == [(PREFILL, 0, "a", "a")]
-    assert [failure.kind for failure in error.failures] == ["died"]
-    assert error.silent == (1, 2, 3)  # a leader and the auditors
-
-
 def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, tmp_path: Path) -> None:
     launcher = DeadlyLauncher(NODES, tmp_path, rounds.world.make_worker)
     config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 4, "parallel": {"dp": 4}})
@@ -507,9 +433,3 @@ def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, t
         if found.outcome == "compiled"
     ]
     assert sorted(compiled) == [("a", DECODE), ("b", PREFILL)]
-
-
-def test_next_attempt_compiles_it_on_another_node(rounds: Rounds) -> None:
-    lost = cut(rounds).compiling
-    rounds(lost)
-    assert (2, PREFILL) in rounds.compiled()

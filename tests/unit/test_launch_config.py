@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from warmrank.orchestrator.config.doubts import Machine, doubts
 from warmrank.orchestrator.config.reading import Config, groups, load, parse
-from warmrank.orchestrator.config.store import StoreConfig, is_secret
+from warmrank.orchestrator.config.store import is_secret
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.launch.identity import launch_key
 
@@ -38,12 +38,6 @@ def refusal(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load(path, overrides)
     return str(caught.value)
-
-
-def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
-    config = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
-    assert config.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
-    assert config.timeouts.compile_s == 1.5
 
 
 def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
@@ -81,22 +75,6 @@ def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
 )
 def test_unusable_value_is_refused(file: Path, override: str) -> None:
     assert override.partition("=")[0].partition(".")[0] in refusal(file, override)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ranks: 1\nranks: 2\n", "tiny.yaml:2: found the key 'ranks' twice"),
-        ("ranks: [1\n", "broken YAML"),
-        ("- ranks\n", "found ['ranks'] (list) at the top level"),
-        ("", "found None (NoneType) at the top level"),
-        ("1: 2\n", "the key 1 (int)"),
-        ("ranks: 2024-01-01\n", "ranks: found datetime.date(2024, 1, 1) (date)"),
-    ],
-)
-def test_file_that_is_no_mapping_of_plain_data_is_refused(file: Path, text: str, expected: str) -> None:
-    file.write_text(text)
-    assert expected in refusal(file)
 
 
 axis = st.integers(min_value=1, max_value=4)
@@ -216,12 +194,6 @@ def config_with(store: Any) -> Config:
     return parse({**HEAD, "store": store})
 
 
-def store_of(store: Any) -> StoreConfig:
-    found = config_with(store).store
-    assert found is not None
-    return found
-
-
 def refusal_of(store: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         config_with(store)
@@ -235,19 +207,6 @@ def test_override_sets_the_single_place(tmp_path: Path) -> None:
     ).store
     assert found is not None
     assert (found.tiers[0].path, found.tiers[0].mode) == ("s3://b/p", "required")
-
-
-def test_override_reaches_into_a_tier(tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(FILE + "store: {tiers: [{path: /near}, {path: /far}]}\n")
-    found = load(tmp_path / "tiny.yaml", ("store.tiers.1.mode=ro",)).store
-    assert found is not None
-    assert [tier.mode for tier in found.tiers] == ["rw", "ro"]
-
-
-def test_misspelt_key_of_the_single_place_is_named_as_it_was_written() -> None:
-    text = refusal_of({"path": "/s", "anser_s": 3})
-    assert "store.anser_s: found an unknown key with value 3 (int)" in text
-    assert "did you mean store.answer_s?" in text
 
 
 @pytest.mark.parametrize(
@@ -297,13 +256,6 @@ def test_secret_is_refused_and_not_shown(store: Any) -> None:
     text = refusal_of(store)
     assert SECRET not in text
     assert "not shown here" in text
-
-
-@pytest.mark.parametrize("word", ["true", "False", "ON", "0"])
-def test_switch_takes_words_for_on_and_off(word: str) -> None:
-    assert (
-        store_of({"path": "s3://b", "options": {"allow_http": word}}).tiers[0].options["allow_http"] == word
-    )
 
 
 def test_secret_of_an_override_is_not_shown(tmp_path: Path) -> None:

@@ -205,16 +205,6 @@ def test_required_store_that_is_away_stops_the_launch_before_any_rank_starts(hou
     assert house.stores == []
 
 
-def test_store_that_falls_silent_on_the_way_is_waited_for_once(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
-    report = house.launch(FallsSilent("build", house.place))
-    assert num_silences(caplog) == 1
-    assert report.totals.num_compiled == 2
-    assert [tier.state for tier in report.tiers] == ["away"]
-    assert house.waiting() == (2, 1)
-
-
 def test_required_store_that_falls_silent_on_the_way_fails_the_launch(house: House) -> None:
     store = {"path": "/store", "mode": "required", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
     with pytest.raises(LaunchFailed) as caught:
@@ -247,37 +237,6 @@ def store_of(*paths: Path | str, trust: dict[str, Any] | None = None, mode: str 
 def make(path: Path) -> Path:
     stores.open_store(store_of(path))
     return path
-
-
-def blocked(tmp_path: Path) -> Path:
-    """A place that no store can be made in."""
-    (tmp_path / "file").write_text("no directory")
-    return tmp_path / "file" / "store"
-
-
-def test_store_that_is_away_is_a_value_and_ranks_leave_it_alone(tmp_path: Path) -> None:
-    found = stores.access(store_of(blocked(tmp_path)))
-    assert (found.store, found.for_ranks, found.is_behind) == (None, None, True)
-    (tier,) = found.found()
-    assert (tier.location, tier.state) == (str(blocked(tmp_path)), "away")
-    assert "store unavailable" in tier.reason
-
-
-def test_required_store_that_is_away_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable) as caught:
-        stores.access(store_of(blocked(tmp_path), mode="required"))
-    assert caught.value.required
-
-
-def test_place_that_the_driver_lacks_is_still_offered_to_ranks(tmp_path: Path) -> None:
-    """It may be a disk of their nodes; only silence is known to cost them time."""
-    config = store_of(blocked(tmp_path), tmp_path / "far")
-    found = stores.access(config)
-    assert found.for_ranks == config
-    assert {Path(tier.location).name: tier.state for tier in found.found()} == {
-        "far": "used",
-        "store": "away",
-    }
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
 from warmrank.orchestrator.launch.state import LaunchState
-from warmrank.orchestrator.launch.timeline import slow_ranks, timeline_rows
+from warmrank.orchestrator.launch.timeline import timeline_rows
 from warmrank.orchestrator.ui.live import LiveView
 from warmrank.orchestrator.ui.progress import PlainLines
 from warmrank.worker.results import FunctionResult
@@ -63,20 +63,6 @@ def test_stage_that_failed_ends_with_its_attempt_and_so_does_who_had_not_answere
     assert (over.ok, over.ranks, over.rank_end_s, over.end_s) == (True, (1,), (7.0,), 7.5)
 
 
-def test_ranks_that_a_later_round_moves_leave_their_class() -> None:
-    first = class_of(None, *range(64), action="adopt")
-    state = state_of(
-        [
-            events.Planned(at_s=0.0, classes=(first,)),
-            events.Planned(at_s=1.0, classes=(class_of(5, 5, 6),)),
-        ]
-    )
-    assert [(found.action, len(found.ranks)) for found in state.classes.values()] == [
-        ("adopt", 62),
-        ("compile", 2),
-    ]
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "per_node", "num_rows"),
     [
@@ -94,11 +80,6 @@ def test_rows_are_ranks_nodes_or_groups_that_are_few_and_lose_nobody(
     assert num_rows in {0, len(rows)}
     assert 1 < len(rows) <= 64
     assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))
-
-
-def test_slow_rank_is_one_that_others_waited_for() -> None:
-    report = made_report(1024)
-    assert [(slow.stage, slow.rank) for slow in slow_ranks(report.course, report.ranks)] == [("build", 341)]
 
 
 class Clock:
@@ -159,7 +140,6 @@ def busy(rank: int, doing: str, at_s: float) -> e.RankBusy:
     return e.RankBusy(at_s=at_s, rank=rank, doing=doing, cpu_s=0.1, resident_bytes=1 << 30)
 
 
-SEATED = e.Seated(at_s=0.0, seats=seats(2, 1))
 ONE_HOST = e.Seated(
     at_s=0.0, seats=tuple(replace(seat, host="vm", node_id=f"{seat.rank}f{54 * '0'}") for seat in seats(2, 1))
 )
@@ -183,13 +163,6 @@ REFUSED = FunctionResult(function="f", ok=False, outcome="adopted", reason="a gu
 )
 def test_plain_lines_tell_what_happens_once_without_wrapping(heard: Iterable[e.Event], line: str) -> None:
     assert plain(heard).count(line) == 1
-
-
-def test_plain_lines_tell_of_a_long_stage_ever_more_rarely_and_name_who_is_late() -> None:
-    begun: list[e.Event] = [SEATED, stage("compile", 0, 1), finished("compile", 0, 0.5)]
-    beats = plain([*begun, *(busy(1, "compile f", float(at_s)) for at_s in range(1, 1000))])[2:]
-    assert beats[0] == "compile: 1 of 2 ranks after 30 s; waiting for rank 1; rank 1 on node-1: compile f"
-    assert len(beats) == 6  # after 30, 60, 120, 240, 480, 960 s
 
 
 def compiling_two() -> list[e.Event]:
@@ -257,13 +230,6 @@ def failure(rank: int, kind: str, message: str = "m", function: str = "") -> Wor
 def test_equal_failures_are_one_cause_with_its_ranks_and_nodes_in_order() -> None:
     (cause,) = causes_of([failure(3, "OSError"), failure(1, "OSError")], {1: "n1", 3: "n2"})
     assert (cause.ranks, cause.kind, cause.hosts) == ((1, 3), "OSError", ("n1", "n2"))
-
-
-def test_other_message_or_function_is_another_cause() -> None:
-    found = causes_of(
-        [failure(0, "OSError"), failure(1, "OSError", "n"), failure(2, "OSError", function="f")], {}
-    )
-    assert [cause.ranks for cause in found] == [(0,), (1,), (2,)]
 
 
 def test_what_others_fail_in_the_wake_of_comes_first() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.backends import MemoryBackend
-from tests.support.sealed_launches import SHARED, Evicting
+from tests.support.sealed_launches import Evicting
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
@@ -26,15 +26,13 @@ from warmrank.cache_store.errors import (
     Corrupt,
     EvictRefused,
     NotInStore,
-    StoreUnavailable,
     Untrusted,
 )
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.layout import blob_name, launch_name, manifest_name, used_name
-from warmrank.cache_store.records import launches as stored_launches
+from warmrank.cache_store.layout import launch_name, manifest_name, used_name
 from warmrank.cache_store.records.documents import read_stored_form
-from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef, created_at, parse_launch_record
+from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
@@ -79,52 +77,6 @@ def test_launches_come_newest_first_by_the_store_s_clock(store, ref):
     for found in (store.launches(LAUNCH_KEY), store.launch_summaries(LAUNCH_KEY)):
         assert [record.created for record in found] == [EARLY, LATEST, LATE]
     assert store.problems == []
-
-
-def test_launch_that_is_dated_in_the_future_is_reported(store, ref):
-    store.commit_launch(make_record((ref,), created="2099-01-31T12:00:00+00:00"))
-    store.launch_summaries(LAUNCH_KEY)
-    assert "dated in the future" in store.problems[0]
-
-
-def test_equal_launch_is_committed_once(store, ref):
-    first = store.commit_launch(make_record((ref,), created=EARLY))
-    assert store.commit_launch(make_record((ref,), created=LATE)) == first
-    assert len(store.launches()) == 1
-
-
-def commit_changed(store: Store, ref: PartitionRef, *, times: int) -> None:
-    """Commit launches that differ in their environment."""
-    for number in range(times):
-        store.commit_launch(make_record((ref,), environment={**ENVIRONMENT, "number": str(number)}))
-
-
-def test_summaries_come_newest_first_and_say_what_the_records_do(store, ref):
-    for created in (LATE, LATEST, EARLY):
-        store.commit_launch(make_record((ref,), created=created, environment={"made": created}))
-    assert [
-        (item.name, item.world_size, item.environments, item.created)
-        for item in store.launch_summaries(LAUNCH_KEY)
-    ] == [
-        (found.name, found.record.world_size, found.record.environments, found.record.created)
-        for found in store.stored_launches(LAUNCH_KEY)
-    ]
-
-
-def test_commit_reads_no_more_than_another_standing_record_whole(store, ref, monkeypatch):
-    commit_changed(store, ref, times=9)
-    read: list[str] = []
-
-    def note(data: bytes, where: str) -> LaunchRecord:
-        read.append(where)
-        return parse_launch_record(data, where)
-
-    monkeypatch.setattr(stored_launches, "parse_launch_record", note)
-    commit_changed(store, ref, times=9)
-    assert read == []
-    standing = make_record((ref,), environment={**ENVIRONMENT, "number": "0"})
-    store.commit_launch(standing.model_copy(update={"identity": {"another": "identity"}}))
-    assert len(read) == 1
 
 
 def test_truncated_record_is_skipped_quarantined_and_reported(store, root, ref, caplog):
@@ -185,12 +137,6 @@ def test_pin_is_listed_with_its_reason_and_removed_again(memory):
     assert memory.store.pins() == ()
 
 
-def test_launch_key_pins_all_its_records(memory):
-    records = {memory.launch(), memory.launch()}
-    memory.store.pin(next(iter(records)).split("/")[2])
-    assert {pin.record for pin in memory.store.pins()} == records
-
-
 RECORD = launch_name("1" * 64, "2" * 64)
 MONDAY, TUESDAY = date(2026, 2, 2), date(2026, 2, 3)
 
@@ -210,28 +156,11 @@ def test_use_leaves_one_mark_a_day(backend):
     assert marks(backend) == [used_name(RECORD, "2026-02-02"), used_name(RECORD, "2026-02-03")]
 
 
-@pytest.mark.parametrize("call", ["stat", "put_new"])
-def test_store_that_fails_is_no_error(backend, monkeypatch, call):
-    def fail(_: object) -> None:
-        raise StoreUnavailable(what="mark", where="memory", reason="Read-only file system")
-
-    monkeypatch.setattr(backend, call, fail)
-    reason = mark_used(backend, RECORD, today=MONDAY)
-    monkeypatch.undo()
-    assert marks(backend) == []
-    assert "Read-only file system" in reason
-    assert "`warmrank store pin`" in reason
-
-
 KEY, OTHER = "ab" * 32, "cd" * 32
 
 
 def put(memory: Evicting, name: str, data: bytes) -> None:
     memory.backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
-
-
-def blob(data: bytes) -> str:
-    return blob_name(digest_bytes(data).sha256)
 
 
 def inventory(memory: Evicting, earlier: Inventory | None = None) -> Inventory:
@@ -257,16 +186,6 @@ def opened(memory: Evicting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_launch_refers_to_manifests_and_they_to_blobs(memory):
-    record = memory.launch()
-    found = references(record, read_stored_form(memory.backend, record))
-    assert found.references == tuple(memory.names("ac/"))
-    assert found.created_s == created_at(memory.store.launches()[0]).timestamp()
-    (manifest,) = found.references
-    needed = references(manifest, read_stored_form(memory.backend, manifest)).references
-    assert set(needed) == memory.names("cas/") == {blob(b"own 1"), blob(SHARED)}
-
-
 def test_document_under_the_name_of_another_is_corrupt(memory):
     record = memory.launch()
     sealed = read_stored_form(memory.backend, record)
@@ -278,20 +197,6 @@ def test_document_under_the_name_of_another_is_corrupt(memory):
     ):
         with pytest.raises(Corrupt):
             references(name, sealed)
-
-
-def test_inventory_has_all_that_stands_and_no_strangers(memory):
-    record = memory.launch()
-    mark_used(memory.backend, record)
-    memory.store.pin(record.rpartition("/")[2])
-    for stranger in ("cas/sha256/ab/notes", "ac/notes", "launch/ab/notes", "dir/x", "pins/a/b"):
-        put(memory, stranger, b"x")
-    found = inventory(memory)
-    assert set(found.files) == {record} | {
-        name for name in memory.names("ac/") | memory.names("cas/") if "notes" not in name
-    }
-    assert set(found.documents) == {name for name in found.files if not name.startswith("cas/")}
-    assert (set(found.pins), set(found.uses), len(found.marks)) == ({record}, {record}, 1)
 
 
 def test_document_that_was_replaced_is_read_again(memory, monkeypatch):

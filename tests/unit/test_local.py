@@ -26,7 +26,6 @@ from warmrank.cache_store.cache_dir.local import (
     add_variant,
     add_variant_from,
     add_variant_stream,
-    find_variant,
     place_directory,
     temporary_file,
     variants,
@@ -35,11 +34,9 @@ from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.cache_dir.private_files import (
     DEBRIS_AGE_S,
     check_private,
-    create_private,
     ensure_cache_dir,
     open_private,
     os_errors_are_unusable,
-    read_private,
     sweep_debris,
 )
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest, digest_bytes, digest_stream
@@ -65,12 +62,6 @@ def names(function_dir: Path) -> list[str]:
     return [path.name for path in variants(function_dir)]
 
 
-def test_variant_is_private(function_dir):
-    path = add_variant(function_dir, b"data")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(function_dir.stat().st_mode) == 0o700
-
-
 def make_stale(path: Path) -> None:
     moment = time.time() - 2 * FRESH_S
     os.utime(path, (moment, moment))
@@ -84,29 +75,11 @@ def test_oldest_variant_goes_beyond_the_limit(function_dir):
     assert kept == list(range(2, MAX_VARIANTS + 2))
 
 
-def test_find_variant_compares_bytes_not_sizes(function_dir):
-    add_variant(function_dir, b"a")
-    assert find_variant(function_dir, digest_bytes(b"b")) is None
-
-
-def test_existing_variant_that_is_not_private_is_passed_over(function_dir, caplog):
-    add_variant(function_dir, b"data").chmod(0o644)
-    assert add_variant(function_dir, b"data").name == "compiled_module.1"
-    assert add_variant(function_dir, b"data").name == "compiled_module.1"
-    assert "mode 0644" in caplog.text
-
-
 @pytest.mark.parametrize("wrong", [b"dbta", b"dat", b"data2"], ids=["flipped bit", "longer", "truncated"])
 def test_add_variant_from_refuses_other_bytes(function_dir, source, wrong):
     with pytest.raises(Corrupt, match=str(source)):
         add_variant_from(function_dir, source, digest_bytes(wrong))
     assert list(function_dir.iterdir()) == []
-
-
-def test_add_variant_from_refuses_a_source_that_others_could_have_written(function_dir, source):
-    source.chmod(0o622)
-    with pytest.raises(UnusableCache, match="mode 0622"):
-        add_variant_from(function_dir, source)
 
 
 def test_failing_stream_leaves_no_file(function_dir):
@@ -175,13 +148,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("wrong", [0o644, 0o660, 0o400, 0o700, 0o4600])
-def test_check_private_refuses_another_mode_with_the_remedy(file, wrong):
-    file.chmod(wrong)
-    with pytest.raises(UnusableCache, match=rf"expected mode 0600, found mode {wrong:04o}.*chmod 600"):
-        check_private(file)
-
-
 def test_check_private_refuses_a_symlink(file):
     link = file.with_name("link")
     link.symlink_to(file)
@@ -202,12 +168,6 @@ def test_open_private_does_not_wait_at_a_pipe(tmp_path):
         open_private(tmp_path / "pipe")
 
 
-def test_create_private_does_not_replace(file):
-    with pytest.raises(FileExistsError):
-        create_private(file)
-    assert file.read_bytes() == b"data"
-
-
 def test_ensure_cache_dir_refuses_another_owner(tmp_path, monkeypatch):
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
@@ -221,12 +181,6 @@ def test_ensure_cache_dir_refuses_one_that_others_can_write(tmp_path, mode):
     (tmp_path / "open").chmod(mode)
     with pytest.raises(UnusableCache, match="chmod 700"):
         ensure_cache_dir(tmp_path / "open")
-
-
-def test_read_private_refuses_a_file_that_others_can_read(file):
-    file.chmod(0o644)
-    with pytest.raises(UnusableCache, match="mode 0644"):
-        read_private(file)
 
 
 def make_debris(directory: Path, *, host: str, pid: int, age_s: float) -> Path:
@@ -474,15 +428,6 @@ def kernel_cannot(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "copy_file_range", refuse)
-
-
-def test_clone_is_a_private_copy_of_its_own(good_source, tmp_path):
-    counted: list[int] = []
-    clone(good_source, tmp_path / "clone", counted.append)
-    status = (tmp_path / "clone").stat()
-    assert (tmp_path / "clone").read_bytes() == COPIED
-    assert (stat.S_IMODE(status.st_mode), status.st_nlink, sum(counted)) == (0o600, 1, len(COPIED))
-    assert not good_source.samefile(tmp_path / "clone")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])

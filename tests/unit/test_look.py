@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.stored import blob_path, make_artifact, overwrite
+from tests.support.stored import make_artifact
 from warmrank.cache_store.cache_dir.local import add_companion, add_variant
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NoStoreYet
-from warmrank.cache_store.keys import explain_miss, nearest
+from warmrank.cache_store.keys import nearest
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.look.explain import Explanation, explain, explain_if_away
+from warmrank.orchestrator.look.explain import Explanation, explain
 from warmrank.orchestrator.look.store_contents import list_store, open_if_there, open_to_look, show_partition
-from warmrank.orchestrator.look.verify import verify, verify_cache
-from warmrank.orchestrator.ui.table import render_explanation, render_listing
+from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.runtime.artifact import ArtifactFile
 
@@ -39,29 +36,6 @@ def test_listing_counts_equal_artifacts_of_all_ranks_once(config: Config):
     assert (line.world_size, line.num_artifacts) == (2, 2)
     assert [part.num_artifacts for part in line.partitions] == [2, 2]
     assert (line.num_files, [part.num_files for part in line.partitions]) == (2, [2, 2])
-
-
-def test_listing_names_what_differs_in_the_environment(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work", here={**environment(), "torch": "2.12.0"})
-    (line,) = list_store(open_to_look(config, None)).launches
-    assert line.changes == (f"torch 2.12.0 -> {environment()['torch']}",)
-
-
-def test_ranks_of_other_environments_are_named(tmp_path: Path):
-    config, old = loaded_config(tmp_path), {**environment(), "torch": "2.12.0"}
-    store_launch(config, tmp_path / "work", elsewhere={1: old})
-    listing = list_store(open_to_look(config, None))
-    (other,) = listing.launches[0].others
-    assert (listing.launches[0].changes, other.ranks) == ((), (1,))
-    assert other.changes == (f"torch 2.12.0 -> {environment()['torch']}",)
-    found = explain_if_away(config)
-    assert (found.outlook, found.records[0].others) == ("load", (other,))
-    assert "the 1 in this environment of 2 ranks" in found.verdict
-    for shown in (render_listing(listing), render_explanation(found)):
-        console = Console(width=200, file=io.StringIO())
-        console.print(shown)
-        assert "as here, but rank 1" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock_of_its_maker(
@@ -100,13 +74,6 @@ def test_before_the_first_launch_there_is_no_store_yet(config_launch: Config, tm
     assert str(caught.value) in found.verdict
 
 
-def test_other_world_size_adopts(config_launch: Config, tmp_path: Path):
-    store_launch(config_launch, tmp_path / "work", world_size=4)
-    found = explained(config_launch)
-    assert found.outlook == "adopt"
-    assert "stored by 4 ranks, launched with 2" in found.verdict
-
-
 def test_other_environment_compiles_and_names_what_differs(config_launch: Config, tmp_path: Path):
     store_launch(config_launch, tmp_path / "work", here=OTHER_TORCH)
     found = explained(config_launch)
@@ -123,28 +90,6 @@ def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_pat
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-
-
-def cached(tmp_path: Path, data: bytes = b"nothing of ours") -> Path:
-    path = tmp_path / "cache" / "Tiny_static_0f" / "double" / "compiled_module"
-    path.parent.mkdir(parents=True, mode=0o700)
-    path.write_bytes(data)
-    path.chmod(0o600)
-    return path
-
-
-def test_damaged_blob_is_a_fault(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
-    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
-    assert verify(open_to_look(config, None), None, signatures_checked=True).faults
-
-
-def test_file_that_is_no_artifact_is_a_fault(tmp_path: Path):
-    path = cached(tmp_path)
-    report = verify_cache(tmp_path / "cache")
-    assert report.num_files == 1
-    assert str(path) in report.faults[0]
 
 
 def kernels(tmp_path: Path, data: bytes = b"kernels") -> tuple[Path, Path]:
@@ -178,7 +123,3 @@ def test_nearest_has_the_fewest_changes():
     found = nearest(ASKED, [FAR, NEAR])
     assert found is not None
     assert (found.label, [str(change) for change in found.changes]) == ("world 2", ["torch 2.13.0 -> 2.13.1"])
-
-
-def test_explain_miss_is_one_line_that_names_what_differs():
-    assert explain_miss(ASKED, [FAR, NEAR]) == "nearest is world 2: torch 2.13.0 -> 2.13.1"

@@ -16,15 +16,12 @@ from pydantic import ValidationError
 from tests.support.node_artifacts import PACKAGE, destinations, kept, package_bytes, write
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
 from warmrank.cache_store.cache_dir import node_files
-from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import (
     NodeFile,
-    drop_unneeded,
     find_kept,
     keep,
     kept_files,
-    kept_path,
-    split_node_path,
 )
 from warmrank.cache_store.cache_dir.placing import Destination, Vouched, admitted, place_files, refusal
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
@@ -76,13 +73,6 @@ def placed_at(node: Path) -> Path:
 # Keeping.
 
 
-def test_file_that_holds_what_is_kept_is_read_and_not_copied(
-    cache: Path, tmp_path: Path, file: NodeFile, monkeypatch
-):
-    monkeypatch.setattr(node_files, "temporary_kept", None)
-    assert keep(cache, tmp_path / "tools" / PATH, expected=file.digest) == file.digest
-
-
 def test_file_that_holds_something_else_than_expected_is_kept_as_it_is(
     cache: Path, tmp_path: Path, file: NodeFile
 ):
@@ -106,19 +96,6 @@ def test_file_replaced_by_one_of_its_size_while_it_is_read_is_not_kept(
         keep(cache, path)
 
 
-@pytest.mark.parametrize("path", ["node/ops/a", "node/ops/a/b.o"])
-def test_path_of_a_node_artifact_is_taken_apart(path: str):
-    assert split_node_path(path) == ("ops", path.removeprefix("node/ops/"))
-
-
-def test_old_files_that_nobody_needs_go(cache: Path, tmp_path: Path):
-    files = [kept(cache, tmp_path / "tools", f"mine/{name}", name.encode()) for name in ("a", "b", "c")]
-    for file in files[:2]:
-        os.utime(kept_path(cache, file.digest.sha256), (0, 0))
-    drop_unneeded(cache, {files[0].digest.sha256})
-    assert [find_kept(cache, file.digest) is not None for file in files] == [True, False, True]
-
-
 # Placing.
 
 
@@ -140,14 +117,6 @@ def test_nothing_is_placed_through_a_link(cache: Path, node: Path, file: NodeFil
     (node / "atc_data/kernel_cache").symlink_to(elsewhere)
     found = place_files(cache, [file], destinations(node), REQUIRE)
     assert (found.new, list(elsewhere.iterdir()), len(found.skipped)) == ((), [], 1)
-
-
-def test_nothing_is_placed_in_a_directory_that_others_can_write(cache: Path, node: Path, file: NodeFile):
-    (node / "atc_data").mkdir(parents=True)
-    (node / "atc_data").chmod(0o777)
-    found = place_files(cache, [file], destinations(node), REQUIRE)
-    assert "not writable by group or others" in found.skipped[0]
-    assert list((node / "atc_data").iterdir()) == []
 
 
 def test_file_that_the_tool_makes_at_the_same_time_stays(
@@ -209,14 +178,6 @@ def test_directory_is_marked_before_what_nobody_need_have_signed(cache: Path, no
     assert "signed" in reason
 
 
-def test_directory_remembers_who_vouched(cache: Path, node: Path, file: NodeFile):
-    place_files(cache, [file], destinations(node), REQUIRE)
-    assert [path.name for path in (node / "atc_data" / SIGNERS).iterdir()] == list(REQUIRE.signers)
-    assert admitted(destinations(node), "require", ())[1] == ()
-    (reason,) = admitted(destinations(node), "require", REQUIRE.signers)[1]
-    assert "revoked" in reason
-
-
 ARTIFACT = "0f" * 16
 ROOM = Room(artifacts=frozenset({ARTIFACT}))
 
@@ -250,14 +211,6 @@ def test_only_what_is_new_or_changed_is_collected(cache: Path, tool: Path):
     assert all(find_kept(cache, file.digest) for file in found.files)
 
 
-@pytest.mark.parametrize(
-    "name", ["a.lock", "x.tmp", ".warmrank-here-1", ".unverified", "locks/a", ".hidden", ".git/config"]
-)
-def test_locks_and_hidden_files_are_not_collected(name: str, cache: Path, tool: Path):
-    write(tool / name, b"x")
-    assert collected(tool, cache) == Collected()
-
-
 def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache: Path, tool: Path):
     write(tool / "shared.o", b"x").chmod(0o666)
     (tool / "link.o").symlink_to(tool / "shared.o")
@@ -282,19 +235,6 @@ def test_file_that_is_being_written_is_left_out(cache: Path, tool: Path, monkeyp
     found = collected(tool, cache)
     assert relatives(found) == ["b.o"]
     assert "nobody writes while it is read" in found.left_out[0]
-
-
-@pytest.mark.parametrize(
-    "limit", [{"num_files": 2}, {"size_bytes": 4}, {"document_bytes": 1200}, {"file_bytes": 1}]
-)
-def test_what_there_is_no_room_for_is_left_out_uncopied(limit: dict[str, Any], cache: Path, tool: Path):
-    for name in "abc":
-        write(tool / name, name.encode() * 2)
-    found = collected(tool, cache, Room(**limit))
-    assert relatives(found) == (["a", "b"] if limit != {"file_bytes": 1} else [])
-    assert len(kept_files(cache)) == len(found.files)
-    assert len(found.left_out) == 3 - len(found.files)
-    assert found.num_new == len(found.files)
 
 
 # What came from the store.

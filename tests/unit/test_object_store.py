@@ -18,7 +18,6 @@ from obstore.store import ObjectStore, from_url
 
 from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.objects.client import ObjectClient, store_error
 from warmrank.cache_store.backends.objects.connection import connect
 from warmrank.cache_store.backends.objects.frames import (
@@ -31,7 +30,7 @@ from warmrank.cache_store.backends.objects.frames import (
 from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend, check_create_only
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
-from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name, quarantine_name
+from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name
 
 pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
 
@@ -96,28 +95,11 @@ def test_store_that_is_not_there_is_not_made(open_store, objects, how):
     assert names(objects) == []
 
 
-def test_reader_writes_nothing(backend, open_store, objects):
-    objects.delete(PROBE)
-    open_store(writable=False)
-    assert names(objects) == [FORMAT_FILE]
-
-
 def test_place_of_something_else_is_not_made_a_store(open_store, objects):
     objects.put("photos/1.jpg", b"x")
     with pytest.raises(StoreUnavailable, match="holds 'photos' but no FORMAT object"):
         open_store()
     assert names(objects) == ["photos/1.jpg"]
-
-
-def test_bucket_that_is_not_there_is_named(s3_server):
-    with pytest.raises(StoreUnavailable, match="there is no such bucket; check the URL, or make the bucket"):
-        ObjectBackend("s3://no-such-bucket/x", answer_s=PATIENT_S, options=s3_server.options)
-
-
-def test_directory_refuses_an_object_store(backend, objects, tmp_path):
-    (tmp_path / FORMAT_FILE).write_bytes(bytes(objects.get(FORMAT_FILE).bytes()))
-    with pytest.raises(Corrupt, match="blobs: Extra inputs are not permitted"):
-        DirectoryBackend(tmp_path)
 
 
 def test_lost_answer_to_the_probe_is_not_taken_for_an_ignored_condition(backend, objects, monkeypatch):
@@ -187,24 +169,6 @@ def uploads(server: S3Server) -> bytes:
     with urllib.request.urlopen(f"{server.endpoint}/{BUCKET}?uploads", timeout=30) as answer:  # noqa: S310
         data: bytes = answer.read()
     return data
-
-
-@pytest.mark.parametrize("size_bytes", [5, 70_000, WHOLE_BYTES + 1])
-def test_source_of_a_name_that_exists_need_not_be_there(backend, tmp_path, size_bytes):
-    file = new_blob(os.urandom(size_bytes))
-    backend.put_new([file])
-    gone = NewFile(name=file.name, source=tmp_path / "gone", expected=file.expected)
-    assert backend.put_new([gone]) == ()
-
-
-@pytest.mark.parametrize("data", [SHRINKS, os.urandom(WHOLE_BYTES + 1)], ids=["small", "large"])
-def test_moved_blob_reads_the_same(backend, data):
-    file = new_blob(data)
-    backend.put_new([file])
-    away = quarantine_name(file.name, "1")
-    assert backend.move(file.name, f"trash/20260101T000000Z/{file.name}")
-    assert backend.move(f"trash/20260101T000000Z/{file.name}", away)
-    assert (read(backend, away), backend.stat([file.name])) == (data, {})
 
 
 def test_damaged_blob_is_corrupt_when_it_is_read(backend, objects):

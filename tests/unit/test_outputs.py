@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.support.made_reports import made_report
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.errors import BadArgument, ConfigError
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.report import read_report, to_json
 from warmrank.orchestrator.ui.outputs import STDOUT, Outputs
 
@@ -62,15 +62,6 @@ def test_two_outputs_in_one_file_are_refused_before_anything_is_removed(tmp_path
     with pytest.raises(BadArgument, match="--json and --report: expected a file for each"):
         Outputs(json=path, html=tmp_path / "new" / ".." / "report").prepare()
     assert path.read_text() == "old"
-
-
-@pytest.mark.parametrize(("name", "option"), [("html", "--report"), ("trace", "--trace")])
-def test_place_that_cannot_be_written_is_an_error_that_names_the_option(
-    tmp_path: Path, name: str, option: str
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=f"^{option}: "):
-        Outputs(**{name: tmp_path / "file" / "report"}).prepare()
 
 
 def test_report_command_makes_page_trace_and_metrics(tmp_path: Path, report_file: Path) -> None:

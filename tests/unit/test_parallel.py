@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -18,10 +17,8 @@ from tests.support.ray_cluster import Clock
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store.backends.deadline import Ticks
 from warmrank.cache_store.cache_dir import single_flight as flight
-from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, acquire, one_compile, single_flight
-from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, acquire, one_compile
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.progress import CALL_EVERY_S, Meter, Progress
 from warmrank.orchestrator.bounded import all_within
 
 
@@ -37,22 +34,6 @@ def test_each_raises_the_first_error_in_order_after_all_threads_ended():
     with pytest.raises(ValueError, match="item 0"):
         each(fail, range(2), num_threads=2)
     assert sorted(done) == [0, 1]
-
-
-def test_each_begins_nothing_after_an_error():
-    begun: list[int] = []
-    failing: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
-
-    def work(item: int) -> None:
-        begun.append(item)
-        if item == 0:
-            failing.put(threading.current_thread())
-            raise ValueError("item 0")
-        failing.get(timeout=30).join(30)
-
-    with pytest.raises(ValueError, match="item 0"):
-        each(work, range(1000), num_threads=2)
-    assert sorted(begun) == [0, 1]
 
 
 STUCK = """
@@ -89,19 +70,6 @@ def is_free(cache: Path) -> bool:
         return False
     lock.release()
     return True
-
-
-def test_lock_is_held_for_as_long_as_the_work_lasts(tmp_path):
-    with single_flight(tmp_path / "cache", timeout_s=1.0):
-        assert not is_free(tmp_path / "cache")
-    assert is_free(tmp_path / "cache")
-
-
-def test_directory_of_others_is_refused(tmp_path):
-    tmp_path.chmod(0o777)
-    refused = pytest.raises(UnusableCache, match="not writable by group or others")
-    with refused, single_flight(tmp_path, timeout_s=1.0):
-        pass
 
 
 def test_holder_that_was_killed_holds_no_lock(tmp_path):
@@ -207,28 +175,3 @@ def test_time_in_which_this_process_did_not_run_is_not_counted() -> None:
 
     ticks = Ticks(clock=lambda: now_s, wait=wait)
     assert all_within([answer], timeout_s=0.5, ticks=ticks) == ("here",)
-
-
-class SetClock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def seen_by(clock: SetClock) -> tuple[Meter, list[Progress]]:
-    seen: list[Progress] = []
-    return Meter("Copying", total_bytes=10, total_files=2, on_progress=seen.append, clock=clock), seen
-
-
-def test_caller_hears_now_and_then_only():
-    clock = SetClock()
-    meter, seen = seen_by(clock)
-    meter.count(1)
-    clock.now_s += CALL_EVERY_S
-    meter.count(1)
-    meter.count(1)
-    assert seen == [Progress(done_bytes=2, total_bytes=10, done_files=0, total_files=2)]

@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import BadArgument, CannotStart, ConfigError
+from warmrank.orchestrator.errors import BadArgument, CannotStart
 from warmrank.orchestrator.exec.placement import (
-    Placement,
     When,
     choose_nodes,
     num_fitting,
@@ -99,41 +96,11 @@ def test_each_group_is_one_bundle_as_long_as_nodes_have_room_for_whole_ones(
     assert bundle_sizes(room, ranks, size) == bundles
 
 
-def process(host: str) -> Process:
-    return Process(node_id=f"id of {host}", host=host, address="10.0.0.1", pid=1)
-
-
-def test_node_without_a_whole_number_of_groups_comes_last_and_breaks_one_group_only() -> None:
-    found = [process(host) for host in ("n1", "n1", "n1", "n2", "n2", "n2", "n2", "n3")]
-    _, seats = seat_ranks(found, group_size=2)
-    assert [seat.host for seat in seats] == ["n2"] * 4 + ["n1"] * 3 + ["n3"]
-
-
 def config(**parallel: Any) -> Config:
     pack = parallel.pop("pack", "tp")
     ranks = parallel.pop("ranks")
     data = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel, "ray": {"pack": pack}}
     return parse(data)
-
-
-@pytest.mark.parametrize(
-    ("parallel", "said"),
-    [
-        ({"tp": 2, "ranks": 2, "pack": "ep"}, "ray.pack is ep"),
-        ({"axes": {"tp": 2}, "ranks": 2}, "stands for something else"),
-        ({"axes": {"Sp": 2}, "ranks": 2}, "axes"),
-        ({"ep": 2, "ranks": 4}, "ep 2"),
-    ],
-)
-def test_axis_that_cannot_be_is_refused(parallel: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        config(**parallel)
-
-
-@pytest.mark.parametrize("name", ["RANK", "OMP_NUM_THREADS", "RAY_ADDRESS", "a b"])
-def test_variable_that_a_launch_sets_itself_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="env"):
-        parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "env": {name: "1"}})
 
 
 def processes(nodes: list[str]) -> list[Process]:
@@ -154,22 +121,9 @@ def test_ranks_of_one_node_follow_each_other() -> None:
     ]
 
 
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12))
-def test_each_process_gets_one_rank_and_its_node_is_counted(nodes: list[str]) -> None:
-    order, seats = seat_ranks(processes(nodes))
-    assert sorted(order) == list(range(len(nodes)))
-    assert [seat.rank for seat in seats] == list(range(len(nodes)))
-    for index, seat in zip(order, seats, strict=True):
-        assert seat.pid == 100 + index
-        assert seat.local_world_size == nodes.count(nodes[index])
-
-
 NAMES = ("a", "bb", "ccc")
 ONE, TWO, THREE = (Node(node_id=name, address=f"10.0.0.{len(name)}", host=name) for name in NAMES)
 ROOMS = {THREE: 2, ONE: 4, TWO: 4}
-PLACEMENT = Placement(
-    node_rank=1, nnodes=2, nproc=4, ranks=8, master_addr="10.0.0.1", master_port=29500, cache_dir="/cache"
-)
 
 
 @pytest.mark.parametrize(
@@ -205,19 +159,6 @@ def test_node_holds_as_many_ranks_as_its_scarcest_resource(
     resources: dict[str, float], each: dict[str, float], num_ranks: int
 ) -> None:
     assert num_fitting(resources, each) == num_ranks
-
-
-def test_variables_say_the_same_as_placeholders() -> None:
-    assert PLACEMENT.variables() == {
-        "WARMRANK_NODE_RANK": "1",
-        "WARMRANK_NNODES": "2",
-        "WARMRANK_NPROC": "4",
-        "WARMRANK_RANKS": "8",
-        "WARMRANK_MASTER_ADDR": "10.0.0.1",
-        "WARMRANK_MASTER_PORT": "29500",
-        "WARMRANK_CACHE_DIR": "/cache",
-        "TORCHAIR_CACHE_HOME": "/cache",
-    }
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.gc.evict_plan import EvictPolicy
-from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS, blob_name, pin_name
+from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS, blob_name
 from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs
 from warmrank.cache_store.records.manifest import LaunchRecord
@@ -95,22 +95,6 @@ def test_stat_and_listing_do_without_a_failing_place(places):
     assert [info.name for info in view.list("ac/")] == [DOCUMENT]
 
 
-def test_stat_and_listing_of_failing_places_only_are_errors(places):
-    places.near.failure = places.far.failure = unavailable()
-    with pytest.raises(StoreUnavailable):
-        places.view().stat([DOCUMENT])
-    with pytest.raises(StoreUnavailable):
-        list(places.view().list(""))
-
-
-def test_listing_of_a_place_alone_fails_with_it(places):
-    places.far.failure = unavailable()
-    far, near = places.view().alone()
-    with pytest.raises(StoreUnavailable):
-        list(far.list(""))
-    assert [tier.name for tier in (*far.tiers, *near.tiers)] == ["far", "near"]
-
-
 def test_read_only_place_is_never_written_and_makes_no_other_read_only(places):
     view = places.view(near="ro")
     assert view.put_new([new_file(BLOB, b"blob")]) == (BLOB,)
@@ -120,30 +104,12 @@ def test_read_only_place_is_never_written_and_makes_no_other_read_only(places):
     assert places.far.stat(["trash/one"])
 
 
-def test_read_only_far_place_leaves_the_near_one_writable(places):
-    view = places.view(far="ro")
-    assert view.put_new([new_file(DOCUMENT, b"data")]) == (DOCUMENT,)
-    assert places.near.stat([DOCUMENT])
-    assert places.far.calls == []
-
-
-def test_read_only_places_only_cannot_be_written(places):
-    with pytest.raises(StoreUnavailable, match="every place of it is read-only"):
-        places.view("ro", "ro").put_new([new_file(DOCUMENT, b"data")])
-
-
 @pytest.mark.parametrize("failing", ["near", "far"])
 def test_put_goes_on_where_one_place_fails(places, failing):
     getattr(places, failing).failure = unavailable()
     view = places.view()
     assert view.put_new([new_file(DOCUMENT, b"data")]) == (DOCUMENT,)
     assert [f"store {failing}" in line for line in view.problems] == [True]
-
-
-def test_put_where_every_place_fails_is_the_farthest_places_error(places):
-    places.near.failure, places.far.failure = unavailable("near is full"), unavailable("far is full")
-    with pytest.raises(StoreUnavailable, match="far is full"):
-        places.view().put_new([new_file(DOCUMENT, b"data")])
 
 
 @pytest.mark.parametrize(("near", "far"), [("required", "rw"), ("rw", "required")])
@@ -174,29 +140,12 @@ def test_move_acts_on_the_place_that_would_be_read(places):
     assert places.far.stat([BLOB, DOCUMENT]).keys() == {BLOB}
 
 
-def test_bad_file_of_a_read_only_place_is_read_from_the_next(places):
-    places.near.put_new([new_file(BLOB, b"bad!")])
-    places.far.put_new([new_file(BLOB, b"blob")])
-    view = places.view(near="ro")
-    assert not view.move(BLOB, "quarantine/blob")
-    assert read(view, BLOB) == b"blob"
-    assert read(places.near, BLOB) == b"bad!"
-
-
 def test_fill_goes_into_the_near_place_only_blobs_first(places):
     batches: list[list[str]] = []
     places.near.on_put = lambda files: batches.append([file.name for file in files])
     places.view().fill([new_file("launch/x", b"l"), new_file(DOCUMENT, b"d"), new_file(BLOB, b"blob")])
     assert batches == [[BLOB], ["launch/x"], [DOCUMENT]]
     assert places.far.calls == []
-
-
-def test_write_goes_to_the_next_place_where_the_farthest_fails(places):
-    places.far.failure = unavailable()
-    view = places.view()
-    assert view.write_farthest(lambda backend: backend.put_new([new_file(BLOB, b"blob")])) == (BLOB,)
-    assert places.near.stat([BLOB])
-    assert len(view.problems) == 1
 
 
 def test_fault_of_transport_opens_the_circuit_of_its_place_alone(places):
@@ -209,22 +158,9 @@ def test_fault_of_transport_opens_the_circuit_of_its_place_alone(places):
     assert len(places.far.calls) == asked
 
 
-def test_view_that_was_left_refuses_every_call_also_of_its_parts(places):
-    view = places.view()
-    parts = view.alone()
-    view.leave()
-    for backend in (view, *parts):
-        with pytest.raises(StoreUnavailable, match="given up"):
-            backend.put_new([new_file(DOCUMENT, b"data")])
-        with pytest.raises(StoreUnavailable, match="given up"):
-            list(backend.list(""))
-    assert places.near.stat([DOCUMENT]) == {}
-
-
 DAY_S = 86400.0
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
 STRAY = blob_name(digest_bytes(b"stray").sha256)
-AWAY = TierState(location="third", mode="rw", state="away", reason="third is silent")
 
 
 class Both:
@@ -262,13 +198,6 @@ def both(tmp_path: Path) -> Both:
 
 def strays(place: WaywardBackend) -> bool:
     return bool(place.stat([STRAY]))
-
-
-def test_every_writable_place_is_evicted_the_farthest_first(both):
-    both.age()
-    outcome = both.store().evict(EvictPolicy())
-    assert [report.location for report in outcome.reports] == ["far", "near"]
-    assert (strays(both.near), strays(both.far), outcome.faults) == (False, False, ())
 
 
 def test_place_that_refuses_takes_nothing_from_the_report_of_the_other(both):
@@ -318,30 +247,11 @@ def test_damaged_blob_in_a_read_only_near_place_hides_no_good_one(both, tmp_path
         assert path.read_bytes() == FUNCTIONS["Llama.decode"]
 
 
-def test_repair_moves_damage_away_in_its_place_only(both):
-    both.damage(both.near)
-    report = both.store().verify(repair=True)
-    assert report.repairs == (f"near: {DECODE}: moved into quarantine",)
-    assert (len(both.near.stat([DECODE])), len(both.far.stat([DECODE]))) == (0, 1)
-
-
 def test_what_the_farthest_place_lacks_is_a_fault_though_a_nearer_one_has_it(both):
     both.far.move(DECODE, None)
     (fault,) = both.store().verify().faults
     assert fault.startswith("far: ")
     assert "missing" in fault
-
-
-def test_place_that_is_away_is_a_fault(both):
-    assert both.store(left_out=(AWAY,)).verify().faults == ("third: third is silent",)
-
-
-def test_pin_and_unpin_act_on_every_place(both):
-    store, name = both.store(), pin_name(both.record)
-    store.pin(both.record.rpartition("/")[2])
-    assert [len(place.stat([name])) for place in (both.near, both.far)] == [1, 1]
-    assert store.unpin(both.record.rpartition("/")[2]) == (both.record,)
-    assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]
 
 
 def test_pin_that_fails_leaves_none_in_any_place(both):
@@ -399,13 +309,6 @@ def test_fetch_into_a_directory_that_has_all_fills_the_near_place_with_all(sprea
     assert names(spread.near, MANIFESTS, LAUNCHES) == names(spread.far, MANIFESTS, LAUNCHES)
 
 
-def test_partition_with_a_fault_is_not_brought_near(spread, tmp_path):
-    blob, *_ = sorted(names(spread.far, BLOBS))
-    spread.far.move(blob, None)
-    assert spread.both().fetch_partitions(spread.record.partitions, tmp_path / "cache").partitions == ()
-    assert spread.near_names("") == {"FORMAT"}
-
-
 def test_fetch_left_behind_by_a_silent_place_tells_its_caller_nothing_more(spread, source, tmp_path):
     near = SilentAtBlobs()
     near.put_new([new_file(info.name, spread.far.open(info.name).read()) for info in spread.far.list(BLOBS)])
@@ -459,12 +362,6 @@ def test_blob_of_another_size_is_absent_and_in_quarantine():
     backend = holding(b"short")
     assert absent_blobs(backend, WANTED) == {NAME}
     assert [info.name.partition("/")[0] for info in backend.list("")] == ["quarantine"] * 2
-
-
-def test_put_again_brings_back_what_is_gone(blobs):
-    backend = MemoryBackend()
-    assert blobs.put_again(backend, [DIGEST]) == frozenset()
-    assert list(backend.stat([NAME])) == [NAME]
 
 
 @pytest.mark.parametrize("as_tier", [False, True])

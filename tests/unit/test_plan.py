@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from warmrank.orchestrator.launch.plan import (
     Slot,
     apply_round,
     begin,
-    forbidden,
     plan_round,
 )
 from warmrank.orchestrator.launch.report import Report
@@ -45,7 +43,6 @@ from warmrank.orchestrator.store.stores import silent_places
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
-from warmrank.worker.runtime.files import release
 from warmrank.worker.runtime.find import StoredArtifact
 from warmrank.worker.runtime.function import CachedFunction
 
@@ -97,12 +94,6 @@ def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
     assert plan_round(state, max_rounds=4) == {(2, "f"): Compile(), (3, "f"): AwaitLeader(leader=2)}
 
 
-def test_forbidden_lists_functions_with_ranks_grouped_by_reason() -> None:
-    state = begin({0: (probe("miss"),), 1: (probe("hit", "a", key="l"),), 2: (probe("miss"),)})
-    (miss,) = forbidden(state, plan_round(state, max_rounds=4))
-    assert (miss.function, miss.reason, miss.ranks) == ("f", "not there", (0, 2))
-
-
 def failed(state: PlanState, actions: Mapping[Slot, Action], reason: str = "no luck") -> PlanState:
     """The next state, when every leader fails, and everybody else has what it wants."""
     attempts = {
@@ -110,28 +101,6 @@ def failed(state: PlanState, actions: Mapping[Slot, Action], reason: str = "no l
         for slot, action in actions.items()
     }
     return apply_round(state, actions, attempts)
-
-
-def test_class_whose_leader_failed_gets_a_leader_on_another_node() -> None:
-    nodes = {0: 0, 1: 0, 2: 1}
-    state = begin({rank: (probe("miss"),) for rank in range(3)})
-    state = failed(state, plan_round(state, max_rounds=4, nodes=nodes))
-    assert plan_round(state, max_rounds=4, nodes=nodes) == {
-        (0, "f"): AwaitLeader(leader=2),
-        (1, "f"): AwaitLeader(leader=2),
-        (2, "f"): Compile(),
-    }
-
-
-def test_class_is_given_up_after_its_second_leader_and_nobody_else() -> None:
-    state = begin({0: (probe("miss"),), 1: (probe("miss"),), 2: (probe("hit", "a", key="l"),)})
-    for _ in range(2):
-        state = failed(state, plan_round(state, max_rounds=4))
-    actions = plan_round(state, max_rounds=4)
-    assert actions == {(0, "f"): GiveUp(), (1, "f"): GiveUp()}
-    end = apply_round(state, actions, {})
-    assert (end.demands, [demand.rank for demand in end.lost]) == ((), [0, 1])
-    assert [(found.rank, found.reason) for found in end.failed] == [(0, "no luck"), (1, "no luck")]
 
 
 def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
@@ -151,9 +120,6 @@ def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
     }
 
 
-TWO_NODES = {0: 0, 1: 0, 2: 1, 3: 1}
-
-
 def probe_leaders(function: str, cost: int) -> FunctionProbe:
     return FunctionProbe(
         function=function, request_key="k", components={}, state="miss", reason="not there", cost=cost
@@ -165,15 +131,6 @@ def led(costs: dict[str, int], nodes: dict[int, int], lanes: dict[int, int] | No
     probes = {rank: tuple(probe_leaders(name, cost) for name, cost in costs.items()) for rank in nodes}
     plan = plan_round(begin(probes), max_rounds=4, nodes=nodes, lanes=lanes)
     return {function: rank for (rank, function), action in plan.items() if isinstance(action, Compile)}
-
-
-def test_leaders_go_to_other_nodes_before_other_ranks_of_a_node() -> None:
-    assert led({"f": 1, "g": 1, "h": 1, "i": 1}, TWO_NODES) == {"f": 0, "g": 2, "h": 1, "i": 3}
-
-
-def test_node_has_no_more_leaders_than_lanes_while_another_can_lead() -> None:
-    found = led(dict.fromkeys("abcdef", 1), {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}, lanes={0: 1, 1: 1})
-    assert len(set(found.values())) == 2
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
@@ -317,13 +274,6 @@ def artifacts(report: Report) -> list[str]:
     return [function.digest for rank in report.ranks for function in rank.functions]
 
 
-def test_equal_traces_are_adopted_in_the_same_round(world: FakeWorld, tmp_path: Path) -> None:
-    report = launched(world, config_of(tmp_path, tp=4))
-    assert audits(report) == [(PREFILL, 0, (3,), "equal")]
-    assert report.totals.num_compiled == 1
-    assert {found.round for found in report.course.classes} == {0}
-
-
 @pytest.mark.parametrize("audit", ["one", "all"])
 def test_hidden_difference_splits_the_class_and_is_a_problem(world, tmp_path, audit):
     world.trace_of = lambda rank, function: rank // 2
@@ -333,16 +283,6 @@ def test_hidden_difference_splits_the_class_and_is_a_problem(world, tmp_path, au
     assert report.totals.num_compiled == 2
     assert all(f"{PREFILL} is traced otherwise on rank" in problem for problem in report.problems)
     assert "graph 1: trace 0 / trace 1" in report.problems[0]
-
-
-def test_difference_that_guards_see_is_no_problem(world: FakeWorld, tmp_path: Path) -> None:
-    world.kind_of = lambda rank: rank % 2
-    report = launched(world, config_of(tmp_path, tp=2, dp=4))
-    assert report.problems == ()
-    outcomes = Counter(outcome for *_, outcome in audits(report))
-    assert outcomes == {"guarded": 1, "equal": 2}
-    assert report.totals.num_compiled == 2
-    assert {found.round for found in report.course.classes} == {0, 1}
 
 
 class Sliced(torch.nn.Module):
@@ -394,32 +334,6 @@ def test_sizes_of_the_very_call_are_no_part_of_a_dynamic_outline_with_kernels(tm
     assert first_difference(four, five) == ""
 
 
-def test_difference_of_graphs_names_line_and_source(tmp_path: Path) -> None:
-    difference = first_difference(outlined(tmp_path), outlined(tmp_path, size=3))
-    assert difference.startswith("graph ")
-    assert "0, 2)" in difference
-    assert "0, 3)" in difference
-    assert "Sliced.head: return x[: self.size] * 2" in difference
-
-
-def test_withheld_artifact_is_its_own_partitions_alone(tmp_path: Path) -> None:
-    from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
-
-    def found(rank: int) -> str:
-        with launch_scope.of(LaunchDefaults(place=(rank, 2))):
-            function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path))
-            if rank == 0 and not list(tmp_path.rglob("compiled_module")):
-                function.compile((torch.ones(4),), {}, reason="", withheld=True)
-            found = function.find((torch.ones(4),), {})
-        return found.reason if found.stored is None else "own" if found.own else "sibling's"
-
-    assert found(0) == "own"
-    assert "has not compared it" in found(1)
-    (path,) = tmp_path.rglob(".withheld_*")
-    release(path.parent, path.name.removeprefix(".withheld_"))
-    assert found(1) == "sibling's"
-
-
 STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
 
 
@@ -468,13 +382,6 @@ def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody
     assert ranks.told() == [((0, 1, 2), (("/far",),))]
     assert stages.config.store is not None
     assert silent_places(stages.config.store) == ("/far",)
-
-
-@pytest.mark.parametrize(("store", "asked"), [(None, [0]), (STORE, [])], ids=["no store", "no ranks"])
-def test_nobody_is_asked_for_nothing(store: Any, asked: list[int]) -> None:
-    ranks = Ranks(("/far",), (), ())
-    stages_of(ranks, store).agree_on_silence("load", asked)
-    assert ranks.calls == []
 
 
 class Late(Ranks):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +27,25 @@ from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.look.verify import cached_files
-from warmrank.orchestrator.nodes import Node, choose, this_node
+from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.seed import on_ray
-from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
+from warmrank.orchestrator.seed.here import NodeSeed, seed_here
 from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
 from warmrank.orchestrator.seed.seeding import (
     LOOK_EVERY_S,
     MAX_LOST_SOURCES,
-    MIN_FAN_OUT,
     NodeState,
     Seeding,
     SeedPlan,
 )
-from warmrank.orchestrator.seed.show import SeedLines, render_seeds
+from warmrank.orchestrator.seed.show import SeedLines
 from warmrank.orchestrator.seed.watch import HUNG_S, Watch
-
-ONE = Node(node_id="aa11" * 14, address="10.0.0.1", host="one")
-TWO = Node(node_id="aa22" * 14, address="10.0.0.2", host="two")
-TWIN = Node(node_id="bb33" * 14, address="10.0.0.3", host="two")
-NODES = (ONE, TWO, TWIN)
 
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize("names", [[ONE.node_id], [ONE.node_id[:6]], ["10.0.0.1"], ["one", "10.0.0.1"]])
-def test_node_is_found_once_by_id_address_or_host(names: list[str]):
-    assert choose(NODES, names) == (ONE,)
 
 
 def test_partitions_of_all_ranks_are_laid_out_private(tmp_path: Path):
@@ -229,22 +217,6 @@ def test_one_node_reads_the_store_and_others_take_it_in_growing_waves():
     assert set(stage.statuses().values()) == {"seeded"}
 
 
-@pytest.mark.parametrize(
-    ("fan_out", "count", "is_wave"),
-    [
-        ("auto", MIN_FAN_OUT - 1, False),
-        ("auto", MIN_FAN_OUT, True),
-        ("always", 1, False),
-        ("always", 2, True),
-        ("never", 100, False),
-    ],
-)
-def test_store_is_read_for_others_where_it_is_worth_it(fan_out: str, count: int, is_wave: bool):
-    stage = Stage(*cluster_of(count), fan_out=fan_out)
-    assert (len(stage.cluster.started) == 1 and stage.cluster.started[0][1] == "shares") == is_wave
-    assert is_wave or len(stage.cluster.started) == count
-
-
 def test_source_that_fails_is_replaced_and_after_some_the_nodes_read_the_store():
     nodes = cluster_of(10)
     stage = Stage(*nodes, fan_out="always")
@@ -253,27 +225,6 @@ def test_source_that_fails_is_replaced_and_after_some_the_nodes_read_the_store()
         stage.cluster.end_badly(nodes[number])
         stage.step()
     assert stage.cluster.started[MAX_LOST_SOURCES:] == [(node.host, "") for node in nodes[MAX_LOST_SOURCES:]]
-
-
-def test_source_from_which_nothing_comes_is_replaced():
-    nodes = cluster_of(6)
-    stage = Stage(*nodes, fan_out="always")
-    stage.end_well(nodes[0], **FROM_STORE)
-    stage.end_well(nodes[1], **FROM_STORE)
-    assert stage.cluster.started[-1] == ("host4", "shares")
-    assert "host1" in stage.cluster.stopped
-    stage.end_well(nodes[2], **FROM_STORE)  # it took of the former one, so this says nothing of the next
-    stage.end_well(nodes[3], **FROM_STORE)
-    assert stage.cluster.started[4:] == [("host5", "host4"), ("host6", "host4")]
-
-
-def test_receiver_that_fails_keeps_no_other_one_back():
-    stage = Stage(NODE_ONE, NODE_TWO, THREE, fan_out="always")
-    stage.end_well(NODE_ONE, **FROM_STORE)
-    stage.cluster.end_badly(NODE_TWO)
-    stage.end_well(THREE, **FROM_NODES)
-    assert stage.statuses() == {"host1": "seeded", "host2": "faults", "host3": "seeded"}
-    assert stage.seeding.is_done
 
 
 def test_watch_seeds_who_joins_and_nobody_twice():
@@ -339,16 +290,6 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return Nodes(tmp_path)
 
 
-def test_node_gets_everything_from_the_one_that_is_seeded(nodes: Nodes):
-    shared = nodes.share()
-    assert [len(piece) for piece in shared.pieces[:-1]] == [PIECE] * (NUM_BYTES // PIECE)
-    for data in FUNCTIONS.values():  # nobody can read these any more
-        overwrite(blob_path(nodes.root / "store", data), bytes(len(data)))
-    found = nodes.receive(shared)
-    assert (found.faults, found.bytes_from_nodes, found.bytes_from_store) == ((), NUM_BYTES, 0)
-    assert nodes.files("other") == nodes.files("first")
-
-
 @pytest.mark.parametrize(
     "damage",
     [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1], lambda _: b""],
@@ -378,14 +319,6 @@ def test_node_that_dies_leaves_the_rest_to_the_store_and_is_not_waited_for_again
     assert found.bytes_from_store > 0
     assert found.bytes_from_store + found.bytes_from_nodes == NUM_BYTES
     assert len(nodes.taken) <= num_pieces + 8  # one question for each thread
-
-
-def test_no_more_is_shared_than_there_is_room_for_and_the_store_has_the_rest(nodes: Nodes):
-    shared = nodes.share(room_bytes=NUM_BYTES // 2)
-    assert sum(map(len, shared.pieces)) <= NUM_BYTES // 2
-    found = nodes.receive(shared)
-    assert (found.faults, nodes.files("other")) == ((), nodes.files("first"))
-    assert found.bytes_from_nodes == sum(map(len, shared.pieces)) > 0
 
 
 @pytest.mark.parametrize(
@@ -497,42 +430,3 @@ def test_process_that_is_silent_for_long_is_ended():
     )
     assert len(stage.known) == 2
     assert stage.said("no answer for 90 s")
-
-
-def test_nodes_of_another_cluster_at_the_same_address_replace_the_former():
-    stage = WatchStage([states(seeded(FIRST)), states(SECOND)], seconds=30.0)
-    assert stage.said(f"{FIRST}: left the cluster")
-    assert stage.lines.outcomes() == ()
-
-
-SHOWN_ONE, SHOWN_TWO = make_node(1), make_node(2)
-
-
-def lines_of(*shown: list[NodeState], step_s: float = 0.0) -> list[str]:
-    """What is printed where there is no terminal."""
-    clock, text = Clock(), io.StringIO()
-    lines = SeedLines(Console(file=text, width=120), clock=clock)
-    for states in shown:
-        clock.now_s += step_s
-        lines.show(states)
-    return text.getvalue().splitlines()
-
-
-def table_of(*seeds: NodeSeed) -> list[str]:
-    text = io.StringIO()
-    Console(file=text, width=200).print(render_seeds(seeds))
-    return text.getvalue().splitlines()
-
-
-def test_nodes_of_one_address_are_told_apart_by_their_ids():
-    twin, other = (
-        replace(SHOWN_TWO, host=SHOWN_ONE.host, address=SHOWN_ONE.address),
-        make_node(3),
-    )
-    lines = table_of(failed(SHOWN_ONE, "no launch"), failed(twin, "disk full"), failed(other, "gone"))
-    first, second = f"host1 {SHOWN_ONE.node_id[:12]}", f"host1 {SHOWN_TWO.node_id[:12]}"
-    names = (first, second, "host3")
-    assert all(line.startswith(f"{name} ") for name, line in zip(names, lines[2:5], strict=True))
-    assert {f"{first}: no launch", f"{second}: disk full", "host3: gone"} <= set(lines)
-    (found,) = lines_of([NodeState(node=node) for node in (SHOWN_ONE, twin, other)])
-    assert found == f"3 nodes found: {first}, {second}, host3"

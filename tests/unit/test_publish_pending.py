@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,16 +114,6 @@ def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
     assert store.launches(LAUNCH_KEY) == ()
 
 
-def test_lost_artifact_is_not_looked_for_while_the_store_is_away(cache):
-    backend = WaywardBackend()
-    backend.failure = unavailable("connection refused", transport=True)
-    manifest = make_partition(cache)
-    queue_launch(cache, manifest)
-    (cache / manifest.artifacts[0].path).unlink()
-    report = publish_pending(Store(backend, trust=OFF, location="s3://bucket"), cache)
-    assert (report.dropped, len(report.kept), num_waiting(cache)) == ({}, 2, (1, 1))
-
-
 def test_store_that_is_away_keeps_everything_with_the_reason(cache):
     backend = WaywardBackend()
     backend.failure = unavailable("connection refused", transport=True)
@@ -187,36 +176,6 @@ def manifest(cache: Path) -> PartitionManifest:
     return make_partition(cache)
 
 
-def test_partition_waits_with_all_that_it_needs(cache, manifest):
-    key = add_partition(cache, LAUNCH_KEY, manifest)
-    (waiting,) = pending(cache).partitions.values()
-    assert (waiting.key, waiting.launch_key, waiting.manifest) == (key, LAUNCH_KEY, manifest)
-
-
-def test_same_partition_waits_once_as_it_was_last(cache, manifest):
-    add_partition(cache, LAUNCH_KEY, manifest)
-    later = manifest.model_copy(update={"created": "2026-02-01T12:00:00+00:00"})
-    add_partition(cache, LAUNCH_KEY, later)
-    assert [waiting.manifest for waiting in pending(cache).partitions.values()] == [later]
-
-
-def test_newest_of_each_rank_and_of_launches_are_kept(cache, manifest, monkeypatch):
-    monkeypatch.setattr(publish_queue, "MAX_WAITING", 2)
-    other_rank = make_partition(cache, rank=1, world_size=2)
-    kept = add_partition(cache, "ff" * 32, other_rank)
-    keys, launches = [], []
-    for number in range(4):
-        keys.append(add_partition(cache, digest_bytes(bytes([number])).sha256, manifest))
-        launches.append(waiting_launch("ab" * 32, created=f"2026-01-31T12:00:0{number}+00:00"))
-        add_launch(cache, launches[-1])
-        for path in files(cache):  # times so far apart that no clock blurs them
-            status = path.stat()
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 10**9))
-    found = pending(cache)
-    assert {waiting.key for waiting in found.partitions.values()} == {kept, *keys[-2:]}
-    assert list(found.launches.values()) == launches[-2:]
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -253,15 +212,6 @@ def test_file_that_others_may_reach_is_not_used(cache, manifest, mode):
     path.chmod(mode)
     found = pending(cache)
     assert (found.partitions, ["mode 0600" in line for line in found.problems]) == ({}, [True])
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_file_of_another_user_is_not_used(cache, manifest):
-    add_partition(cache, LAUNCH_KEY, manifest)
-    (path,) = files(cache)
-    os.chown(path, 12345, -1)
-    found = pending(cache)
-    assert (found.partitions, ["uid 12345" in line for line in found.problems]) == ({}, [True])
 
 
 @given(launch_key=KEYS, keys=st.lists(KEYS, min_size=1, max_size=4))

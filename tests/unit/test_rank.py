@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,11 +22,10 @@ from warmrank.cache_store.cache_dir.marks import mark_unverified, marks_of, perm
 from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.causes import WorkerFailure, causes_of
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.rank_files import StepFile, read_step, step_file
+from warmrank.orchestrator.gang.rank_files import StepFile
 from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import ArtifactCorrupt, WorkloadError
@@ -154,13 +152,6 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
 # Probe.
 
 
-def test_probe_of_the_own_partition_is_a_hit_with_the_digest(cache: Path) -> None:
-    digests = [result.digest for result in compiled(cache).load(UNITS)]
-    probes = built(cache).probe()
-    assert {probe.state for probe in probes} == {"hit"}
-    assert [probe.digest for probe in probes] == digests
-
-
 # Compile.
 
 
@@ -210,29 +201,7 @@ def test_artifact_that_is_handed_over_brings_the_marks_of_its_directory(tmp_path
     assert outcomes(taker.adopt({name: offers[name]})) == ["adopted"]
 
 
-def test_adopt_whose_guards_fail_is_a_result_that_says_so(cache: Path, offers: dict[str, str]) -> None:
-    result = adopter(cache, arguments={"factor": 5}).adopt(offers)[0]
-    assert (result.ok, result.guard_failed) == (False, True)
-    assert result.reason == "self.factor: 2 -> 5"
-
-
 # Capture, first call, verify.
-
-
-def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
-    rank = built(cache, entrypoint="tests.support.workloads:unchecked")
-    rank.compile(("Cached.accumulate",))
-    capture_all(rank)
-    assert rank._workload is not None
-    assert torch.equal(rank._workload.model.get_buffer("cache"), torch.zeros(8, 4))
-
-
-def test_first_call_after_a_capture_captures_nothing_more(cache: Path, warmed: Warmed) -> None:
-    rank = warmed(cache)
-    capture_all(rank)
-    called(rank)
-    captures = {id(unit.variant.runner): unit.variant.runner for unit in rank._units.values() if unit.variant}
-    assert sum(runner.statistics.captures for runner in captures.values()) == 3
 
 
 # Manifest and publish.
@@ -284,16 +253,6 @@ def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_reader_sees_what_was_said_last(tmp_path: Path) -> None:
-    path = step_file(tmp_path / "rank0.log")
-    step = StepFile(path)
-    step.note("compile Model.decode, which has a long name")
-    step.note("load")
-    assert read_step(path) == "load"
-    step.note("")
-    assert read_step(path) == ""
-
-
 def test_file_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "rank0.step"
     step = StepFile(path)
@@ -332,22 +291,6 @@ def test_process_that_hangs_in_native_code_says_where(hung: tuple[subprocess.Pop
     said = rank_files.ask_stacks({child.pid: path})[path]
     assert "in in_native_code" in said
     assert rank_files.crash_in(said) == ""
-
-
-def test_process_that_crashes_has_said_which_fault_it_was(hung: tuple[subprocess.Popen[str], Path]) -> None:
-    child, path = hung
-    child.send_signal(signal.SIGSEGV)
-    child.wait()
-    assert rank_files.crash_in(rank_files.read_stacks(path)) == "Segmentation fault"
-
-
-def test_cause_has_the_traceback_of_the_first_rank_that_gave_one() -> None:
-    failures = [
-        WorkerFailure(rank=rank, stage="build", kind="E", message="m", traceback=text)
-        for rank, text in ((2, "of 2"), (0, ""), (1, "of 1"))
-    ]
-    (cause,) = causes_of(failures, {})
-    assert (cause.ranks, cause.traceback) == ((0, 1, 2), "of 1")
 
 
 def init(tmp_path: Path, rank: int = 1, **changes: Any) -> RankInit:

@@ -20,7 +20,7 @@ import ray
 from ray import exceptions
 
 from tests.support.processes import marked
-from warmrank.orchestrator import import_root, leaving, reaper
+from warmrank.orchestrator import leaving, reaper
 from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
@@ -33,12 +33,10 @@ from warmrank.orchestrator.gang.node_group import NodeGroup, failure_of_ray
 from warmrank.orchestrator.gang.node_watch import Batches, Charge
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_session import (
-    import_paths,
-    rank_environ,
     way_in,
 )
 from warmrank.orchestrator.gang.ray_watch import RayWatch
-from warmrank.orchestrator.gang.reservation import Reservation, Supply, describe_shortage
+from warmrank.orchestrator.gang.reservation import Reservation
 from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.seats import Gang
 from warmrank.orchestrator.signals import Terminated, sigterm_raises
@@ -72,22 +70,6 @@ def test_way_in_follows_config_and_environment(
     config: RayConfig, environ: dict[str, str], expected: str, *, initialized: bool
 ) -> None:
     assert way_in(config, environ, initialized=initialized) == expected
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", "0"), ("cuda", "0"), ("npu", None)])
-def test_torch_npu_is_loaded_on_npu_ranks_only(device: str, expected: str | None) -> None:
-    assert rank_environ(HERE, device, "local").get("TORCH_DEVICE_BACKEND_AUTOLOAD") == expected
-
-
-def test_import_paths_are_directories_outside_the_interpreter(tmp_path: Path) -> None:
-    for name in ("cwd/lib", "extra", "python/lib/site-packages"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "packed.zip").touch()
-    site = str(tmp_path / "python" / "lib" / "site-packages")
-    paths = ["", "lib", str(tmp_path / "extra"), site, str(tmp_path / "packed.zip"), str(tmp_path / "absent")]
-    found = import_paths(paths, tmp_path / "cwd", [str(tmp_path / "python")])
-    assert found[:3] == (str(tmp_path / "cwd"), str(tmp_path / "cwd" / "lib"), str(tmp_path / "extra"))
-    assert found[3:] == (str(import_root()),)
 
 
 @pytest.mark.parametrize(
@@ -179,35 +161,6 @@ def test_directory_of_an_own_ray_goes_even_when_its_reaper_was_killed(
     os.kill(pid, signal.SIGKILL)
     ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), reaper=own_reaper))
     assert not own.exists()
-
-
-def test_process_whose_ray_was_cut_short_by_ctrl_c_ends_without_ray_s_own_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def cut_short(*_arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ray_session, "join", cut_short)
-    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
-    with pytest.raises(KeyboardInterrupt):
-        ray_session.enter(HERE, timeout_s=LONG_S)
-    assert leaving._at_once
-
-
-def test_refused_token_is_named_and_not_taken_for_a_wrong_address() -> None:
-    nested = RuntimeError(
-        "Failed to connect to GCS. Last connection error: Traceback:\nray.exceptions."
-        "AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing. Note: more"
-    )
-    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
-    error.__cause__ = nested
-    said = ray_session.refusal("address", THERE, error)
-    assert (
-        "refuses this process: InvalidAuthToken: Authentication token is missing. Set RAY_AUTH_MODE" in said
-    )
-    assert not ray_session.is_unreachable(error)
-    error.__cause__ = None
-    assert ray_session.is_unreachable(error)
 
 
 LATER_S = 0.2
@@ -316,15 +269,6 @@ def test_store_that_fails_one_rank_leaves_the_others_their_time(stage: str) -> N
 def test_rank_that_died_ends_the_call_soon(stage: str) -> None:
     died = failure(DIED)
     assert answers(stage, Actor(died), Actor("done", NEVER_S)) == {0: died}
-
-
-def test_call_goes_on_until_it_is_known_whether_the_node_of_a_dead_rank_lives() -> None:
-    launcher = launcher_of(Actor(failure(DIED)), Actor("done"))
-    launcher._watch.lost_after[0] = 3  # type: ignore[union-attr]
-    found = [
-        kind.kind for rank, kind in launcher.call("build", "build", {0: (), 1: ()}, timeout_s=60) if rank == 0
-    ]
-    assert found == [DIED, NODE_LOST]
 
 
 class LostHead:
@@ -451,15 +395,6 @@ def hold(*, is_own: bool, timeout_s: float = 60.0) -> list[str]:
     return said
 
 
-def test_what_is_lacking_is_said_early_and_once_while_it_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, removed: list[Any]
-) -> None:
-    ray_gives(monkeypatch, Group(), {})
-    monkeypatch.setattr(reservation, "_SAY_AFTER_S", 0.0)
-    assert hold(is_own=False) == ["still waiting: 64 ranks do not fit: CPU: 8", ""]
-    assert removed == []
-
-
 @pytest.mark.parametrize(
     ("total", "error"), [({"CPU": 8.0, "NPU": 1.0}, LacksDevice), ({"CPU": 1.0, "NPU": 2.0}, CannotStart)]
 )
@@ -489,18 +424,6 @@ def test_resources_that_ctrl_c_comes_before_are_known_and_so_given_back_once(
     interrupted.release()
     interrupted.release()
     assert removed == [group]
-
-
-def shortage(total: float, free: float, state: str = "NO_RESOURCES", *, own: bool = False) -> str:
-    supply = Supply(total={"CPU": total}, available={"CPU": free})
-    return describe_shortage({"CPU": 2.0}, 3, supply, state=state, own=own)
-
-
-def test_too_small_a_cluster_names_the_numbers_and_what_to_change() -> None:
-    text = shortage(4, 4)
-    assert "CPU: 3 x 2 = 6 wanted, 4 there, 2 too few, 4 free" in text
-    assert "lower ranks" in text
-    assert "add nodes" in text
 
 
 @pytest.mark.parametrize(

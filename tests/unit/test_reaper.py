@@ -26,11 +26,9 @@ from warmrank.orchestrator.signals import (
     Terminated,
     exit_code_of,
     held_back,
-    named,
     sigterm_raises,
 )
 
-ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
 IGNORES = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
 
@@ -78,23 +76,6 @@ def await_up(command: ReapedCommand) -> None:
     deadline = time.monotonic() + WAIT_S
     while ("out", b"up\n") not in command.poll(0.05)[0]:
         assert time.monotonic() < deadline
-
-
-@pytest.mark.parametrize(
-    ("code", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", KILLED), ("kill -15 $$", 143)]
-)
-def test_status_is_as_a_shell_has_it(start: Start, code: str, status: int) -> None:
-    assert ended(start("sh", "-c", code))[0] == status
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "reason"),
-    [(["nosuch"], 127, b"No such file"), ([str(ROOT / "README.md")], 126, b"Permission denied")],
-)
-def test_program_that_cannot_run_is_named(start: Start, words: list[str], status: int, reason: bytes) -> None:
-    found, _, err = ended(start(*words))
-    assert found == status
-    assert f"the command {words[0]!r} cannot be run on this node: ".encode() + reason in err
 
 
 @pytest.mark.parametrize(
@@ -398,16 +379,3 @@ def test_signal_that_is_held_back_waits_for_the_end_and_is_not_lost(
     with pytest.raises(raised):
         go_on_after(number, done)
     assert done == ["all"]
-
-
-def interrupted_while_named() -> None:
-    with named():
-        raise KeyboardInterrupt
-
-
-def test_interrupt_after_a_sigterm_that_is_over_is_an_interrupt() -> None:
-    with pytest.raises(Terminated), sigterm_raises():
-        os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        interrupted_while_named()
-    assert not isinstance(caught.value, Terminated)

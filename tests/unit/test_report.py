@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -18,19 +16,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console, RenderableType
+from rich.console import Console
 
-from tests.support.launching import loaded_config, store_launch
 from tests.support.made_reports import MIB, faults_of, made_report, whole
-from tests.support.stored import open_store
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
-from warmrank.orchestrator.causes import Cause, policy_of
-from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.report import (
     Committed,
-    Failure,
     FunctionReport,
     Nondeterministic,
     RankReport,
@@ -41,18 +34,8 @@ from warmrank.orchestrator.launch.report import (
     totals,
 )
 from warmrank.orchestrator.launch.state import Course, LaunchState
-from warmrank.orchestrator.look.store_contents import list_store
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.here import NodeSeed
-from warmrank.orchestrator.text import (
-    brief_names,
-    brief_ranks,
-    count_text,
-    runs_text,
-    seconds_text,
-    size_text,
-    time_text,
-)
 from warmrank.orchestrator.ui.advice import Step, next_steps
 from warmrank.orchestrator.ui.metrics import (
     RayMetrics,
@@ -61,7 +44,6 @@ from warmrank.orchestrator.ui.metrics import (
 from warmrank.orchestrator.ui.outputs import trace_json
 from warmrank.orchestrator.ui.page import render_html
 from warmrank.orchestrator.ui.report_table import render
-from warmrank.orchestrator.ui.table import render_listing
 from warmrank.worker.results import Outcome, StageSeconds
 
 
@@ -142,70 +124,9 @@ def test_table_of_many_ranks_that_all_did_something_else_is_bounded() -> None:
     assert any("and 440 rows more, in the JSON report" in line for line in lines)
 
 
-COMPILED = function(outcome="compiled", reason="torch 2.12 -> 2.13")
-TIERS = (
-    TierState(location="/near", mode="rw", state="used"),
-    TierState(location="s3://far", mode="required", state="away", reason="no answer"),
-)
-HOSTS = tuple(f"h{number}" for number in range(100))
-
-
-@pytest.mark.parametrize(
-    ("shown", "line"),
-    [
-        (
-            report(rank(0, COMPILED), rank(1, COMPILED)),
-            "compiled Model.decode on ranks 0-1: torch 2.12 -> 2.13",
-        ),
-        (report(), "logits with eager; largest difference 1e-06, allowed 0.0001"),
-        (report(replace(rank(0), verification=None)), "nothing was verified: no check"),
-        (report(), "nondeterministic compiles: 1: Model.decode (ranks 0-1)"),
-        (report(problems=("the store was away",)), "problem: the store was away"),
-        (report(tiers=TIERS), "store: /near (rw), s3://far (required, away)"),
-        (report(rank(0), rank(1, node=1)), "node 0 (node-0): 0 B fetched, 1.0 MiB published"),
-        (
-            report(queued_on=("b", "c", "a"), cache_dir="/my cache"),
-            "run on b, c, and then on a: warmrank store publish CONFIG --set 'cache_dir=/my cache'",
-        ),
-        (
-            report(queued_on=HOSTS),
-            "run on h0, h1, h2, h3 and 95 more, and then on h99: warmrank store publish",
-        ),
-    ],
-)
-def test_lines_below_the_table_say(shown: Report, line: str) -> None:
-    assert text_of(shown, 400).count(line) == 1
-
-
-def text_of_table(renderable: RenderableType, width: int = 100) -> str:
-    file = StringIO()
-    Console(file=file, width=width).print(renderable)
-    return file.getvalue()
-
-
 def node(host: str, **changes: object) -> NodeSeed:
     values: dict[str, object] = {"found": True, "reason": "launch ab", "num_partitions": 2, **changes}
     return NodeSeed(node=Node(node_id="", address="10.0.0.1", host=host), **values)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    return config
-
-
-def test_listing_marks_pins_and_names_the_day_of_the_last_use(config: Config, tmp_path: Path):
-    store = open_store(tmp_path / "store")
-    (stored,) = store.stored_launches()
-    assert "12:00 UTC  -  " in text_of_table(render_listing(list_store(store)))
-    store.pin(stored.record.launch_key)
-    store.mark_used(stored.name)
-    text = text_of_table(render_listing(list_store(store, config)))
-    (used,) = store.last_uses().values()
-    assert f"12:00 UTC  {used.date().isoformat()}  " in text
-    assert text.splitlines()[3].startswith("*P ")
-    assert "P pinned: no evict takes it" in text
 
 
 class Page(HTMLParser):
@@ -355,22 +276,6 @@ def test_faults_of_traces_are_found(spoil: Callable[[list[dict[str, Any]]], None
     assert fault in "; ".join(faults_of(json.dumps({"traceEvents": events})))
 
 
-def test_processes_are_nodes_threads_are_ranks_and_stages_stand_for_each() -> None:
-    events = events_of(16)
-    names = {
-        (event["name"], event["pid"], event["tid"]): event["args"].get("name")
-        for event in events
-        if event["ph"] == "M"
-    }
-    assert names["process_name", 3, 10] == "node 1: node-1"
-    assert names["thread_name", 3, 11] == "rank 9"
-    assert names["process_name", 1, 1] == "llama-70b (driver)"
-    builds = [event for event in events if event["name"] == "build"]
-    assert len(builds) == 17
-    driver = next(event for event in builds if event["pid"] == 1)
-    assert (driver["ts"], driver["dur"]) == (3_900_000, 5_200_000)
-
-
 @pytest.mark.parametrize(
     ("failed", "expected"),
     [
@@ -470,72 +375,3 @@ def test_step_follows_from_a_field_of_the_report(report: Report, level: str, tit
     step = step_of(report, title)
     assert step.level == level
     assert text in step.text
-
-
-@pytest.mark.parametrize(
-    ("kind", "message", "title", "text"),
-    [
-        ("CannotStart", "no NPU is free", "Cannot start", "no NPU is free"),
-        ("CompileForbidden", "2 functions missed", "Compile forbidden", policy_of("CompileForbidden").remedy),
-    ],
-)
-def test_failed_launch_without_causes_is_advised_by_its_kind(
-    kind: str, message: str, title: str, text: str
-) -> None:
-    report = replace(made_report(8, failed=True), failure=Failure(kind=kind, message=message))
-    first = next_steps(report)[0]
-    assert (first.title, first.text) == (title, text)
-
-
-def raised_on(rank: int, **changes: object) -> Report:
-    """A launch of two ranks, of which one raised in build, so that nothing was compiled."""
-    report = made_report(2, failed=True)
-    assert report.failure is not None
-    cause = Cause(ranks=(rank,), kind="RuntimeError", function="", message="no weights", remedy="")
-    built = [span for span in report.course.timeline if span.stage in {"start", "fetch", "build"}]
-    values: dict[str, object] = {"stage": "build", "causes": (cause,), "silent": (), **changes}
-    return replace(
-        report,
-        failure=replace(report.failure, **values),  # type: ignore[arg-type]
-        course=replace(report.course, timeline=tuple(built)),
-    )
-
-
-def test_failure_without_a_remedy_names_the_log_of_the_rank_that_failed() -> None:
-    report = raised_on(1)
-    first = next_steps(report)[0]
-    log = f"{report.ranks[1].log} of rank 1 on node-0"
-    assert first.title == "Correct RuntimeError on rank 1"
-    assert first.text == f"no weights\nRead {log}. Correct what raised it, and launch again."
-    assert "rank-0.log" not in "".join(step.text for step in next_steps(report))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (count_text(1, "launch"), "1 launch"),
-        (count_text(2, "launch"), "2 launches"),
-        (count_text(0, "blob"), "0 blobs"),
-        (count_text(3, "directory"), "3 directories"),
-        (count_text(3, "key"), "3 keys"),
-        (seconds_text(0.0), "-"),
-        (seconds_text(0.012), "12 ms"),
-        (seconds_text(61.234), "61.23 s"),
-        (size_text(1023), "1023 B"),
-        (size_text(1536), "1.5 KiB"),
-        (size_text(5 << 40), "5120.0 GiB"),
-        (time_text("2026-03-04T05:06:07.890123Z"), "2026-03-04 05:06 UTC"),
-        (runs_text(()), ""),
-        (runs_text((2, 0, 1, 5)), "0-2, 5"),
-        (runs_text(range(0, 1024, 2)), "0, 2, 4, 6, 8, 10 ... (512 in all)"),
-        (brief_ranks((3,)), "rank 3"),
-        (brief_names("aabbcdef"), "a, b, c, d and 2 more"),
-    ],
-)
-def test_text_is_short(text: str, expected: str) -> None:
-    assert text == expected
-
-
-@given(st.sets(st.integers(0, 100_000)))
-def test_text_of_ranks_is_short_whatever_they_are(ranks: set[int]) -> None:
-    assert len(brief_ranks(ranks)) < 120

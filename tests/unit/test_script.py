@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,15 +114,6 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_ranks_that_share_a_directory_have_files_of_their_own(directory: Path) -> None:
-    for rank in (1, 0):
-        path = f"/cache/M_dynamic_0f/world2global_rank{rank}/f/compiled_module"
-        journal.append(replace(result(), path=path), ARTIFACT, Path("/cache"))
-    found = journal.by_rank(directory)
-    assert list(found) == [(2, 0), (2, 1)]
-    assert [len(journal.read(file)) for files in found.values() for file in files] == [1, 1]
-
-
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"
 LAUNCH_KEY = "0f" * 32
 
@@ -176,13 +165,6 @@ def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: Rank
         f"{directory}/compiled_module": digest_file(path),
         f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
     }
-
-
-def test_script_manifest_leaves_out_a_cache_elsewhere_and_says_so(spec_manifests, tmp_path, caplog):
-    path = look_up(spec_manifests, "M.f", root=tmp_path / "elsewhere")
-    with caplog.at_level(logging.WARNING, logger="warmrank.worker.rank.manifests"):
-        assert manifests.of_script(spec_manifests).artifacts == ()
-    assert f"M.f is not published: its cache {path} lies outside of the launch's" in caplog.text
 
 
 # Publishing.

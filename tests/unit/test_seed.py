@@ -1,29 +1,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
 from tests.support.stored import (
     ENVIRONMENT,
-    FUNCTIONS,
     LAUNCH_KEY,
-    OFF,
     backend_of,
-    blob_path,
     make_partition,
     open_store,
-    overwrite,
     publish_launch,
     stored,
 )
 from tests.support.stored import tree as all_files
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
 from warmrank.cache_store.keys import key_of
-from warmrank.cache_store.layout import BLOBS, launch_name
 from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
@@ -66,12 +60,6 @@ def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, ca
     assert partitions(report) == ["world4global_rank0", "world4global_rank3"]
 
 
-def test_seed_prefers_the_same_world_to_a_newer_launch(store, source, cache):
-    publish_launch(store, source, world_size=2, created=EARLY)
-    publish_launch(store, source, world_size=4, created=LATE)
-    assert run(store, cache, world_size=2).world_size == 2
-
-
 def publish_texts(store: Store, directory: Path, *texts: bytes) -> None:
     for number, text in enumerate(texts):
         # Every launch has a provenance of its own, as other sources do.
@@ -102,16 +90,6 @@ def test_seed_takes_no_launch_of_another_environment(store, source, cache):
     assert tree(cache) == {}
 
 
-def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
-    publish_launch(store, source, world_size=2, functions={1: {"Llama.decode": b"rank one"}})
-    overwrite(blob_path(root, b"rank one"), b"rank 0ne")
-    report = run(store, cache)
-    assert report.found
-    assert partitions(report) == ["world2global_rank0"]
-    assert ["corrupt" in fault for fault in report.faults] == [True]
-    assert len(stored(root, "quarantine")) == 2
-
-
 def test_seed_reads_whole_only_the_launches_that_it_picks(store, cache, tmp_path, monkeypatch):
     publish_texts(store, tmp_path, *(f"{number}".encode() for number in range(MAX_LAUNCHES + 2)))
     read: list[str] = []
@@ -124,37 +102,6 @@ def test_seed_reads_whole_only_the_launches_that_it_picks(store, cache, tmp_path
     run(store, cache, world_size=1)
     assert len(read) == MAX_LAUNCHES
     assert len(set(store._record_names.values())) == MAX_LAUNCHES
-
-
-def put_unusable_record(store: Store, root: Path, *, created: str) -> None:
-    """A record whose summary is in order, and its partitions are not."""
-    (record,) = store.launches()
-    payload = record.model_copy(update={"created": created}).to_bytes().replace(b'"rank":0', b'"rank":7')
-    path = root / launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
-    path.write_bytes(OFF.seal("launch", LAUNCH_KEY, payload))
-
-
-def test_seed_takes_the_next_launch_for_one_that_turns_out_unusable(store, root, source, cache):
-    publish_launch(store, source, created=EARLY)
-    put_unusable_record(store, root, created=LATE)
-    report = run(store, cache, world_size=1)
-    assert (report.found, partitions(report)) == (True, ["world1global_rank0"])
-    assert ["launch record" in fault for fault in report.faults] == [True]
-    assert tree(cache) == tree(source)
-
-
-def test_seed_reads_a_blob_of_many_partitions_once(store, source, cache, monkeypatch):
-    publish_launch(store, source, world_size=8)
-    opened: list[str] = []
-    real = backend_of(store).open
-
-    def note(name: str) -> BinaryIO:
-        opened.append(name)
-        return real(name)
-
-    monkeypatch.setattr(backend_of(store), "open", note)
-    run(store, cache, world_size=8)
-    assert len([name for name in opened if name.startswith(BLOBS)]) == len(FUNCTIONS)
 
 
 def test_seed_takes_no_manifest_but_the_pinned_one(store, root, source, cache):

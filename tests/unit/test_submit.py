@@ -18,8 +18,6 @@ from tests.support.launching import loaded_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
 from warmrank.orchestrator.gang.upload import (
-    measure_upload,
-    private_keys,
     runtime_env,
     upload_notes,
 )
@@ -210,18 +208,6 @@ def fill(directory: Path, **sizes: int) -> None:
         path.write_bytes(b"x" * size)
 
 
-@pytest.mark.parametrize("name", [".git", ".venv", "warmrank-out", "sub/.torchair_cache", "x.egg-info"])
-def test_measure_leaves_out_what_never_goes(tmp_path: Path, name: str):
-    (tmp_path / name).mkdir(parents=True)
-    (tmp_path / name / "file").write_text("x")
-    assert measure_upload(tmp_path).num_files == 0
-
-
-def test_packages_go_along_where_the_directory_lacks_them(tmp_path: Path):
-    env = runtime_env(tmp_path)
-    assert [Path(path).name for path in env["py_modules"]] == ["warmrank"]
-
-
 PEM = "-----BEGIN PRIVATE KEY-----\nMC4=\n-----END PRIVATE KEY-----\n"
 
 
@@ -241,16 +227,6 @@ def test_private_key_is_not_uploaded(tmp_path: Path, name: str):
     assert uploaded(runtime_env(tmp_path)) == {"a"}
     (note,) = upload_notes(tmp_path)
     assert f"not uploaded: {name}" in note
-
-
-def test_private_key_behind_a_linked_directory_is_found(tmp_path: Path):
-    project, keys = tmp_path / "project", tmp_path / "keys"
-    fill(project, a=3)
-    fill(keys, b=3)
-    (keys / "k.key").write_text(PEM)
-    (project / "linked").symlink_to(keys)
-    (project / "loop").symlink_to(project)
-    assert private_keys(project) == ("linked/k.key",)
 
 
 def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Path):

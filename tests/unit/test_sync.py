@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -88,25 +85,6 @@ def test_pull_restores_what_push_stored_without_locks_and_temporary_files(docume
     report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert contents(tmp_path / "elsewhere") == kept(cache)
     assert (report.num_files, report.num_new, report.num_kept) == (5, 5, 0)
-
-
-def test_pull_takes_the_newest_push(documents, cache, tmp_path):
-    push(documents, "mine", cache, COMPONENTS)
-    (cache / "graph.py").write_bytes(b"def call(): return 2\n")
-    assert push(documents, "mine", cache, COMPONENTS).created
-    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    assert (tmp_path / "elsewhere" / "graph.py").read_bytes() == b"def call(): return 2\n"
-
-
-def test_pull_adds_what_is_missing_beside_equal_files_and_the_tool_s_own(documents, cache, tmp_path):
-    push(documents, "mine", cache, COMPONENTS)
-    target = tmp_path / "elsewhere"
-    target.mkdir(mode=0o700)
-    (target / "graph.py").write_bytes((cache / "graph.py").read_bytes())
-    (target / "own").write_bytes(b"the tool's own")
-    report = pull(documents, "mine", target, COMPONENTS)
-    assert contents(target) == {**kept(cache), "own": b"the tool's own"}
-    assert (report.num_new, report.num_kept) == (4, 1)
 
 
 def older_copy(documents: Documents, cache: Path, target: Path) -> None:
@@ -222,13 +200,6 @@ def test_damaged_blob_is_corrupt_nothing_is_laid_out_and_a_push_repairs_it(docum
     assert contents(tmp_path / "elsewhere") == kept(cache)
 
 
-def test_file_that_others_can_write_is_left_out(documents, cache):
-    (cache / "graph.py").chmod(0o666)
-    (left_out,) = push(documents, "mine", cache, COMPONENTS).left_out
-    assert left_out.startswith("graph.py: ")
-    assert "0666" in left_out
-
-
 def test_unknown_tool_that_names_its_path_is_pulled_at_the_same_path_only(documents, cache, tmp_path):
     (cache / "graph.py").write_bytes(f"open({str(cache)!r})".encode())
     push(documents, "mine", cache, COMPONENTS)
@@ -238,28 +209,6 @@ def test_unknown_tool_that_names_its_path_is_pulled_at_the_same_path_only(docume
     cache.rename(tmp_path / "gone")
     pull(documents, "mine", cache, COMPONENTS)
     assert contents(cache) == before
-
-
-def test_triton_groups_are_made_to_name_the_new_path(documents, tmp_path):
-    old, new = tmp_path / "old", tmp_path / "new"
-    (old / "HASH").mkdir(parents=True)
-    (old / "HASH" / "k.cubin").write_bytes(b"cubin")
-    group = {"child_paths": {"k.cubin": str(old / "HASH" / "k.cubin"), "other": f"{old}2/k.cubin"}}
-    (old / "HASH" / "__grp__k.json").write_text(json.dumps(group))
-    push(documents, "triton", old, COMPONENTS)
-    assert pull(documents, "triton", new, COMPONENTS).num_rewritten == 1
-    pulled = json.loads((new / "HASH" / "__grp__k.json").read_text())["child_paths"]
-    assert pulled == {"k.cubin": str(new / "HASH" / "k.cubin"), "other": f"{old}2/k.cubin"}
-    assert Path(pulled["k.cubin"]).read_bytes() == b"cubin"
-
-
-def test_relocation_to_a_path_that_files_may_quote_is_refused(documents, tmp_path):
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "__grp__k.json").write_text(json.dumps({"child_paths": {"k": f"{old}/k"}}))
-    push(documents, "triton", old, COMPONENTS)
-    with pytest.raises(Conflict, match="characters"):
-        pull(documents, "triton", tmp_path / 'with "quotes"', COMPONENTS)
 
 
 def test_require_refuses_to_push_without_a_key_and_to_pull_what_is_unsigned(root, cache, tmp_path):
@@ -351,22 +300,6 @@ def test_push_of_a_fast_clock_is_not_the_newest_for_ever_and_is_reported(
     assert (tmp_path / "second" / "graph.py").read_bytes() == b"newer"
 
 
-def test_pull_reads_only_the_newest_listing(documents, cache, tmp_path, monkeypatch):
-    for number in range(3):
-        (cache / "graph.py").write_bytes(b"%d" % number)
-        push(documents, "mine", cache, COMPONENTS)
-    opened: list[str] = []
-    real: Callable[[str], BinaryIO] = documents.backend.open
-
-    def noting(name: str) -> BinaryIO:
-        opened.append(name)
-        return real(name)
-
-    monkeypatch.setattr(documents.backend, "open", noting)
-    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    assert sum(name.startswith(DIRECTORIES) for name in opened) == 1
-
-
 def test_listing_with_a_path_that_leaves_the_directory_is_refused():
     file = {
         "path": "../outside",
@@ -453,19 +386,6 @@ def test_what_a_listing_cannot_hold_is_refused_before_the_first_blob(
         push(documents, tool, small_cache, components)
     assert "one by one" in caught.value.remedy
     assert stored(root, BLOBS) == []
-
-
-def test_more_files_than_a_listing_can_hold_are_refused_before_the_first_blob(
-    documents, small_cache, root, monkeypatch
-):
-    monkeypatch.setattr(directory_listing, "MAX_DOCUMENT_BYTES", 600)
-    assert push(documents, "mine", small_cache, {}).created
-    for number in range(10):
-        (small_cache / f"{number}.py").write_bytes(bytes([number]))
-    before = stored(root, "")
-    with pytest.raises(UnusableCache, match="for 11 files"):
-        push(documents, "mine", small_cache, {})
-    assert stored(root, "") == before
 
 
 @pytest.mark.slow

@@ -20,13 +20,13 @@ import ray
 from tests.support.processes import await_true, marked, still_there
 from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator import reaper
-from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, WorkerFailure
+from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang import ray_watch
 from warmrank.orchestrator.gang.eligible import HeadWatch
 from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
 from warmrank.orchestrator.gang.node_group import NodeGroup
-from warmrank.orchestrator.gang.node_watch import Charge, NodeCalls, NodeWatch, batches_of
+from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
 from warmrank.orchestrator.gang.ray_watch import Limits, RayWatch, Watching
 from warmrank.orchestrator.seats import Gang
 
@@ -79,17 +79,6 @@ def test_rank_without_a_process_died_whether_or_not_it_was_called(state: str) ->
     assert kinds(found, 103.9) == {}  # Ray may say more of it
     seen(found, 1, {3: ProcessStatus(state=state)}, 103.9)
     assert kinds(found, 104.0) == {3: DIED}
-
-
-def test_node_of_a_rank_that_died_is_in_doubt_until_it_answers_what_was_asked_later() -> None:
-    found = watching()
-    assert not found.is_in_doubt(101.0, others_wait=False)
-    found.failed(3, 101.0, died=True)
-    found.answered(1, {}, asked_s=102.4, now_s=102.6)  # Ray's processes on a node notice its end one by one
-    found.answered(0, {}, asked_s=102.6, now_s=102.6)  # another node says nothing of this one
-    assert found.is_in_doubt(102.7, others_wait=False)
-    found.answered(1, {}, asked_s=102.5, now_s=102.8)
-    assert not found.is_in_doubt(102.8, others_wait=False)
 
 
 def test_node_that_answers_nothing_after_a_death_is_lost_with_the_rank() -> None:
@@ -211,21 +200,6 @@ def watch_of(head: socket.socket, settings: WatchConfig, *, connect_s: float = 0
     return HeadWatch(f"127.0.0.1:{head.getsockname()[1]}", settings, connect_s=connect_s)
 
 
-def test_head_that_is_silent_for_the_limit_is_lost_for_good(head: socket.socket) -> None:
-    watch = watch_of(head, QUICK)
-    address = head.getsockname()
-    head.close()
-    assert await_true(lambda: watch.loss, timeout_s=30)
-    assert "has not answered for 0.5 s" in watch.loss
-    assert [(failure.rank, failure.kind) for failure in watch.failures(2, "build")] == [
-        (0, CLUSTER_LOST),
-        (1, CLUSTER_LOST),
-    ]
-    with socket.create_server(address):
-        assert not watch.is_there()
-    watch.stop()
-
-
 class Greeting:
     """Greets whoever connects, as gRPC does, until it is stopped; connections are taken even then."""
 
@@ -317,29 +291,6 @@ def test_reaper_that_is_killed_is_replaced_and_costs_no_rank(
     assert rank.wait(timeout=60) == -signal.SIGKILL
 
 
-def test_rank_is_gone_when_the_lease_ran_out_while_nobody_looked(
-    mark: str, rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
-) -> None:
-    watch.guard({0: charge(rank, tmp_path)}, 0.2)
-    assert still_there(reapers(mark)) == []
-    assert rank.wait(timeout=60) == -signal.SIGKILL
-    assert watch.look()[0].is_gone
-
-
-class Actor:
-    """A rank; what it is called with is its answer's reference, and its answer."""
-
-    def __init__(self, answer: Any = None) -> None:
-        self._answer = answer
-
-    @property
-    def call(self) -> Actor:
-        return self
-
-    def remote(self, rank: int, stage: str, method: str, *values: Any) -> tuple[Any, ...]:
-        return (self._answer or f"{stage} {method} {values}", rank)
-
-
 @pytest.fixture(autouse=True)
 def ready(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The ranks that answer."""
@@ -351,12 +302,3 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", lambda ref: ref[0])
     return found
-
-
-def test_equal_answers_of_ranks_come_once() -> None:
-    calls = NodeCalls({rank: Actor() for rank in range(3)})
-    batches = batches_of({0: (same := ("a",)), 1: same, 2: ("b",)})
-    assert batches == ((("a",), (0, 1)), (("b",), (2,)))
-    answers, is_all = calls.begin(1, "build", "build", batches)
-    assert is_all
-    assert answers == (("build build ('a',)", (0, 1)), ("build build ('b',)", (2,)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,44 +11,19 @@ import torch
 from tests.support.small_models import Plain
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
-from warmrank.examples.llama_weights import LlamaSizes, full_weights, shard
+from warmrank.examples.llama_weights import LlamaSizes, full_weights
 from warmrank.inference import cache_compile
-from warmrank.worker.errors import GroupError, WorkloadError
+from warmrank.worker.errors import WorkloadError
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload
 from warmrank.worker.runtime.runtime_state import declared_for
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
-
-Write = Callable[[str], str]
-
-
-class Group:
-    """Stands for a process group: size and rank are all that is asked for."""
-
-    def size(self) -> int:
-        return 4
-
-    def rank(self) -> int:
-        return 2
 
 
 def context(**groups: Any) -> RankContext:
     return RankContext(
         rank=3, world_size=8, local_rank=1, device_kind="cpu", device=torch.device("cpu"), groups=groups
     )
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a module that can be imported, and gives its name."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def written(text: str) -> str:
-        name = f"made_{len(list(tmp_path.iterdir()))}_{tmp_path.name}"
-        (tmp_path / f"{name}.py").write_text(text)
-        return name
-
-    return written
 
 
 @pytest.fixture
@@ -63,13 +37,6 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], str]:
     return entrypoint
 
 
-def test_context_says_rank_and_known_roles_when_a_role_is_unknown() -> None:
-    with pytest.raises(
-        GroupError, match=r"rank 3 has no process group with role 'pp'; known roles: tp, world"
-    ):
-        context(world=Group(), tp=Group()).group("pp")
-
-
 def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(monkeypatch):
     def entry(_context: RankContext, *, layers: int = 2) -> Workload:
         raise AssertionError("it was called")
@@ -79,12 +46,6 @@ def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(mo
     with pytest.raises(WorkloadError, match=expected) as raised:
         build_workload("tests.support.small_models:entry", context(), {"nokey": 3})
     assert "layers: int = 2" in str(raised.value).replace("'", "")
-
-
-def test_entrypoint_whose_module_lacks_an_import_names_the_one_that_is_missing(write: Write) -> None:
-    name = write("import no_such_dependency\n")
-    with pytest.raises(WorkloadError, match="does not import: No module named 'no_such_dependency'"):
-        build_workload(f"{name}:f", context(), {})
 
 
 def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(returned):
@@ -124,32 +85,11 @@ def test_generated_logits_equal_the_reference(batch: int, kv_heads: int) -> None
     assert result.max_error < llama.TOLERANCE / 10
 
 
-def test_cache_is_updated_in_place() -> None:
-    model = small_model()
-    cache = model.layers[0].attention.k_cache
-    prompt = llama.prompts(SMALL.batch, 7)
-    model(prompt, llama.positions(0, prompt))
-    assert model.layers[0].attention.k_cache.data_ptr() == cache.data_ptr()
-    assert cache[:, :, :7].abs().sum(-1).min() > 0
-    assert cache[:, :, 7:].abs().max() == 0
-
-
 def test_check_fails_when_a_weight_is_wrong() -> None:
     model = small_model()
     model.layers[1].attention.wv.weight[0, 0] += 1
     result = llama.check(model, full_weights(SMALL), (5,), 2, None)
     assert not result.ok
-
-
-def test_parts_of_all_ranks_sum_to_the_whole_layer() -> None:
-    weights = full_weights(SMALL)
-    x = torch.ones(3, SMALL.dim)
-    total = torch.zeros(3, SMALL.dim)
-    for rank in range(2):
-        part = shard(weights, rank, 2)
-        total += x @ part["layers.0.feed_forward.up.weight"].T @ part["layers.0.feed_forward.down.weight"].T
-    whole = x @ weights["layers.0.feed_forward.up.weight"].T @ weights["layers.0.feed_forward.down.weight"].T
-    torch.testing.assert_close(total, whole)
 
 
 @pytest.mark.parametrize(
