@@ -30,7 +30,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Path, Request], BlobBackend]] = {
     "directory": lambda root, _: DirectoryBackend(root),
     "directory-fsync": lambda root, _: DirectoryBackend(root, flush="fsync"),
     "memory": lambda _root, _: MemoryBackend(),
-    # What is special about several writable places stands in tests/unit/test_tiers.py.
+    # What is special about several writable places stands in tests/unit/test_places.py.
     "tiers, near read-only": lambda root, _: tiers(root, near="ro"),
     "tiers, far read-only": lambda root, _: tiers(root, far="ro"),
     "s3": lambda _root, request: object_backend(request.getfixturevalue("s3_server")),

@@ -2,7 +2,7 @@
 
 Each fault is tried `--fault-rounds` times through a proxy before a real server. Whatever happens, no wrong
 bytes are accepted, nothing is replaced, and the caller gets an answer after few requests; how long each may
-take is what ``test_object_connection.py`` is about.
+take is what ``test_object_store.py`` is about.
 """
 
 from __future__ import annotations

@@ -74,12 +74,14 @@ def test_seed_gears_padded_give_eagers_answer_cold_and_warm(cold: Ran, warm: Ran
         assert [call["equal"] for call in calls if "equal" in call] == [True] * 5
 
 
+@pytest.mark.slow
 def test_mark_static_makes_each_size_a_variant_cold_and_warm(cold: Ran, warm: Ran) -> None:
     for ran, first in ((cold, "compiled"), (warm, "loaded")):
         assert [call["outcome"] for call in ran.found["marked"]] == [first, first, "ran"]
         assert all(call["equal"] for call in ran.found["marked"])
 
 
+@pytest.mark.slow
 def test_warm_process_imports_no_tracer(warm: Ran) -> None:
     assert warm.imported == []
 

@@ -203,7 +203,7 @@ def test_artifacts_have_the_bytes_that_a_launch_compiles(tmp_path):
 FAKE_NPU = """
 import sys
 from pathlib import Path
-from tests.unit.test_offline_rank import compiled, offline, spec_of
+from tests.unit.test_build import compiled, offline, spec_of
 for rank in (1, 6):
     spec = spec_of(Path(sys.argv[1]), rank=rank, device_kind="npu", engine="graph")
     with offline(spec, accelerator="Ascend910B", cann="8.5") as built:

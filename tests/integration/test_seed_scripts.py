@@ -45,7 +45,7 @@ FUNCTIONS = {
     "statics": ["decode", "decode"],  # with all arguments, and without the optional ones
 }
 UNKEPT = ("gears", "aclgraph")
-QUICK = ("add", "prefill_decode", "gears")
+QUICK = ("add", "gears")
 PRINTED_BY_GEARS = f"{torch.full((2, 2), 2.0)}\n{torch.full((4, 2), 2.0)}\n" * 2
 
 

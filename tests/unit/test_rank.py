@@ -360,7 +360,7 @@ def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path
     first, second = answer(host, 1, "compile", "compile", (FUNCTIONS,))
     assert (first.function, first.ok, first.outcome) == (FUNCTIONS[0], False, "compiled")
     assert first.reason.startswith("ZeroDivisionError: ")
-    assert "(test_rank_host.py:" in first.reason
+    assert "(test_rank.py:" in first.reason
     assert (second.function, second.ok) == (FUNCTIONS[1], True)
 
 
