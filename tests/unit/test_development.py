@@ -54,7 +54,7 @@ FOREIGN = {
 def test_tests_of_object_stores_ignore_the_environment_of_who_runs_them():
     pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
     pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")
-    test = "tests/unit/test_object_store.py::test_stat_of_many"
+    test = "tests/unit/test_object_store.py::test_new_store_has_a_format_and_a_probe"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
         cwd=REPOSITORY,
