@@ -41,7 +41,7 @@ test-torch: $(STAMP) $(NPU_STAMP) ## the worker's tests, the stale matrix and a 
 	$(BIN)/python -m tests.fuzz --jobs $$(nproc) --pairs 1000000 --seconds 60
 
 # What differs between releases of torch shows here first: traces, guards, gears, both modes, two processes.
-NEWEST_TESTS := $(addprefix tests/unit/test_,torch_facts.py tracing.py shape_lines.py graph_engine.py gears.py gears_cached.py \
+NEWEST_TESTS := $(addprefix tests/unit/test_,torch_facts.py tracing.py graph_engine.py gears.py \
 	aoti_engine.py ambient.py cpu_graph.py cached_function.py process_groups.py) \
 	$(addprefix tests/integration/test_,seed_scripts.py runtime_state.py)
 

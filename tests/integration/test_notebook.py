@@ -56,7 +56,7 @@ _KERNELS = count()
 
 @pytest.fixture
 def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs the cells in a new `__main__`, under names that only this run has; the outcome of the first call."""
+    """Runs the cells in a new `__main__`, under names of their own; returns the outcome of a call."""
 
     def run(edit: str = "") -> str:
         old, _, new = edit.partition(" => ")

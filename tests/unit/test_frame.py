@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +14,7 @@ import torch
 import torch._dynamo.utils as originals
 from torch import nn
 
-from tests.support.small_models import Cached, Plain
+from tests.support.small_models import Plain
 from tests.support.tracing import bound, compiled, traced
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.frame import extract
@@ -148,25 +144,6 @@ def test_method_that_sets_a_global_is_refused_by_name() -> None:
 
 
 # What is kept.
-
-
-def test_frame_and_graph_are_equal_bytes_in_another_process_with_other_hashes() -> None:
-    code = (
-        "import hashlib, json, torch\n"
-        "from tests.support.small_models import Cached\n"
-        "from tests.support.tracing import compiled\n"
-        "print(hashlib.sha256(compiled(Cached().store, torch.ones(2, 4)).to_bytes()).hexdigest())\n"
-    )
-    child = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    here = compiled(Cached().store, torch.ones(2, 4)).to_bytes()
-    assert child.stdout.strip() == hashlib.sha256(here).hexdigest()
 
 
 def test_global_with_a_name_of_the_frames_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

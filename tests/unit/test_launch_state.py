@@ -1,14 +1,18 @@
-"""What is known of a running launch, and how it is shown."""
+"""What is known of a running launch, how it is shown, who waits for whom."""
 
 from __future__ import annotations
 
 import io
+import logging
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.support.launching import loaded_config
 from tests.support.made_reports import failing, made_report, result, seats, state_of, until_compile, whole
 from warmrank.orchestrator.causes import (
     CLUSTER_LOST,
@@ -23,6 +27,7 @@ from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import CannotStart, CompileForbidden, ForbiddenCompile, LaunchFailed
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch import events as e
+from warmrank.orchestrator.launch.driver import turn
 from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
 from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.launch.timeline import timeline_rows
@@ -283,3 +288,50 @@ def test_each_budget_is_spent_by_its_own_failures_only() -> None:
 @pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", may_pass=True)])
 def test_launch_that_another_one_may_mend_is_lost(error: Exception) -> None:
     assert is_lost(error)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_second_launch_waits_for_the_first_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    config, order = loaded_config(tmp_path), []
+    waits = threading.Event()
+
+    def note(_record: logging.LogRecord) -> bool:
+        waits.set()
+        return True
+
+    caplog.handler.addFilter(note)
+
+    def second() -> None:
+        with turn(config):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with turn(config):
+        thread.start()
+        assert waits.wait(60)
+        order.append("first")
+    thread.join(60)
+    assert order == ["first", "second"]
+    assert "waiting for its end" in caplog.text
+
+
+def test_launches_after_the_first_do_not_wait_for_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = loaded_config(tmp_path)
+    with turn(config):
+        pass
+    with turn(config), turn(config):
+        pass
+    assert not caplog.records
+
+
+def test_launch_that_failed_leaves_the_first_turn_to_the_next(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    with pytest.raises(RuntimeError), turn(config):
+        raise RuntimeError
+    assert not list((tmp_path / "cache").rglob("*.ended"))

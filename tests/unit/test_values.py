@@ -1,4 +1,4 @@
-"""Values behave as frozen dataclasses do; each test that compares has the dataclass beside it."""
+"""Small values, errors, the garbage collector, variables of the environment."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warmrank.orchestrator.environ import inherited
 from warmrank.worker import collection, errors
 from warmrank.worker.collection import paused
 from warmrank.worker.errors import NotYet, PortInUse, StateChanged, WorkerError
@@ -159,3 +160,25 @@ def test_collector_goes_on_in_a_child_that_was_forked_meanwhile() -> None:
             os._exit(0 if gc.isenabled() else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+NAME = "WARMRANK_TEST_VARIABLE"
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_variable_is_set_inside_and_as_before_outside(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    monkeypatch.delenv(NAME, raising=False)
+    if before is not None:
+        monkeypatch.setenv(NAME, before)
+    with inherited(NAME, "new"):
+        assert os.environ[NAME] == "new"
+    assert os.environ.get(NAME) == before
+
+
+def test_variable_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NAME, raising=False)
+    with pytest.raises(KeyError), inherited(NAME, "new"):
+        raise KeyError
+    assert NAME not in os.environ

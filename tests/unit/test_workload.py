@@ -1,20 +1,36 @@
-"""What a user's entrypoint gets and returns, and what is said when it does not fit."""
+"""Workloads: entrypoints and scripts."""
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.launching import rank_spec
 from tests.support.small_models import Plain
+from tests.support.stored import make_artifact, open_store
+from warmrank.cache_store.cache_dir.local import add_variant
+from warmrank.cache_store.digests import Digest, digest_file
+from warmrank.cache_store.store import Store
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_weights import LlamaSizes, full_weights
 from warmrank.inference import cache_compile
-from warmrank.worker.errors import WorkloadError
+from warmrank.worker import journal
+from warmrank.worker.errors import CompileForbidden, WorkloadError
+from warmrank.worker.rank import manifests
+from warmrank.worker.rank.script import journal_of, run_script
+from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload
+from warmrank.worker.results import FunctionResult, StageSeconds
+from warmrank.worker.runtime.artifact import ArtifactFile
 from warmrank.worker.runtime.runtime_state import declared_for
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
@@ -115,3 +131,159 @@ def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:
     out = capsys.readouterr().out
     assert out.startswith("b'Alice' -> [")
     assert "3 tokens for 1 prompts in" in out
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RankSpec:
+    return rank_spec(
+        tmp_path / "cache", rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1,
+        master_addr="node0", master_port=29500, entrypoint="",
+    )  # fmt: skip
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def test_script_finds_torchruns_variables(spec: RankSpec, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    run_script(
+        spec, script(tmp_path, f"import json, os\njson.dump(dict(os.environ), open({str(out)!r}, 'w'))"), ()
+    )
+    found: dict[str, Any] = json.loads(out.read_text())
+    expected = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500",
+        "TORCHAIR_CACHE_HOME": spec.cache_dir,
+        "WARMRANK_JOURNAL": str(journal_of(spec)),
+    }
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_script_that_misses_where_compiling_is_forbidden_says_so(spec: RankSpec, tmp_path: Path) -> None:
+    text = """
+    from warmrank.worker import journal
+    journal.append_forbidden("M.a", "M.a would have to be compiled")
+    raise SystemExit(1)
+    """
+    with pytest.raises(CompileForbidden, match=r"M.a would have to be compiled") as raised:
+        run_script(spec, script(tmp_path, text), ())
+    assert raised.value.function == "M.a"
+
+
+ARTIFACT = make_artifact()
+OUTCOMES = st.sampled_from(["compiled", "loaded", "adopted"])
+SECONDS = st.builds(StageSeconds, trace_s=st.floats(0, 9), load_s=st.floats(0, 9))
+RESULTS = st.builds(
+    FunctionResult,
+    function=st.text(),
+    ok=st.booleans(),
+    outcome=OUTCOMES,
+    reason=st.text(),
+    digest=st.text("0123456789abcdef"),
+    size_bytes=st.integers(0),
+    path=st.text(),
+    seconds=SECONDS,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "journal.jsonl"
+    monkeypatch.setenv("WARMRANK_JOURNAL", str(path))
+    return path
+
+
+def result(function: str = "M.f") -> FunctionResult:
+    return FunctionResult(function=function, ok=True, outcome="compiled", reason="")
+
+
+@given(results=st.lists(RESULTS, max_size=3))
+def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMRANK_JOURNAL", str(path))
+        for item in results:
+            journal.append(item, ARTIFACT, Path("/cache"))
+    assert [entry for entry, _ in journal.read(path)] == results
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("WARMRANK_JOURNAL", raising=False)
+    monkeypatch.setenv("WARMRANK_JOURNAL_DIR", str(tmp_path))
+    return tmp_path
+
+
+MODEL_DIR = "M_dynamic_aclgraphcache_0f"
+LAUNCH_KEY = "0f" * 32
+
+
+@pytest.fixture
+def spec_manifests(tmp_path: Path) -> RankSpec:
+    return rank_spec(tmp_path / "cache", rank=1, world_size=2, entrypoint="")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def look_up(
+    spec_manifests: RankSpec,
+    function: str,
+    *,
+    outcome: Any = "compiled",
+    root: Path | None = None,
+    **changed: Any,
+) -> Path:
+    """Leave an artifact and an entry in the journal, as a script's look-up does."""
+    artifact = make_artifact(name=f"{function}(x)", **changed)
+    root = root or Path(spec_manifests.cache_dir)
+    name = function.rpartition(".")[2]
+    path = add_variant(root / MODEL_DIR / "world2global_rank1" / name, artifact.to_bytes())
+    digest = digest_file(path)
+    result = FunctionResult(
+        function=function, ok=True, outcome=outcome, reason="", digest=digest.sha256,
+        size_bytes=digest.size_bytes, path=str(path), runtime_state=artifact.guards.runtime_state,
+    )  # fmt: skip
+    journal_of(spec_manifests).parent.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMRANK_JOURNAL", str(journal_of(spec_manifests)))
+        journal.append(result, artifact, root)
+    return path
+
+
+# Of a script.
+
+
+def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: RankSpec) -> None:
+    file = ArtifactFile(name="ge_cache_0123456789abcdef.pt2", sha256="0123456789abcdef" * 4, size_bytes=7)
+    path = look_up(spec_manifests, "M.decode", files=(file,))
+    directory = path.parent.relative_to(spec_manifests.cache_dir).as_posix()
+    entries = {entry.path: entry.digest for entry in manifests.of_script(spec_manifests).artifacts}
+    assert entries == {
+        f"{directory}/compiled_module": digest_file(path),
+        f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
+    }
+
+
+# Publishing.
+
+
+def test_publish_names_functions_whose_compile_is_not_deterministic(spec_manifests, store, tmp_path):
+    other = rank_spec(tmp_path / "other", rank=1, world_size=2, entrypoint="")
+    look_up(spec_manifests, "M.f", sections={"graph.py": b"1"})
+    look_up(other, "M.f", sections={"graph.py": b"2"})
+    found = [
+        manifests.publish(store, LAUNCH_KEY, manifests.of_script(rank), Path(rank.cache_dir)).conflicts
+        for rank in (spec_manifests, other)
+    ]
+    assert found == [(), ("M.f",)]
