@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tests.support.tracing import bound, compiles_ahead, traced
@@ -42,43 +41,12 @@ class Shapes(nn.Module):
         super().__init__()
         self.seen = nn.Buffer(torch.zeros(8))
 
-    def computed(self, x: torch.Tensor) -> Any:
-        return x + 1, x * 2
-
     def views_only(self, x: torch.Tensor) -> Any:
         return x[1:], x.t(), x.shape[0] * 2, x
-
-    def view_of_result(self, x: torch.Tensor) -> Any:
-        y = x + 1
-        return y[0], y.view(-1), y
 
     def written(self, x: torch.Tensor) -> Any:
         self.seen.add_(x[0])
         return self.seen.view(2, 4), x + self.seen
-
-    def dropped(self, x: torch.Tensor) -> Any:
-        return torch.nn.functional.dropout(x, 0.5, training=False)
-
-    def several(self, x: torch.Tensor) -> Any:
-        values, indices = torch.sort(x)
-        return values, indices, values[0]
-
-    def reshaped(self, x: torch.Tensor) -> Any:
-        y = x + 1
-        return y.transpose_(0, 1)
-
-    def counted(self, x: torch.Tensor) -> Any:
-        return x.nonzero()
-
-    def times(self, x: torch.Tensor, n: int) -> Any:
-        return x * n
-
-    def reduced(self, x: torch.Tensor) -> Any:
-        from torch.distributed import _functional_collectives as collectives
-
-        world = dist.group.WORLD
-        assert world is not None
-        return collectives.all_reduce(x, "sum", world)
 
 
 MODULE = Shapes()
@@ -113,9 +81,6 @@ def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) 
     inputs = [X if item.is_tensor else X.shape[0] for item in lowered.inputs]
     tail, turned, doubled = graph(*inputs)
     assert (tail.data_ptr(), turned.shape, doubled) == (X[1:].data_ptr(), (8, 4), 8)
-
-
-# Inputs of a library.
 
 
 # The call.

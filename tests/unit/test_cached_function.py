@@ -78,9 +78,6 @@ def test_function_that_writes_in_place_does_so_once_for_each_call(cache: Path) -
     assert torch.equal(model.cache, reference.cache)
 
 
-# What TorchAir logs.
-
-
 # Where the cache lies.
 
 
@@ -428,6 +425,3 @@ def test_value_of_the_wrong_type_is_refused_by_name(model: Plain, name: str, val
     with pytest.raises(BadConfig, match=said) as raised:
         cache_compile(model.affine, **{name: value})
     assert raised.value.parameter == name
-
-
-# The package's own surface.

@@ -27,9 +27,22 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 Graph = Callable[..., tuple[Any, ...]]
 
 
-def runner(graph: Graph, *classes: str, aliased: tuple[int, ...] = (), **options: Any) -> GraphRunner:
-    facts = GraphFacts(input_classes=classes, num_outputs=1, aliased_outputs=aliased)
-    return GraphRunner(graph, facts, CpuBackend(), CaptureOptions(**options))
+def runner(
+    graph: Graph,
+    *classes: str,
+    aliased: tuple[int, ...] = (),
+    of_module: tuple[int, ...] = (),
+    backend: CpuBackend | None = None,
+    **options: Any,
+) -> GraphRunner:
+    facts = GraphFacts(
+        input_classes=classes,
+        num_outputs=1,
+        aliased_outputs=aliased,
+        input_names=("self.weight", "cache", "x")[: len(classes)],
+        module_inputs=of_module,
+    )
+    return GraphRunner(graph, facts, backend or CpuBackend(), CaptureOptions(**options))
 
 
 def doubled(x: torch.Tensor) -> tuple[Any, ...]:
@@ -165,13 +178,6 @@ class Failing(CpuBackend):
         return super().capture(*given, **options)
 
 
-def runner_calls(
-    graph: Graph, *classes: str, backend: CpuBackend | None = None, **options: Any
-) -> GraphRunner:
-    facts = GraphFacts(input_classes=classes, num_outputs=1, aliased_outputs=())
-    return GraphRunner(graph, facts, backend or CpuBackend(), CaptureOptions(**options))
-
-
 def done(run: Any) -> tuple[int, int, int]:
     """How often it ran, captured and replayed."""
     found = run.statistics
@@ -182,7 +188,7 @@ def done(run: Any) -> tuple[int, int, int]:
 
 
 def test_first_call_runs_second_captures_third_replays() -> None:
-    run = runner_calls(doubled, "user")
+    run = runner(doubled, "user")
     found = []
     for value in (1.0, 2.0, 3.0):
         assert torch.equal(run(torch.full((3,), value))[0], torch.full((3,), 2 * value))
@@ -193,7 +199,7 @@ def test_first_call_runs_second_captures_third_replays() -> None:
 
 def test_recapture_that_failed_is_tried_again_at_the_next_call() -> None:
     backend = Failing()
-    run = runner_calls(lambda weight, x: (weight * x,), "state", "user", backend=backend)
+    run = runner(lambda weight, x: (weight * x,), "state", "user", backend=backend)
     weights = [torch.ones(3), torch.ones(3) * 2]
     warm(run, weights[0], torch.ones(3))(weights[0], torch.ones(3))
     backend.times = 1
@@ -209,16 +215,13 @@ def test_recapture_that_failed_is_tried_again_at_the_next_call() -> None:
 @pytest.mark.parametrize("pool", ["own", "given"])
 def test_output_of_a_first_call_is_never_overwritten(pool: str) -> None:
     options: dict[str, Any] = {"pool": warmrank.graph_pool_handle("cpu")} if pool == "given" else {}
-    run = runner_calls(doubled, "user", **options)
+    run = runner(doubled, "user", **options)
     kept = [(size, run(torch.ones(size))[0]) for size in (8, 4)]
     for size in (8, 4, 8, 4):
         run(torch.full((size,), NAN))
     assert done(run) == (2, 2, 4)
     for size, value in kept:
         assert torch.equal(value, torch.ones(size) * 2)
-
-
-# Threads.
 
 
 # Cached functions.
@@ -339,23 +342,6 @@ class Uncapturable(CpuBackend):
         raise NotCapturable(msg, operator="aten.item.default")
 
 
-def runner_statistics(
-    graph: Graph,
-    *classes: str,
-    backend: CpuBackend | None = None,
-    of_module: tuple[int, ...] = (),
-    **options: Any,
-) -> GraphRunner:
-    facts = GraphFacts(
-        input_classes=classes,
-        num_outputs=1,
-        aliased_outputs=(),
-        input_names=("self.weight", "cache", "x")[: len(classes)],
-        module_inputs=of_module,
-    )
-    return GraphRunner(graph, facts, backend or CpuBackend(), CaptureOptions(**options))
-
-
 def used(weight: torch.Tensor, cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
     cache.add_(x)
     return (weight * cache + x,)
@@ -365,7 +351,7 @@ def using(
     *, captures: bool = True, **options: Any
 ) -> tuple[GraphRunner, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A runner after a call that captured, if calls of it do so, and the inputs of that call."""
-    run = runner_statistics(used, "state", "mutated", "user", of_module=(0,), **options)
+    run = runner(used, "state", "mutated", "user", of_module=(0,), **options)
     inputs = torch.ones(4), torch.zeros(4), torch.ones(4)
     if captures:
         warm(run, *inputs)
@@ -377,7 +363,7 @@ def using(
 
 
 def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
-    run = runner_statistics(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", of_module=(0,))
+    run = runner(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", of_module=(0,))
     weight, cache = torch.arange(4.0).reshape(2, 2), torch.zeros(2, 2)
     warm(run, weight, cache)(weight, cache)
     assert torch.equal(run(weight.T, cache)[0], weight.T * 2)
@@ -385,7 +371,7 @@ def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
 
 
 def test_user_inputs_of_other_strides_where_elements_overlap_are_read_correctly() -> None:
-    run = runner_statistics(lambda weight, cache, x: (x * 2,), "state", "state", "user", of_module=(0, 1))
+    run = runner(lambda weight, cache, x: (x * 2,), "state", "state", "user", of_module=(0, 1))
     weight = torch.ones(1)
     warm(run, weight, weight, torch.ones(2, 3))
     assert torch.equal(
@@ -416,7 +402,7 @@ def test_frozen_parameter_at_another_address_is_not_looked_at() -> None:
 
 def test_graph_that_cannot_be_captured_runs_without_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.ones(4)
-    run = runner_statistics(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable(x))
+    run = runner(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable(x))
     weight, cache = torch.ones(4), torch.zeros(4)
     warm(run, weight, cache, x)
     with caplog.at_level(logging.WARNING, logger="torchair"):
@@ -440,9 +426,6 @@ def test_call_without_capture_has_a_cause(options: dict[str, Any], cause: str) -
     run, *_ = using(captures=False, **options)
     assert run.statistics.eager_causes == ((cause, 1),)
     assert run.statistics.warm_up_runs == 0
-
-
-# The value.
 
 
 # Cached functions.

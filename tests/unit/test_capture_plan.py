@@ -19,9 +19,7 @@ from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.orchestrator.config.reading import parse as config_of
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.steps import order
-from warmrank.orchestrator.store.stores import open_store
 from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.layout import InputLayout
 from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shapes_of
@@ -349,13 +347,6 @@ class House:
         self.config: Any = config
         self.report = launch(config, launcher=InProcessLauncher(self.worker))
         return [list(rows) for rows in self.worker.seen]
-
-    def captures(self) -> list[CaptureEntry]:
-        """The plan of rank 0's newest manifest."""
-        store = open_store(self.config.store)
-        (summary, *_) = store.launch_summaries(launch_key(self.config))
-        (stored,) = store.take_launches([summary.name])
-        return list(store.manifest(stored.record.partitions[0].manifest_key).captures)
 
 
 @pytest.fixture

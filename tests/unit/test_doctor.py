@@ -238,9 +238,6 @@ def places(tmp_path: Path) -> Iterator[Places]:
     chips._ask.cache_clear()
 
 
-# --- CANN ---
-
-
 # --- driver and firmware ---
 
 
@@ -300,9 +297,3 @@ def test_visible_npus_that_cann_would_cut_short_are_refused(text: str, why: str)
         visible_devices({"ASCEND_RT_VISIBLE_DEVICES": text}, 4)
     assert raised.value.actual == text
     assert "unset it to use every NPU" in str(raised.value)
-
-
-# --- releases ---
-
-
-# --- HCCL ---

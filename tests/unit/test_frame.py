@@ -47,26 +47,11 @@ class Shapes(nn.Module):
         y = batch.rows + caches[1] * named["more"]["x"]
         return {"y": y, "pair": (y * 2, [y * 3]), "kind": batch.kind, "size": y.shape, "none": None}
 
-    def makes_pair(self, x: torch.Tensor) -> Pair:
-        return Pair(x + 1, x + 2)
-
-    def unchanged(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x, y + 1
-
     def dtype(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype, torch.device]:
         return x * 2, x.dtype, x.device
 
     def by_global(self, x: torch.Tensor) -> torch.Tensor:
         return x * TABLE
-
-    def appends(self, x: torch.Tensor, log: list[torch.Tensor]) -> torch.Tensor:
-        y = x * 2
-        log.append(y)
-        return y
-
-    def counts(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls = getattr(self, "calls", 0) + 1
-        return x * 2
 
     def sets_global(self, x: torch.Tensor) -> torch.Tensor:
         global COUNT  # noqa: PLW0603 - that is what is refused

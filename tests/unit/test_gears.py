@@ -157,9 +157,6 @@ class Model(nn.Module):
         mixed = functional.scaled_dot_product_attention(heads, heads, heads)
         return mixed.transpose(1, 2).reshape(batch, length, width)
 
-    def scaled(self, x: torch.Tensor, by: int) -> torch.Tensor:
-        return x * by + by
-
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(0)
 
@@ -172,9 +169,6 @@ class Model(nn.Module):
 
     def viewed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x[:, :1], x + 1
-
-    def fixed(self, x: torch.Tensor) -> torch.Tensor:
-        return x.expand(4, 8) * 1
 
     def branching(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.size(0) > 2 else x * 3

@@ -283,9 +283,6 @@ def test_kept_files_are_dropped_unless_a_partition_waits_that_may_need_them(tmp_
     assert old.exists() is waits
 
 
-# The rank's process.
-
-
 # Other commands.
 
 

@@ -186,10 +186,6 @@ class Both:
             place.put_new([new_file(STRAY, b"stray")])
             place.now_s += 3 * DAY_S
 
-    def damage(self, place: WaywardBackend) -> None:
-        place.move(DECODE, None)
-        place.put_new([new_file(DECODE, b"damaged")])
-
 
 @pytest.fixture
 def both(tmp_path: Path) -> Both:
@@ -289,9 +285,6 @@ class Spread:
             store.launches(self.record.launch_key)
         assert store.fetch_partitions(self.record.partitions, cache).faults == ()
         return store
-
-    def near_names(self, prefix: str) -> set[str]:
-        return {info.name for info in self.near.list(prefix)}
 
 
 @pytest.fixture

@@ -149,9 +149,6 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
         RankWorker(spec, None).build()
 
 
-# Probe.
-
-
 # Compile.
 
 
@@ -161,9 +158,6 @@ def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> Non
     assert (bad.ok, good.ok) == (False, True)
     assert bad.reason.startswith("GraphBreak: Unfit.breaks does not form one whole graph")
     assert not bad.guard_failed
-
-
-# Load.
 
 
 # Adopt.
@@ -199,9 +193,6 @@ def test_artifact_that_is_handed_over_brings_the_marks_of_its_directory(tmp_path
     taker.take_in(name, handed)
     assert marks_of(tmp_path / "other") == marks_of(cache)
     assert outcomes(taker.adopt({name: offers[name]})) == ["adopted"]
-
-
-# Capture, first call, verify.
 
 
 # Manifest and publish.
