@@ -95,17 +95,6 @@ def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_al
     trial.check_nothing_left()
 
 
-def test_rank_that_hangs_in_native_code_is_named_with_what_it_was_doing(cluster: str, tmp_path: Path) -> None:
-    trial = Trial(tmp_path, fault("compile", "native", 0), retries=NO_RETRIES, timeouts={"compile_s": 5})
-    error, report = trial.fail()
-    assert (error.stage, report.exit_code) == ("compile", ExitCode.LOST)
-    assert [(cause.ranks, cause.kind) for cause in error.causes] == [((0,), TIMEOUT)]
-    assert "no answer within 5 s, last seen in 'compile Tiny." in str(error)
-    assert report.failure is not None
-    assert report.failure.causes == error.causes
-    trial.check_nothing_left()
-
-
 def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_store_as_it_was(
     cluster: str, tmp_path: Path
 ) -> None:
@@ -199,8 +188,6 @@ code=$?
 mkdir "$disk-copy" && cp -a "$disk/." "$disk-copy"
 exit $code
 """
-
-OnDisks = Callable[..., LaunchProcess]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from warmrank.orchestrator.build.plan import target_here
 from warmrank.orchestrator.build.ranks import OfflineLauncher
 from warmrank.orchestrator.build.report import BuildReport, from_json
 from warmrank.orchestrator.config.reading import Config, load
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
@@ -163,13 +163,6 @@ def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     assert reports[0].record == reports[1].record
 
 
-@pytest.mark.slow
-def test_rank_that_fails_is_named_with_its_line(tmp_path):
-    path = write_config(tmp_path, workload={"entrypoint": "tests.support.offline_ranks:asks_for_values"})
-    with pytest.raises(LaunchFailed, match=r"NeedsValues.*in asks_for_values"):
-        built(load(path))
-
-
 STAGES = {
     "workload": {
         "entrypoint": "warmrank.examples.llama_stage:workload",
@@ -227,26 +220,6 @@ def test_device_npu_is_built_for_without_its_package(tmp_path):
     first, second, _ = done.stdout.splitlines()
     assert "outcome='compiled'" in first
     assert "state='adoptable'" in second
-
-
-# Hooks count up in one process; the offset of a view is a symbol of another name, which only readers see.
-NAMED_OTHERWISE = {"Hooked", "LastColumn"}
-
-
-@pytest.mark.slow
-def test_fake_tensors_give_the_bytes_that_real_ones_give(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.offline_zoo", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    differing = {name: pair for name, pair in found.items() if pair[0] != pair[1]}
-    assert differing.keys() <= NAMED_OTHERWISE, differing
-    assert sum(len(real) == 64 for real, _ in found.values()) > 60
 
 
 @pytest.mark.slow
