@@ -109,10 +109,7 @@ def test_put_that_fails_for_ever_is_unavailable_soon(backend, impatient, proxy, 
     method = "HEAD" if make is NEW_FILES["large blob"] else "PUT"
     for _ in range(fault_rounds):
         file = make()
-        with (
-            proxy.breaking(fault, method, times=FOR_EVER) as plan,
-            pytest.raises(StoreUnavailable) as caught,
-        ):
+        with proxy.breaking(fault, method, times=FOR_EVER) as plan, pytest.raises(StoreUnavailable) as caught:
             impatient.put_new([file])
         assert caught.value.transport
         assert 1 <= plan.broken <= MAX_TRIES
@@ -169,10 +166,7 @@ def test_get_that_fails_for_ever_is_unavailable_soon(backend, impatient, proxy, 
     file = new_document()
     backend.put_new([file])
     for _ in range(fault_rounds):
-        with (
-            proxy.breaking(fault, "GET", times=FOR_EVER) as plan,
-            pytest.raises(StoreUnavailable) as caught,
-        ):
+        with proxy.breaking(fault, "GET", times=FOR_EVER) as plan, pytest.raises(StoreUnavailable) as caught:
             read(impatient, file)
         assert caught.value.transport
         assert 1 <= plan.broken <= MAX_TRIES

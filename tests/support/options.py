@@ -298,10 +298,7 @@ class Nested(Strict):
     """As ``torchair.CompilerConfig``; keyword arguments replace options of ``debug.aclgraph``."""
 
     def __init__(self, **of_aclgraph: Any) -> None:
-        aclgraph = {
-            "clone_input": Held(True, (True, False)),
-            "static_capture_size_limit": Held(64),
-        }
+        aclgraph = {"clone_input": Held(True, (True, False)), "static_capture_size_limit": Held(64)}
         super().__init__(
             mode=Held("max-autotune", ("max-autotune", "reduce-overhead", "npugraph_ex")),
             debug=Strict(

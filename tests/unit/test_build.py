@@ -19,12 +19,7 @@ from tests.support.launching import loaded_config, rank_spec, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher, small
 from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import (
-    built_ranks,
-    check_target,
-    read_target,
-    target_here,
-)
+from warmrank.orchestrator.build.plan import built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.build.report import BuildReport, from_json
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config

@@ -16,13 +16,7 @@ import warmrank
 from tests.support.devices import warm
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.devices.memory import (
-    ALIGNMENT,
-    Lifetime,
-    Segment,
-    planned,
-    tensor_in,
-)
+from warmrank.worker.devices.memory import ALIGNMENT, Lifetime, Segment, planned, tensor_in
 from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")

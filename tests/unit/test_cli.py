@@ -30,10 +30,7 @@ from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.cli.console import (
-    ExitCode,
-    exit_code_of,
-)
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.cli.demo import demo, prepare, run_process
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config

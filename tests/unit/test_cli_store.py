@@ -29,13 +29,7 @@ from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.signing.keyring import (
-    Revocation,
-    generate,
-    private_path,
-    public_path,
-    revoke,
-)
+from warmrank.cache_store.signing.keyring import Revocation, generate, private_path, public_path, revoke
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
@@ -210,13 +204,7 @@ def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--older-than", "30"),
-        ("--max-size", "500"),
-        ("--grace", "tomorrow"),
-        ("--keep", "-1"),
-    ],
+    "arguments", [("--older-than", "30"), ("--max-size", "500"), ("--grace", "tomorrow"), ("--keep", "-1")]
 )
 def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
     assert run_on_store("store", "evict", "--store", root, *arguments).exit_code == 2

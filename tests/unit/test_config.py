@@ -234,12 +234,7 @@ def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[
 
 @pytest.mark.parametrize(
     ("name", "is_found"),
-    [
-        ("warmrank.py", True),
-        ("warmrank/__init__.py", True),
-        ("warmrank/a.py", False),
-        ("worker.py", False),
-    ],
+    [("warmrank.py", True), ("warmrank/__init__.py", True), ("warmrank/a.py", False), ("worker.py", False)],
 )
 def test_module_with_the_name_of_a_package_of_ours_is_found(user_modules: Path, name: str, is_found: bool):
     (user_modules / name).parent.mkdir(exist_ok=True)

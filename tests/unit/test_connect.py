@@ -212,9 +212,7 @@ def test_hanging_place_among_others_is_left_out_of_a_verb(deadline_of, fast, slo
     assert deadline.run(put) == (NAME,)
     assert fast.stat([NAME])
     assert [tier.state.state for tier in deadline.tiers] == ["used", "away"]
-    assert deadline.problems == [
-        str(deadline.tiers[1].away()),
-    ]
+    assert deadline.problems == [str(deadline.tiers[1].away())]
 
 
 def test_place_that_is_left_alone_is_asked_no_more(deadline_of, slow, time):

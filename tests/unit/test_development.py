@@ -28,10 +28,7 @@ def test_phase_of_an_install_is_shown_when_it_begins() -> None:
                 "  torch-2.13.0-cp311.whl (915.2 MB)",
             ),
             ("Using cached ray.whl (72.1 MB)", "  ray.whl (72.1 MB)"),
-            (
-                "Using cached a.whl (1.1 MB)\nInstalling collected packages: a",
-                "  unpacking all packages",
-            ),
+            ("Using cached a.whl (1.1 MB)\nInstalling collected packages: a", "  unpacking all packages"),
             ("Successfully installed a b", "  installed"),
         ]:
             shown.stdin.write(f"{said}\n")  # it stays open: nothing more may come for minutes

@@ -15,13 +15,7 @@ from typer.testing import CliRunner, Result
 from tests.support import ascend_machine as ascend
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
-from warmrank.orchestrator.doctor import (
-    Finding,
-    Level,
-    machine,
-    software,
-    storage,
-)
+from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
 from warmrank.orchestrator.doctor.nodes import check_resources
 from warmrank.worker.ascend import chips
 from warmrank.worker.ascend.chips import Installation, soc_in, visible_devices

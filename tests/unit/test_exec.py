@@ -291,11 +291,7 @@ class FakeNodes:
         self._polls = [list(answers) for answers in polls]
 
     def ask(
-        self,
-        method: Callable[..., Any],
-        arguments: Mapping[int, Sequence[Any]],
-        *,
-        timeout_s: float | None,
+        self, method: Callable[..., Any], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
     ) -> dict[int, Any]:
         assert getattr(ExecNode, method.__name__) is method
         self.asked.append((method.__name__, dict(arguments)))

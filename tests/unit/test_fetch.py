@@ -39,13 +39,7 @@ from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import (
-    Corrupt,
-    NotInStore,
-    StoreError,
-    StoreUnavailable,
-    UnusableCache,
-)
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.fetch.staging import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name

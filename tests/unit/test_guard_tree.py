@@ -350,8 +350,7 @@ def _variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=adds_enums if name == "integer_enum_member" else ()) for name in READS],
+    "name", [pytest.param(name, marks=adds_enums if name == "integer_enum_member" else ()) for name in READS]
 )
 @torch.no_grad()
 def test_artifact_fits_equal_state_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,7 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import (
-    Conflict,
-    Corrupt,
-    EvictRefused,
-    NotInStore,
-    Untrusted,
-)
+from warmrank.cache_store.errors import Conflict, Corrupt, EvictRefused, NotInStore, Untrusted
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
 from warmrank.cache_store.gc.trash import mark_used
 from warmrank.cache_store.layout import launch_name, manifest_name, used_name

@@ -17,12 +17,7 @@ from tests.support.node_artifacts import PACKAGE, destinations, kept, package_by
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
 from warmrank.cache_store.cache_dir import node_files
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
-from warmrank.cache_store.cache_dir.node_files import (
-    NodeFile,
-    find_kept,
-    keep,
-    kept_files,
-)
+from warmrank.cache_store.cache_dir.node_files import NodeFile, find_kept, keep, kept_files
 from warmrank.cache_store.cache_dir.placing import Destination, Vouched, admitted, place_files, refusal
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache

@@ -270,8 +270,7 @@ def refusal(url: str, **opened: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["file:///mnt/x", "memory:///", "http://host/x", "https://host/x", "ftp://host/x", "/mnt/x"],
+    "url", ["file:///mnt/x", "memory:///", "http://host/x", "https://host/x", "ftp://host/x", "/mnt/x"]
 )
 def test_url_of_no_object_store_is_refused(url):
     assert "is none of an object store; name a directory by its path, or" in refusal(url)

@@ -9,17 +9,10 @@ import pytest
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import BadArgument, CannotStart
-from warmrank.orchestrator.exec.placement import (
-    When,
-    choose_nodes,
-    num_fitting,
-    parse_when,
-)
+from warmrank.orchestrator.exec.placement import When, choose_nodes, num_fitting, parse_when
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.reservation import (
-    bundle_sizes,
-)
+from warmrank.orchestrator.gang.reservation import bundle_sizes
 from warmrank.orchestrator.nodes import Node
 
 NODES = tuple(

@@ -31,13 +31,7 @@ from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.seed import on_ray
 from warmrank.orchestrator.seed.here import NodeSeed, seed_here
 from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
-from warmrank.orchestrator.seed.seeding import (
-    LOOK_EVERY_S,
-    MAX_LOST_SOURCES,
-    NodeState,
-    Seeding,
-    SeedPlan,
-)
+from warmrank.orchestrator.seed.seeding import LOOK_EVERY_S, MAX_LOST_SOURCES, NodeState, Seeding, SeedPlan
 from warmrank.orchestrator.seed.show import SeedLines
 from warmrank.orchestrator.seed.watch import HUNG_S, Watch
 
@@ -406,10 +400,7 @@ def states(*found: NodeSeed | Node) -> tuple[NodeState, ...]:
 
 
 def test_what_the_process_says_is_shown_and_ends_the_watch():
-    stage = WatchStage(
-        [states(FIRST, SECOND), states(seeded(FIRST), SECOND)],
-        num_nodes=1,
-    )
+    stage = WatchStage([states(FIRST, SECOND), states(seeded(FIRST), SECOND)], num_nodes=1)
     assert stage.said("2 nodes found")
     assert stage.lines.outcomes() == (seeded(FIRST),)
     assert (len(stage.known), stage.num_stopped) == (1, 1)
@@ -424,9 +415,7 @@ def test_process_that_ended_is_started_again_later_each_time():
 def test_process_that_is_silent_for_long_is_ended():
     silent = [None] * int(HUNG_S / STEP_S - 1)
     stage = WatchStage(
-        [states(FIRST), *silent, states(FIRST), *silent, None],
-        [states(seeded(FIRST))],
-        num_nodes=1,
+        [states(FIRST), *silent, states(FIRST), *silent, None], [states(seeded(FIRST))], num_nodes=1
     )
     assert len(stage.known) == 2
     assert stage.said("no answer for 90 s")

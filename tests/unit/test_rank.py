@@ -434,11 +434,7 @@ def test_without_another_one_the_rank_is_refused_and_then_compiles(refused_cache
     assert (refused.ok, refused.guard_failed) == (False, False)
     assert WHY in refused.reason
     compiled, again = worker.compile(ONE_FUNCTION)
-    assert (compiled.ok, compiled.outcome, compiled.reason) == (
-        True,
-        "compiled",
-        WHY,
-    )
+    assert (compiled.ok, compiled.outcome, compiled.reason) == (True, "compiled", WHY)
     assert again.digest == compiled.digest
 
 

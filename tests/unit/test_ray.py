@@ -32,9 +32,7 @@ from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ran
 from warmrank.orchestrator.gang.node_group import NodeGroup, failure_of_ray
 from warmrank.orchestrator.gang.node_watch import Batches, Charge
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
-from warmrank.orchestrator.gang.ray_session import (
-    way_in,
-)
+from warmrank.orchestrator.gang.ray_session import way_in
 from warmrank.orchestrator.gang.ray_watch import RayWatch
 from warmrank.orchestrator.gang.reservation import Reservation
 from warmrank.orchestrator.reaper_client import ReapedRanks

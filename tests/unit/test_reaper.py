@@ -21,13 +21,7 @@ from tests.support.processes import PYTHONPATH, marked, still_there
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand
-from warmrank.orchestrator.signals import (
-    EXIT_TERMINATED,
-    Terminated,
-    exit_code_of,
-    held_back,
-    sigterm_raises,
-)
+from warmrank.orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, held_back, sigterm_raises
 
 WAIT_S = 60.0
 IGNORES = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
@@ -107,11 +101,7 @@ def test_command_ends_with_whoever_started_it(mark: str) -> None:
     """
     driver = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env={
-            **os.environ,
-            "WARMRANK_TEST": mark,
-            "PYTHONPATH": PYTHONPATH,
-        },
+        env={**os.environ, "WARMRANK_TEST": mark, "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
     )
     assert driver.stdout is not None

@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
-from warmrank.cache_store.digests import (
-    Digest,
-    is_sha256,
-)
+from warmrank.cache_store.digests import Digest, is_sha256
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
@@ -31,11 +28,7 @@ from warmrank.cache_store.errors import (
     os_errors_are_unavailable,
 )
 from warmrank.cache_store.keys import canonical_json, key_of
-from warmrank.cache_store.layout import (
-    blob_name,
-    launch_name,
-    manifest_name,
-)
+from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
 from warmrank.cache_store.paths import collision, path_fault
 from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,

@@ -69,10 +69,7 @@ def places() -> tuple[WaywardBackend, WaywardBackend]:
 def tiered(
     places: tuple[WaywardBackend, WaywardBackend], near: TierMode = "rw", far: TierMode = "rw"
 ) -> Store:
-    tiers = [
-        Tier(name="near", backend=places[0], mode=near),
-        Tier(name="far", backend=places[1], mode=far),
-    ]
+    tiers = [Tier(name="near", backend=places[0], mode=near), Tier(name="far", backend=places[1], mode=far)]
     return Store(TieredBackend(tiers), trust=OFF, location="near, far")
 
 

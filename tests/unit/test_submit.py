@@ -17,10 +17,7 @@ from typer.testing import CliRunner, Result
 from tests.support.launching import loaded_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
-from warmrank.orchestrator.gang.upload import (
-    runtime_env,
-    upload_notes,
-)
+from warmrank.orchestrator.gang.upload import runtime_env, upload_notes
 from warmrank.orchestrator.signals import Terminated
 
 
