@@ -10,15 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -31,7 +29,7 @@ from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.signing.signing_keys import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
-from warmrank.orchestrator.cli.demo import demo, prepare, run_process
+from warmrank.orchestrator.cli.demo import prepare, run_process
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import (
@@ -47,10 +45,9 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.launch.report import Failure, Report, from_json, to_json
+from warmrank.orchestrator.launch.report import Failure, Report, from_json
 from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
-from warmrank.orchestrator.whole_file import write_whole
 from warmrank.worker.errors import NotYet, WorkloadError
 from warmrank.worker.keys.environment import environment
 
@@ -93,13 +90,6 @@ def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -
 def failed() -> LaunchFailed:
     failure = WorkerFailure(rank=1, stage="build", kind="FileNotFoundError", message="no weights here")
     return LaunchFailed("build", [failure], num_ranks=2)
-
-
-def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, make_report())
-    result = run("launch", write_config(tmp_path), "--json", "-")
-    assert replace(from_json(result.stdout), config=()) == make_report()
-    assert "Llama.prefill" in result.stderr
 
 
 def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -291,42 +281,8 @@ def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
     assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(result.output)
 
 
-class FakeRuns:
-    """Stands in for the two processes; writes their reports."""
-
-    def __init__(self, *reports: Report | int) -> None:
-        self.reports = list(reports)
-        self.commands: list[Sequence[str]] = []
-
-    def __call__(self, command: Sequence[str]) -> int:
-        self.commands.append(command)
-        report = self.reports.pop(0)
-        if isinstance(report, int):
-            return report
-        write_whole(Path(command[command.index("--json") + 1]), to_json(report))
-        return 0
-
-
-def shown(out: Path, runs: FakeRuns) -> str:
-    text = StringIO()
-    demo(out, Console(file=text, width=100), run=runs)
-    return text.getvalue()
-
-
 def cold() -> Report:
     return make_report("compiled", trace_s=1.0, wall_s=10.0)
-
-
-def test_demo_shows_the_saving_first_then_each_rank_and_where_everything_lies(tmp_path: Path):
-    text = shown(tmp_path / "out", FakeRuns(cold(), make_report()))
-    headline = (
-        "Ready to serve: 2.01 s of tracing and compiling, cold; 10 ms of loading, warm   201.0 x faster"
-    )
-    assert text.index(headline) < text.index("cold and warm")
-    (line,) = (line for line in text.splitlines() if "rank 1: trace + compile + load" in line)
-    assert line.split()[-6:] == ["2.01", "s", "10", "ms", "201.0", "x"]
-    assert "The warm launch compiled nothing: 2 loaded" in text
-    assert str(tmp_path / "out" / "warm.html") in text
 
 
 def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):

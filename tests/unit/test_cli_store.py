@@ -14,13 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.stored import (
-    FUNCTIONS,
-    blob_path,
     open_store,
-    overwrite,
     publish_launch,
-    save_key_pair,
-    stored,
 )
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import mark_signers
@@ -29,8 +24,7 @@ from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.signing.keyring import Revocation, generate, private_path, public_path, revoke
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
+from warmrank.cache_store.signing.keyring import Revocation, generate, private_path, revoke
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.sync.pull import plan_pull, pull
@@ -86,21 +80,6 @@ def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp
     assert (code, "--replace" in text) == (4, True)
     assert run("pull", "mine", tmp_path / "new", *store, "--replace")[0] == 0
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
-
-
-@pytest.mark.parametrize(
-    "location", ["", "ftp://host/s", "http://127.0.0.1:5999/bkt", "s3:/bkt/x", "s3://me:hunter2@bkt"]
-)
-@pytest.mark.parametrize(
-    "command", [("store", "sync", "push", "mine", "."), ("ls",)], ids=lambda command: command[0]
-)
-def test_location_that_can_be_no_store_is_bad_input_and_makes_none(tmp_path, monkeypatch, location, command):
-    (tmp_path / "here").mkdir(mode=0o700)
-    monkeypatch.chdir(tmp_path / "here")
-    result = CliRunner().invoke(app, [*command, "--store", location])
-    assert (result.exit_code, "--store: expected" in result.stderr) == (2, True)
-    assert "hunter2" not in result.output
-    assert list((tmp_path / "here").iterdir()) == []
 
 
 @pytest.fixture
@@ -220,17 +199,6 @@ def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     assert len(store.launches()) == 1
 
 
-def test_verify_repair_moves_damage_away_and_says_so(store, root):
-    path = blob_path(root, FUNCTIONS["Llama.decode"])
-    overwrite(path, b"damaged")
-    plain = run_on_store("store", "verify", "--store", root)
-    assert (plain.exit_code, path.exists(), "repair:" in plain.stdout) == (4, True, False)
-    repaired = run_on_store("store", "verify", "--store", root, "--repair")
-    assert (repaired.exit_code, path.exists()) == (4, False)
-    assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
-    assert path.name in stored(root, "quarantine")[0].name
-
-
 @pytest.fixture(autouse=True)
 def keys_keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -255,29 +223,6 @@ def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys_keyring
     (keys_keyring / "trusted" / "theirs.pub.pem").write_text("damaged")
     assert keys_run("generate", "other").exit_code == 4
     assert not private_path(keys_keyring, "other").exists()
-
-
-def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
-    keys_done("generate", "ci")
-    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
-    keys_done("trust", file)
-    keys_done("revoke", "1" * 32, "--reason", "stolen")
-    keys = {line["name"]: line for line in json.loads(keys_done("list", "--json"))["keys"]}
-    states = {
-        name: (line["own"], line["trusted"], line["revoked"] is not None) for name, line in keys.items()
-    }
-    assert states == {"ci": (True, True, False), "theirs": (False, True, False), "": (False, False, True)}
-    assert "stolen" in keys_done("list")
-
-
-def test_revoke_of_a_name_of_two_keys_asks_for_an_id(keys_keyring):
-    keys_done("generate", "ci")
-    public_path(keys_keyring, "ci").unlink()
-    _, file = save_key_pair(generate_key_pair("theirs"), keys_keyring.parent)
-    keys_done("trust", file, "--name", "ci")
-    result = keys_run("revoke", "ci")
-    assert result.exit_code == 2
-    assert "several" in result.stderr
 
 
 def init(tmp_path: Path, mode: str) -> tuple[int, str]:

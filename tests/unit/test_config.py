@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import sys
@@ -41,20 +40,6 @@ def test_check_names_every_mistake_and_ends_with_two(file: Path):
     assert result.exit_code == 2
     assert "2 problems" in result.stderr
     assert "did you mean max_rounds?" in result.stderr
-
-
-def test_mistakes_in_single_keys_are_json_too(file: Path):
-    file.write_text(MINIMAL + "max_round: 3\n")
-    result = run("config", "check", file, "--json")
-    assert result.exit_code == 2
-    (problem,) = json.loads(result.stdout)
-    assert {name: problem[name] for name in ("level", "place", "key", "nearest")} == {
-        "level": "error",
-        "place": str(file),
-        "key": "max_round",
-        "nearest": "max_rounds",
-    }
-    assert {"found", "expected"} <= problem.keys()
 
 
 ROOT = Path(__file__).parents[2]
@@ -123,16 +108,6 @@ def test_module_of_the_current_directory_is_found_and_does_not_run(here: Path, n
     assert missing_module(name) == ""
     assert not {"plain_m", "whole_p", "whole_p.inner", "open_p.deep.leaf"} & sys.modules.keys()
     assert str(here) not in sys.path
-
-
-@pytest.mark.parametrize("name", ["absent_m", "absent_m.inner", "open_p.absent", "plain_n.inner"])
-def test_module_that_is_missing_is_told_in_the_words_of_its_import(here: Path, name: str, monkeypatch: Any):
-    (here / "plain_n.py").touch()
-    found = missing_module(name)
-    monkeypatch.syspath_prepend(here)
-    with pytest.raises(ModuleNotFoundError) as caught:
-        importlib.import_module(name)
-    assert found == str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -358,18 +333,3 @@ def test_pods_mount_volumes_that_they_have_at_paths_that_the_launch_names(path: 
         assert {mount["name"] for mount in mounts} == volumes
         for wanted in paths:
             assert any(f"{wanted}/".startswith(f"{mount['mountPath']}/") for mount in mounts), wanted
-
-
-@each
-def test_names_in_a_manifest_are_those_of_its_documents(path: Path) -> None:
-    found = documents(path)
-    (ray,) = (found[kind] for kind in ("RayJob", "RayCluster") if kind in found)
-    volumes = {
-        volume["name"]: volume
-        for group in (cluster_of(path)["headGroupSpec"], workers_of(path))
-        for volume in group["template"]["spec"]["volumes"]
-    }
-    assert volumes["launch"]["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
-    claim = volumes["store"]["persistentVolumeClaim"]["claimName"]
-    assert claim == found["PersistentVolumeClaim"]["metadata"]["name"]
-    assert ray["metadata"]["name"] in path.read_text().partition("\napiVersion:")[0]

@@ -124,20 +124,6 @@ def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monke
     assert len(waits) == 2 + 1  # 0.2 s are two ticks; then one look at each
 
 
-@pytest.mark.parametrize("mode", ["ro", "rw", "required"])
-def test_object_store_is_opened_as_its_mode_says(monkeypatch, mode):
-    asked: list[tuple[str, object, object, object]] = []
-
-    class FakeObjects(WaywardBackend):
-        def __init__(self, url, *, create, writable, answer_s, options):
-            super().__init__()
-            asked.append((url, create, writable, dict(options)))
-
-    monkeypatch.setattr("warmrank.cache_store.backends.objects.store.ObjectBackend", FakeObjects)
-    open_store([TierSpec(location="s3://bucket/x", mode=mode, options={"region": "r"})], trust=OFF)
-    assert asked == [("s3://bucket/x", mode == "rw", mode != "ro", {"region": "r"})]
-
-
 NAME = "ac/ab/one"
 
 
@@ -251,15 +237,6 @@ def test_fault_of_transport_leaves_the_place_out_at_once(deadline_of, slow, time
     assert deadline.tiers[1].circuit.reason == "connection refused"
 
 
-@pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system", "Permission denied"])
-def test_answer_that_refuses_opens_no_circuit(deadline_of, slow, reason):
-    slow.failure = unavailable(reason)
-    deadline = deadline_of()
-    deadline.run(put)
-    assert not deadline.tiers[1].circuit.is_open
-    assert [reason in problem for problem in deadline.problems] == [True]
-
-
 def test_long_verb_on_a_living_place_is_not_left_behind(deadline_of, time):
     deadline = deadline_of()
 
@@ -315,11 +292,3 @@ def test_interrupt_of_the_caller_is_not_held_back(fast):
     release.set()
     with pytest.raises(StoreUnavailable, match="given up"):
         views[0].stat([NAME])
-
-
-def test_real_silence_is_found_out(fast, slow):
-    """The real clock and the real pings, with little patience."""
-    slow.hangs = True
-    tiers = [Tier(name="near", backend=fast), Tier(name="far", backend=slow, answer_s=0.2)]
-    assert Deadline(tiers).run(put) == (NAME,)
-    assert fast.stat([NAME])

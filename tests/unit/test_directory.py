@@ -19,10 +19,9 @@ from warmrank.cache_store.backends import directory_moves, durability
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import choose_flush, file_system_type, flush_all
-from warmrank.cache_store.backends.objects.store import _FORMAT_DATA
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
-from warmrank.cache_store.gc.trash import restore, restore_from, trashed
+from warmrank.cache_store.gc.trash import restore
 from warmrank.cache_store.layout import blob_name, trash_name
 from warmrank.cache_store.records.documents import quarantine_if_damaged
 from warmrank.cache_store.steps import Step
@@ -53,13 +52,6 @@ def test_newer_store_is_refused_by_name(backend, root):
         DirectoryBackend(root)
 
 
-def test_object_store_seen_as_a_directory_is_told_by_its_remedy(backend, root):
-    (root / "FORMAT").chmod(0o600)
-    (root / "FORMAT").write_bytes(_FORMAT_DATA)
-    with pytest.raises(Corrupt, match="opened by its URL"):
-        DirectoryBackend(root)
-
-
 def test_directory_with_other_files_is_no_store(root):
     root.mkdir()
     (root / "thesis.tex").touch()
@@ -72,11 +64,6 @@ def test_store_whose_creation_was_cut_short_is_completed(root):
     (root / "tmp" / "host-1-x").mkdir(parents=True)
     DirectoryBackend(root)
     assert (root / "FORMAT").exists()
-
-
-def test_stored_files_are_read_only(backend, root):
-    backend.put_new([new_file()])
-    assert stat.S_IMODE((root / NAME).stat().st_mode) & 0o333 == 0
 
 
 def test_put_new_that_fails_leaves_nothing(backend, root, monkeypatch):
@@ -141,12 +128,6 @@ def test_put_new_recognises_its_own_link_whose_answer_was_lost(backend, monkeypa
 
     monkeypatch.setattr(os, "link", lossy)
     assert backend.put_new([new_file()]) == (NAME,)
-
-
-def test_put_new_without_hard_links_says_so(backend, monkeypatch):
-    monkeypatch.setattr(os, "link", failing(errno.EPERM))
-    with pytest.raises(StoreUnavailable, match="file system that has hard links"):
-        backend.put_new([new_file()])
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac/../../outside", "", "ac\\ab"])
@@ -399,20 +380,6 @@ def test_flush_all_reports_what_cannot_be_flushed(tmp_path):
         flush_all([tmp_path / "gone"], root=tmp_path, flush="fsync")
 
 
-def failing_fsync(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", fail)
-
-
-def test_flush_all_hides_no_fault_of_a_file(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    failing_fsync(errno.EINVAL, monkeypatch)
-    with pytest.raises(OSError, match="Invalid argument"):
-        flush_all([tmp_path / "file"], root=tmp_path, flush="fsync")
-
-
 THROWN, OTHER = blob_name("1" * 64), blob_name("2" * 64)
 EARLY, LATE = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2))
 
@@ -435,18 +402,3 @@ def test_restore_brings_back_what_is_gone(with_trash):
     put(with_trash, trash_name(THROWN, EARLY))
     assert restore(with_trash, [THROWN]) == {THROWN}
     assert [info.name for info in with_trash.list("")] == [THROWN]
-
-
-def test_restore_takes_the_copy_that_came_last(with_trash):
-    put(with_trash, trash_name(THROWN, EARLY), b"older")
-    with_trash.now_s += 1
-    put(with_trash, trash_name(THROWN, LATE), b"newer")
-    restore(with_trash, [THROWN])
-    assert read(with_trash, THROWN) == b"newer"
-
-
-def test_file_that_another_process_restored_counts(with_trash):
-    put(with_trash, trash_name(THROWN, EARLY))
-    contents = trashed(with_trash)
-    with_trash.move(trash_name(THROWN, EARLY), THROWN)
-    assert restore_from(with_trash, frozenset([THROWN]), contents) == {THROWN}

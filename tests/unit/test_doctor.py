@@ -18,7 +18,7 @@ from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
 from warmrank.orchestrator.doctor.nodes import check_resources
 from warmrank.worker.ascend import chips
-from warmrank.worker.ascend.chips import Installation, soc_in, visible_devices
+from warmrank.worker.ascend.chips import Installation, visible_devices
 from warmrank.worker.ascend.places import Places
 from warmrank.worker.ascend.versions import package_problems
 from warmrank.worker.errors import DeviceUnavailable
@@ -149,13 +149,6 @@ def test_limits_too_low_for_the_ranks_are_named(change: dict[str, Any], names: l
     assert list(troubles(machine.judge_limits(**facts))) == names
 
 
-@pytest.mark.parametrize(
-    ("value", "level"), [("eth", "ok"), ("=eth0", "ok"), ("enp,eth", "error"), ("ib0", "error")]
-)
-def test_interface_must_be_there_and_may_be_named_by_its_first_letters(value: str, level: str):
-    assert machine.interface("HCCL_SOCKET_IFNAME", value, ["lo", "eth0"]).level == level
-
-
 def test_cluster_must_listen_and_ports_of_hccl_be_free():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -235,12 +228,6 @@ def places(tmp_path: Path) -> Iterator[Places]:
 # --- driver and firmware ---
 
 
-def test_firmware_outside_of_the_driver_s_range_is_a_problem(places: Places, tmp_path: Path) -> None:
-    ascend.lay_out_driver(tmp_path, "25.0.rc1", firmware="7.8.0.6.201")
-    (problem,) = package_problems(places)
-    assert problem.startswith("firmware 7.8.0.6.201 is outside [7.0.0,7.7.99], which driver 25.0.rc1")
-
-
 def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(places: Places, tmp_path: Path) -> None:
     ascend.lay_out_driver(tmp_path, "25.0.rc1")
     ascend.lay_out_cann(tmp_path / "cann", "9.9.0", build="V100R001C30SPC001B001")
@@ -253,21 +240,6 @@ def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(places: Place
 
 
 # --- NPUs ---
-
-
-@pytest.mark.parametrize(
-    ("board", "expected"),
-    [
-        (ascend.BOARD_A2.format(name="910B2"), "Ascend910B2"),
-        (ascend.BOARD_A2.format(name="910B4-1"), "Ascend910B4-1"),
-        (ascend.BOARD_A3, "Ascend910_9392"),
-        ("Chip Type : Ascend\nChip Name : Ascend310P3\n", "Ascend310P3"),
-        ("NPU Name : NA\nChip Type : Ascend\nChip Name : 910B2\n", "Ascend910B2"),
-        ("NPU ID : 0\n", ""),
-    ],
-)
-def test_model_is_put_together_from_the_board(board: str, expected: str) -> None:
-    assert soc_in(board) == expected
 
 
 # --- ASCEND_RT_VISIBLE_DEVICES ---

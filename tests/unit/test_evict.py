@@ -101,17 +101,6 @@ def test_young_manifest_protects_its_blobs(memory):
     assert memory.has(b"twice")
 
 
-def test_trash_is_emptied_by_a_later_run_after_the_grace(memory):
-    memory.launch(), memory.launch()
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    in_trash = memory.names("trash/")
-    assert (len(in_trash), memory.evict().num_deleted) == (3, 0)
-    memory.pass_time(GRACE_S + 1)
-    report = memory.evict()
-    assert (report.num_deleted, memory.names("trash/")) == (3, set())
-
-
 def test_dry_run_writes_nothing_on_the_way(memory, monkeypatch):
     memory.launch(), memory.launch()
     memory.pass_time(30 * DAY_S)
@@ -185,17 +174,6 @@ def test_record_committed_after_the_trash_restores_what_it_needs(memory, monkeyp
     memory.evict()
     assert memory.store.verify().faults == ()
     assert memory.store.launches()[0].partitions == record.partitions
-
-
-def test_record_pinned_while_it_goes_comes_back_whole(memory, monkeypatch):
-    old, _ = memory.launch(), memory.launch()
-    memory.pass_time(30 * DAY_S)
-    prefix = old.rpartition("/")[2]
-    at_step(monkeypatch, Step.EVICT_MARKED, lambda: memory.store.pin(prefix))
-    report = memory.evict(older_than_s=DAY_S)
-    assert old in memory.names("launch/")
-    assert set(report.restored) >= {old}
-    assert memory.store.verify().faults == ()
 
 
 def test_record_used_while_it_goes_comes_back_whole(memory, monkeypatch):
@@ -314,20 +292,6 @@ def test_what_a_dead_publisher_left_goes_after_a_day(memory):
     assert memory.names("tmp/") == {"tmp/host-2-y/0", PROBE}
     memory.pass_time(5 * DAY_S)
     assert memory.evict(grace_s=6 * DAY_S).num_deleted == 0
-
-
-def test_what_other_users_write_now_stops_no_evict(memory, monkeypatch):
-    memory.launch()
-    real = memory.backend.list
-
-    def fail(prefix: str) -> object:
-        if prefix == "tmp/":
-            raise StoreUnavailable(what="listing", where=prefix, reason="Permission denied")
-        return real(prefix)
-
-    monkeypatch.setattr(memory.backend, "list", fail)
-    (problem,) = memory.evict().problems
-    assert "not all of tmp/ could be looked at" in problem
 
 
 def pushed(memory: Evicting, root: Path, data: bytes, *, model: str = "8b") -> str:

@@ -9,10 +9,8 @@ import shutil
 import stat
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +28,6 @@ from tests.support.stored import (
     blob_path,
     function_dir,
     make_partition,
-    open_store,
     overwrite,
     stored,
 )
@@ -44,8 +41,6 @@ from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.fetch.staging import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
 from warmrank.cache_store.records.manifest import PartitionRef
-from warmrank.cache_store.signing.signing_keys import generate_key_pair
-from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 DECODE = FUNCTIONS["Llama.decode"]
@@ -128,19 +123,6 @@ def test_many_partitions_read_each_blob_once(store, source, cache, monkeypatch):
         ALL_BYTES,
         3 * ALL_BYTES,
     )
-
-
-def test_unchanged_cache_is_not_read_again(store, ref, cache, monkeypatch):
-    monkeypatch.setattr(
-        "warmrank.cache_store.cache_dir.digest_index._TICK_NS", -(10**12)
-    )  # as if all were written long ago
-    fetch(store, [ref], cache)
-
-    def refuse(source: object, **options: Any) -> None:
-        raise AssertionError("read again")
-
-    monkeypatch.setattr("warmrank.cache_store.cache_dir.digest_index.digest_stream", refuse)
-    assert fetch(store, [ref], cache)[0].num_already_there == 2
 
 
 def test_damaged_local_copy_is_replaced_beside_it(store, ref, cache):
@@ -252,15 +234,6 @@ def test_directory_is_marked_before_the_first_unsigned_copy(store, root, ref, ca
     assert (cache / UNVERIFIED).exists()
 
 
-def test_fetch_under_require_refuses_a_marked_directory(store, root, ref, cache):
-    fetch(store, [ref], cache)
-    strict = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
-    with pytest.raises(UnusableCache, match="empty this one"):
-        strict.fetch_partitions([ref], cache)
-    with pytest.raises(UnusableCache, match="empty this one"):
-        strict.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
-
-
 # One blob by its name alone.
 
 
@@ -326,27 +299,6 @@ def test_file_system_without_locks_fetches_all_the_same(store, ref, source, cach
     fetch(store, [ref], cache)
     assert tree(cache) == tree(source)
     assert "does not appear to support flock" in caplog.text
-
-
-def fetch_at_once(root: Path, refs: Sequence[PartitionRef], cache: Path) -> list[int]:
-    """Bytes that each of eight threads copied, each with the partitions in another order."""
-    barrier = threading.Barrier(8)
-
-    def run(number: int) -> int:
-        store = open_store(root)
-        barrier.wait()
-        turned = [*refs[number % len(refs) :], *refs[: number % len(refs)]]
-        return sum(report.bytes_copied for report in fetch(store, turned, cache))
-
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(run, range(8)))
-
-
-def test_threads_that_fetch_without_a_lock_agree(store, root, source, cache, monkeypatch):
-    monkeypatch.setattr(FileLock, "acquire", lambda self: None)
-    refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
-    fetch_at_once(root, refs, cache)
-    assert tree(cache) == tree(source)
 
 
 FETCHER = """

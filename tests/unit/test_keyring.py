@@ -13,16 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.stored import publish_launch
-from warmrank.cache_store.errors import Conflict, Corrupt, Untrusted, UnusableCache
+from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
 from warmrank.cache_store.signing import trust_policy
 from warmrank.cache_store.signing.keyring import (
     Revocation,
     generate,
-    private_path,
     read_keyring,
     revocation_of,
     revoke,
-    trust_key,
 )
 from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key, load_signer
 from warmrank.cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
@@ -38,14 +36,6 @@ REVOCATION = f"revoked/{key_id(OTHER.public_key)}.json"
 
 def other_revoked(reason: str = "") -> Revocation:
     return revocation_of(key_id(OTHER.public_key), name="other", reason=reason, now=NOW)
-
-
-def test_generated_key_signs_and_is_trusted(tmp_path):
-    signer = generate(tmp_path / "keys", "ci")
-    assert key_id(load_signer(private_path(tmp_path / "keys", "ci")).public_key) == key_id(signer.public_key)
-    assert [key_id(key) for key in read_keyring(tmp_path / "keys").trusted.values()] == [
-        key_id(signer.public_key)
-    ]
 
 
 @pytest.mark.parametrize(("name", "load"), [("ci.pem", load_signer), ("trusted/ci.pub.pem", load_public_key)])
@@ -76,13 +66,6 @@ def test_link_that_others_can_change_is_refused_on_the_way_to_a_key(tmp_path, na
         (tmp_path / "open" / "link").unlink()
     with pytest.raises(UnusableCache, match="open has mode 0777"):
         read_keyring(keys)
-
-
-def test_trust_key_refuses_a_revoked_key(tmp_path):
-    revoke(tmp_path, other_revoked("lost"))
-    with pytest.raises(Conflict, match=r"revoked on 2026-01-31T12:00:00\+00:00 \(lost\)"):
-        trust_key(tmp_path, "other", OTHER.public_key)
-    assert read_keyring(tmp_path).trusted == {}
 
 
 def test_revocations_at_once_are_all_kept(tmp_path):
@@ -217,13 +200,6 @@ def place(*entries: Entry, file_system: str = "ext4") -> StorePlace:
     return StorePlace(file_system=file_system, entries=entries)
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.sshfs", "cifs", "9p", ""])
-def test_file_system_that_may_be_shared_asks_for_signatures(kind):
-    choice = resolve_policy(place(OWN, ROOT, file_system=kind), uid=7)
-    assert choice.policy == "require"
-    assert (kind or "not known") in choice.reason
-
-
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
@@ -307,10 +283,3 @@ def test_link_on_a_network_file_system_asks_for_signatures(on_local_disk, tmp_pa
     with (on_local_disk / "mounts").open("a") as mounts:
         mounts.write(f"server:/x {on_local_disk}/shared nfs4 rw 0 0\n")
     assert "nfs4" in choose_policy(str(on_local_disk / "first")).reason
-
-
-def test_what_others_can_write_is_no_matter_in_a_store_that_bars_them(on_local_disk):
-    (on_local_disk / "store" / "ac" / "ab").mkdir(parents=True)
-    (on_local_disk / "store" / "ac" / "ab").chmod(0o777)
-    (on_local_disk / "store").chmod(0o700)
-    assert choose_policy(str(on_local_disk / "store")).policy == "off"

@@ -14,7 +14,7 @@ from tests.support.stored import store_config
 from warmrank.cache_store.errors import Conflict, NewerFormat
 from warmrank.orchestrator.causes import DIED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.errors import CannotStart, CompileForbidden, LaunchFailed
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import steps
@@ -25,7 +25,6 @@ from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.seats import Gang
 from warmrank.orchestrator.store.stores import make
-from warmrank.worker.errors import CompileForbidden as ForbiddenOnRank
 
 
 def config_of(tmp_path: Path, num_ranks: int = 2, **changes: Any) -> Config:
@@ -89,24 +88,6 @@ def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launc
     assert report.totals.num_artifacts == 4
 
 
-def test_rounds_are_bounded(launches: Launches) -> None:
-    launches.world.kind_of = lambda rank: rank
-    report = launches(6, max_rounds=2)
-    assert report.totals.num_compiled == 12
-    assert len([name for name, _ in launches.recorder.started if name == "compile"]) == 3
-
-
-@pytest.mark.parametrize("method", ["build", "first_call", "verify"])
-def test_rank_that_would_have_to_compile_in_any_stage_is_a_miss(launches: Launches, method: str) -> None:
-    error = ForbiddenOnRank("Model.f misses", function="Model.f")
-    launches.world.raises = {(method, rank): error for rank in (0, 1)}
-    with pytest.raises(CompileForbidden) as caught:
-        launches()
-    assert [(miss.function, miss.reason, miss.ranks) for miss in caught.value.misses] == [
-        ("Model.f", "Model.f misses", (0, 1))
-    ]
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -162,16 +143,6 @@ def test_ranks_are_taken_down_after_an_interrupt(launches: Launches) -> None:
     with pytest.raises(KeyboardInterrupt):
         launches()
     assert launches.world.stopped == [0, 1]
-
-
-def test_ranks_in_different_environments_become_a_problem(launches: Launches) -> None:
-    launches.world.environments = {1: {"python": "cpython 3.12"}, 0: {"python": "cpython 3.11"}}
-    report = launches()
-    (problem,) = report.problems
-    assert "rank 1: another environment than rank 0: " in problem
-    assert "cpython 3.11" in problem
-    (other,) = report.other_environments
-    assert (other.ranks, other.environment) == ((1,), {"python": "cpython 3.12"})
 
 
 def config_of_attempts(tmp_path: Path, **changes: Any) -> Config:
@@ -255,17 +226,6 @@ def test_budget_that_is_spent_ends_the_launch_with_its_report(tmp_path: Path, wo
     assert [attempt.failed_stage for attempt in report.course.attempts] == ["load", "load"]
     assert [rank.rank for rank in report.ranks] == [0, 1]
     assert not list((tmp_path / "store").glob("launch/*/*"))
-
-
-def test_interrupted_launch_has_a_report_that_says_so(tmp_path: Path, world: FakeWorld) -> None:
-    world.raises["build", 0] = KeyboardInterrupt()  # type: ignore[assignment]
-    launch = Launch(config_of_attempts(tmp_path), launcher=Losing(world, "never"))
-    with pytest.raises(KeyboardInterrupt) as caught:
-        launch.run()
-    report = launch.failed(caught.value, exit_code=130)
-    assert report.failure is not None
-    assert (report.failure.kind, report.failure.message) == ("KeyboardInterrupt", "stopped (Ctrl-C)")
-    assert report.failure.stage == "build"
 
 
 class Hanging(Losing):

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from warmrank.orchestrator.config.doubts import Machine, doubts
-from warmrank.orchestrator.config.reading import Config, groups, load, parse
-from warmrank.orchestrator.config.store import is_secret
+from warmrank.orchestrator.config.reading import Config, load, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.launch.identity import launch_key
 
@@ -38,14 +35,6 @@ def refusal(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load(path, overrides)
     return str(caught.value)
-
-
-def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
-    file.write_text(MINIMAL + "timeouts: {compile: 3}\n")
-    text = refusal(file)
-    assert str(file) in text
-    assert "timeouts.compile: found an unknown key with value 3 (int)" in text
-    assert "did you mean timeouts.compile_s?" in text
 
 
 @pytest.mark.parametrize(
@@ -75,25 +64,6 @@ def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
 )
 def test_unusable_value_is_refused(file: Path, override: str) -> None:
     assert override.partition("=")[0].partition(".")[0] in refusal(file, override)
-
-
-axis = st.integers(min_value=1, max_value=4)
-
-
-@given(tp=axis, pp=axis, dp=axis)
-def test_groups_of_each_role_divide_the_ranks(tp: int, pp: int, dp: int) -> None:
-    found = groups(config_of(tp=tp, pp=pp, dp=dp))
-    for role, size in (("world", tp * pp * dp), ("tp", tp), ("pp", pp), ("dp", dp)):
-        assert sorted(rank for group in found[role] for rank in group) == list(range(tp * pp * dp))
-        assert {len(group) for group in found[role]} == {size}
-
-
-def config_of(**parallel: int) -> Config:
-    ranks = 1
-    for size in parallel.values():
-        ranks *= size
-    data: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel}
-    return parse(data)
 
 
 def test_config_imports_neither_torch_nor_ray() -> None:
@@ -200,15 +170,6 @@ def refusal_of(store: Any) -> str:
     return str(caught.value)
 
 
-def test_override_sets_the_single_place(tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(FILE + "store: {path: /s}\n")
-    found = load(
-        tmp_path / "tiny.yaml", ("store.path=s3://b/p", "store.mode=off", "store.mode=required")
-    ).store
-    assert found is not None
-    assert (found.tiers[0].path, found.tiers[0].mode) == ("s3://b/p", "required")
-
-
 @pytest.mark.parametrize(
     ("store", "key"),
     [
@@ -264,31 +225,6 @@ def test_secret_of_an_override_is_not_shown(tmp_path: Path) -> None:
         load(tmp_path / "tiny.yaml", (f"store.secret_key={SECRET}",))
     assert SECRET not in str(caught.value)
     assert "--set store.secret_key: store.secret_key" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("aws_secret_access_key", True),
-        ("access_key_id", True),
-        ("session_token", True),
-        ("account_key", True),
-        ("sas_key", True),
-        ("sse_customer_key_base64", True),
-        ("client_secret", True),
-        ("password", True),
-        ("google_application_credentials", True),
-        ("region", False),
-        ("endpoint", False),
-        ("skip_signature", False),
-        ("virtual_hosted_style_request", False),
-        ("sse_kms_key_id", False),
-        ("account_name", False),
-        ("container_credentials_relative_uri", False),
-    ],
-)
-def test_options_that_hold_secrets_are_known_by_their_names(name: str, *, expected: bool) -> None:
-    assert is_secret(name) is expected
 
 
 BASE: dict[str, Any] = {

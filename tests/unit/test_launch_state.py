@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.launching import loaded_config
-from tests.support.made_reports import failing, made_report, result, seats, state_of, until_compile, whole
+from tests.support.made_reports import failing, made_report, result, seats, state_of
 from warmrank.orchestrator.causes import (
     CLUSTER_LOST,
     DIED,
@@ -31,7 +31,6 @@ from warmrank.orchestrator.launch.driver import turn
 from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
 from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.launch.timeline import timeline_rows
-from warmrank.orchestrator.ui.live import LiveView
 from warmrank.orchestrator.ui.progress import PlainLines
 from warmrank.worker.results import FunctionResult
 
@@ -61,13 +60,6 @@ def heard() -> LaunchState:
     )
 
 
-def test_stage_that_failed_ends_with_its_attempt_and_so_does_who_had_not_answered() -> None:
-    failed, over = heard().course().timeline
-    assert (failed.stage, failed.ok, failed.start_s, failed.end_s) == ("build", False, 1.0, 3.0)
-    assert failed.rank_end_s == (2.0, 3.0)
-    assert (over.ok, over.ranks, over.rank_end_s, over.end_s) == (True, (1,), (7.0,), 7.5)
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "per_node", "num_rows"),
     [
@@ -87,16 +79,6 @@ def test_rows_are_ranks_nodes_or_groups_that_are_few_and_lose_nobody(
     assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))
 
 
-class Clock:
-    """Seconds that pass only when told."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def lines_of(console: Console) -> list[str]:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
@@ -111,38 +93,12 @@ def plain(heard: Iterable[e.Event], num_ranks: int = 2) -> list[str]:
     return lines_of(console)
 
 
-def live(
-    heard: Iterable[e.Event], num_ranks: int, *, width: int = 100, height: int = 40, later_s: float = 0.0
-) -> list[str]:
-    """The screen when these events were heard, and some time passed."""
-    clock, state = Clock(), LaunchState(num_ranks=num_ranks)
-    view = LiveView(num_ranks, name="tiny", clock=clock)
-    for event in heard:
-        clock.now_s = event.at_s
-        state.apply(event)
-        view(state, event)
-    clock.now_s += later_s
-    console = Console(
-        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, no_color=True
-    )
-    console.print(view)
-    return lines_of(console)
-
-
 def told(result_of: FunctionResult, *ranks: int) -> list[e.Event]:
     return [e.FunctionFinished(at_s=1.0, stage="load", rank=rank, result=result_of) for rank in ranks]
 
 
 def stage(name: str, *ranks: int, at_s: float = 0.0) -> e.StageStarted:
     return e.StageStarted(at_s=at_s, stage=name, ranks=ranks)
-
-
-def finished(name: str, rank: int, at_s: float) -> e.RankFinished:
-    return e.RankFinished(at_s=at_s, stage=name, rank=rank, ok=True)
-
-
-def busy(rank: int, doing: str, at_s: float) -> e.RankBusy:
-    return e.RankBusy(at_s=at_s, rank=rank, doing=doing, cpu_s=0.1, resident_bytes=1 << 30)
 
 
 ONE_HOST = e.Seated(
@@ -168,64 +124,6 @@ REFUSED = FunctionResult(function="f", ok=False, outcome="adopted", reason="a gu
 )
 def test_plain_lines_tell_what_happens_once_without_wrapping(heard: Iterable[e.Event], line: str) -> None:
     assert plain(heard).count(line) == 1
-
-
-def compiling_two() -> list[e.Event]:
-    """Two ranks compile a function each; rank 1 is through."""
-    classes = tuple(
-        e.RankClass(
-            round=0, function="f", request_key=str(rank), ranks=(rank,), action="compile", leader=rank
-        )
-        for rank in (0, 1)
-    )
-    begun: list[e.Event] = [e.AttemptStarted(at_s=0.0, attempt=1), e.Planned(at_s=0.0, classes=classes)]
-    return [*begun, stage("compile", 0, 1), finished("compile", 1, 5.0)]
-
-
-CUT_SHORT = e.AttemptFailed(at_s=6.0, attempt=1, stage="compile", text="stopped", is_last=True)
-STRAGGLER: list[e.Event] = [
-    e.Seated(at_s=0.0, seats=seats(1024, 8)),
-    stage("build", *range(1024)),
-    *(finished("build", rank, 2.0) for rank in range(1024) if rank != 77),
-    busy(77, "build", 2.5),
-]
-TWO_STEPS: list[e.Event] = [
-    stage("capture", *range(40)),
-    *(finished("capture", rank, 1.0) for rank in range(40)),
-    *(finished("capture", rank, 2.0) for rank in range(39)),
-]
-
-
-@pytest.mark.parametrize(
-    ("heard", "num_ranks", "parts"),
-    [
-        (compiling_two(), 2, ["compiling 8.0 s", "compile done"]),
-        (
-            [*compiling_two(), CUT_SHORT],
-            2,
-            ["compile cut short", "compile 6.0s failed", "taking the ranks down"],
-        ),
-        ([e.Ending(at_s=2.0)], 2, ["taking the ranks down, 3.0 s"]),
-        ([ONE_HOST], 2, ["2 ranks on 2 nodes (vm 0f0000000000, vm 1f0000000000)"]),
-        (until_compile(2, 1), 2, ["> compile 9.0s <", "compile Llama.decode (cpu 31 s, 3.0 GiB)"]),
-        (whole(8), 8, ["compiled 12.00 s", "adopted 34 ms"]),
-        (until_compile(1024), 1024, ["Llama.prefill  compile  256: 256-511   256 node-32"]),
-        (STRAGGLER, 1024, ["1,023 of 1024 ranks done", "rank 77 node-9: build (cpu 0 s, 1.0 GiB), 5.5 s"]),
-        (TWO_STEPS, 40, ["39 of 40 ranks done  step 2", "waiting for rank 39"]),
-        (
-            [*failing(8), e.Problem(at_s=41.0, text="the store [here] was away")],
-            8,
-            [
-                "attempt 1 failed in compile: stage",
-                "problem: the store [here] was away",
-                "| attempt 2 | failed |",
-            ],
-        ),
-    ],
-)
-def test_live_view_shows(heard: Iterable[e.Event], num_ranks: int, parts: list[str]) -> None:
-    text = "\n".join(live(heard, num_ranks, width=120, later_s=3.0))
-    assert [part for part in parts if part not in text] == []
 
 
 def failure(rank: int, kind: str, message: str = "m", function: str = "") -> WorkerFailure:

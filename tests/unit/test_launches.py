@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from tests.support.backends import MemoryBackend
 from tests.support.sealed_launches import Evicting
 from tests.support.stored import (
-    ENVIRONMENT,
     LAUNCH_KEY,
     OFF,
     make_partition,
@@ -23,8 +21,7 @@ from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Conflict, Corrupt, EvictRefused, NotInStore, Untrusted
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
-from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.layout import launch_name, manifest_name, used_name
+from warmrank.cache_store.layout import launch_name, manifest_name
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.trust import Trust
@@ -36,16 +33,6 @@ EARLY, LATE, LATEST = (f"2026-0{month}-01T00:00:00+00:00" for month in (1, 2, 3)
 @pytest.fixture
 def ref(store: Store, cache: Path) -> PartitionRef:
     return store.publish_partition(LAUNCH_KEY, make_partition(cache), cache).ref
-
-
-def test_committed_launch_is_found(store, ref):
-    record = make_record((ref,))
-    store.commit_launch(record)
-    assert (store.launches(LAUNCH_KEY), store.launches(), store.launch_keys()) == (
-        (record,),
-        (record,),
-        (LAUNCH_KEY,),
-    )
 
 
 def test_launch_with_a_missing_manifest_is_refused(store, root, ref):
@@ -62,15 +49,6 @@ def test_launch_that_pins_another_manifest_is_refused(store, root, ref):
     with pytest.raises(Conflict, match="world1global_rank0"):
         store.commit_launch(make_record((other,)))
     assert stored(root, "launch") == []
-
-
-def test_launches_come_newest_first_by_the_store_s_clock(store, ref):
-    for created in (LATE, LATEST, EARLY):  # whatever the clocks of their nodes say
-        environment = {**ENVIRONMENT, "made": created}
-        store.commit_launch(make_record((ref,), created=created, environment=environment))
-    for found in (store.launches(LAUNCH_KEY), store.launch_summaries(LAUNCH_KEY)):
-        assert [record.created for record in found] == [EARLY, LATEST, LATE]
-    assert store.problems == []
 
 
 def test_truncated_record_is_skipped_quarantined_and_reported(store, root, ref, caplog):
@@ -131,10 +109,6 @@ def test_pin_is_listed_with_its_reason_and_removed_again(memory):
     assert memory.store.pins() == ()
 
 
-RECORD = launch_name("1" * 64, "2" * 64)
-MONDAY, TUESDAY = date(2026, 2, 2), date(2026, 2, 3)
-
-
 @pytest.fixture
 def backend() -> MemoryBackend:
     return MemoryBackend()
@@ -142,12 +116,6 @@ def backend() -> MemoryBackend:
 
 def marks(backend: MemoryBackend) -> list[str]:
     return sorted(info.name for info in backend.list("used/"))
-
-
-def test_use_leaves_one_mark_a_day(backend):
-    for day in (MONDAY, MONDAY, TUESDAY):
-        assert mark_used(backend, RECORD, today=day) == ""
-    assert marks(backend) == [used_name(RECORD, "2026-02-02"), used_name(RECORD, "2026-02-03")]
 
 
 KEY, OTHER = "ab" * 32, "cd" * 32
@@ -167,19 +135,6 @@ def into_trash(memory: Evicting, name: str, *, hour: int = 12) -> str:
     return trashed
 
 
-def opened(memory: Evicting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names that are read from now on."""
-    names: list[str] = []
-    real = memory.backend.open
-
-    def note(name: str) -> object:
-        names.append(name)
-        return real(name)
-
-    monkeypatch.setattr(memory.backend, "open", note)
-    return names
-
-
 def test_document_under_the_name_of_another_is_corrupt(memory):
     record = memory.launch()
     sealed = read_stored_form(memory.backend, record)
@@ -191,18 +146,6 @@ def test_document_under_the_name_of_another_is_corrupt(memory):
     ):
         with pytest.raises(Corrupt):
             references(name, sealed)
-
-
-def test_document_that_was_replaced_is_read_again(memory, monkeypatch):
-    record = memory.launch()
-    first = inventory(memory)
-    sealed = read_stored_form(memory.backend, record)
-    memory.backend.move(record, None)
-    memory.pass_time(1.0)
-    put(memory, record, sealed)
-    names = opened(memory, monkeypatch)
-    inventory(memory, earlier=first)
-    assert names == [record]
 
 
 def test_manifest_in_the_trash_counts_while_a_standing_record_needs_it(memory):

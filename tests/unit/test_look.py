@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.stored import make_artifact
-from warmrank.cache_store.cache_dir.local import add_companion, add_variant
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.keys import nearest
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.look.explain import Explanation, explain
-from warmrank.orchestrator.look.store_contents import list_store, open_if_there, open_to_look, show_partition
-from warmrank.orchestrator.look.verify import verify_cache
+from warmrank.orchestrator.look.store_contents import open_if_there, open_to_look, show_partition
 from warmrank.worker.keys.environment import environment
-from warmrank.worker.runtime.artifact import ArtifactFile
 
 OLDER = "2026-01-01T12:00:00+00:00"
 
@@ -29,13 +24,6 @@ def config(tmp_path: Path) -> Config:
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work")
     return config
-
-
-def test_listing_counts_equal_artifacts_of_all_ranks_once(config: Config):
-    (line,) = list_store(open_to_look(config, None)).launches
-    assert (line.world_size, line.num_artifacts) == (2, 2)
-    assert [part.num_artifacts for part in line.partitions] == [2, 2]
-    assert (line.num_files, [part.num_files for part in line.partitions]) == (2, [2, 2])
 
 
 def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock_of_its_maker(
@@ -90,28 +78,6 @@ def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_pat
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-
-
-def kernels(tmp_path: Path, data: bytes = b"kernels") -> tuple[Path, Path]:
-    """An artifact that is whole, and the file that it needs beside it."""
-    digest = digest_bytes(data)
-    name = f"ge_cache_{digest.sha256[:16]}.pt2"
-    file = ArtifactFile(name=name, sha256=digest.sha256, size_bytes=digest.size_bytes)
-    function_dir = tmp_path / "cache" / "Tiny_static_0f" / "double"
-    beside = add_companion(function_dir, name, data)
-    return add_variant(function_dir, make_artifact(files=(file,)).to_bytes()), beside
-
-
-@pytest.mark.parametrize("is_needed", [True, False], ids=["needed", "orphan"])
-def test_flipped_byte_beside_an_artifact_is_a_fault(tmp_path: Path, is_needed: bool):
-    artifact, beside = kernels(tmp_path)
-    beside.write_bytes(b"kernelz")
-    if not is_needed:
-        artifact.unlink()
-        other, _ = kernels(tmp_path, b"other")
-        assert other.parent == beside.parent
-    (fault,) = verify_cache(tmp_path / "cache").faults
-    assert str(beside) in fault
 
 
 ASKED = {"torch": "2.13.1", "cann": "9.0", "soc": "910B"}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.support.launching import loaded_config
 from tests.support.node_artifacts import destinations, kept, publish_nodes
@@ -28,15 +27,13 @@ from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_companion,
-    add_companion_from,
     add_variant,
     companions,
     find_companion,
 )
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
-from warmrank.cache_store.cache_dir.node_files import kept_files, kept_path
+from warmrank.cache_store.cache_dir.node_files import kept_files
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.publish_pending import (
     AwaitedPartition,
@@ -49,10 +46,9 @@ from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManife
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.config.reading import Config, load, parse
+from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.gang.in_process import InProcessLauncher
-from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
@@ -137,31 +133,6 @@ def test_of_an_engines_artifact_one_whole_set_comes(store, root, source, node):
     assert placed(other) == early | {"ge/b/c/set/g.om": b"b"}
 
 
-def test_what_the_node_does_not_declare_is_not_fetched(store, source, node):
-    files = {ADD: b"add", "strange/x": b"x", "operators/startup.sh": b"sh"}
-    publish_nodes(store, source, {0: files}, world_size=4)
-    report = run(store, node, ranks=(0, 1)).node
-    assert (placed(node), len(kept_files(node / "cache"))) == ({ADD: b"add"}, 1)
-    assert [reason.split(",")[0] for reason in report.skipped] == [
-        "node/operators: 1 file",
-        "node/strange: 1 file",
-    ]
-
-
-def test_one_budget_holds_for_all_launches_and_nodes(store, source, node, monkeypatch):
-    from warmrank.cache_store.fetch import node_artifacts as node_offers
-
-    functions = {rank: {"M.f": f"{rank}".encode()} for rank in range(4)}
-    for created in (EARLY, LATE):
-        nodes = {rank: {f"mine/{rank}{created[6]}": f"{rank}{created}".encode()} for rank in range(4)}
-        publish_nodes(store, source, nodes, world_size=4, functions=functions, created=created)
-    monkeypatch.setattr(node_offers, "MAX_FILES", 3)
-    report = run(store, node, world_size=8, ranks=(0,)).node
-    assert sorted(placed(node)) == ["mine/02", "mine/12", "mine/22"]
-    assert (report.num_fetched, len(report.skipped)) == (3, 5)
-    assert "more than 3 files" in report.skipped[0]
-
-
 # What goes wrong keeps nothing else back.
 
 
@@ -229,10 +200,6 @@ def config(tmp_path: Path, **changes: Any) -> Config:
     )
 
 
-def keeper(tmp_path: Path, **changes: Any) -> NodeKeeper:
-    return NodeKeeper(config(tmp_path, **changes))
-
-
 def manifest(tmp_path: Path) -> PartitionManifest:
     """What the first rank has by itself."""
     return make_partition(tmp_path / "work")
@@ -260,27 +227,7 @@ def test_node_caches_that_are_none_are_refused(given: Any, expected: str, tmp_pa
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["/", "relative", "{root}/cache", "{root}"])
-def test_place_that_no_node_can_use_is_an_error_of_the_config(path: str, tmp_path: Path) -> None:
-    data = config(tmp_path, node_caches={"tools": {"path": path.format(root=tmp_path)}})
-    file = tmp_path / "launch.yaml"
-    file.write_text(yaml.safe_dump(data.model_dump(mode="json")))
-    with pytest.raises(ConfigError, match=r"node_caches\.tools\.path"):
-        load(file)
-
-
 # The keeper.
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_kept_files_are_dropped_unless_a_partition_waits_that_may_need_them(tmp_path, waits):
-    cache = tmp_path / "cache"
-    old = kept_path(cache, kept(cache, tmp_path / "other", "tools/a.o", b"a").digest.sha256)
-    os.utime(old, (0, 0))
-    if waits:
-        add_partition(cache, "1" * 64, make_partition(cache))
-    keeper(tmp_path).collect(manifest(tmp_path))
-    assert old.exists() is waits
 
 
 # Other commands.
@@ -404,13 +351,6 @@ def test_damaged_companion_is_moved_aside_and_put_anew(function_dir: Path) -> No
     assert find_companion(function_dir, NAME, digest_bytes(DATA)) is None
     assert add_companion(function_dir, NAME, DATA).read_bytes() == DATA
     assert path.with_name(f"{NAME}.corrupt").read_bytes() == b"torn"
-
-
-def test_source_that_others_could_have_written_is_refused(function_dir: Path, tmp_path: Path) -> None:
-    source = add_companion(function_dir, NAME, DATA)
-    source.chmod(0o644)
-    with pytest.raises(UnusableCache):
-        add_companion_from(tmp_path / "other", source, digest_bytes(DATA))
 
 
 def test_trim_takes_what_no_variant_names_any_more(function_dir: Path) -> None:

@@ -14,20 +14,17 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.node_artifacts import PACKAGE, destinations, kept, package_bytes, write
-from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY
+from tests.support.stored import CREATED, ENVIRONMENT
 from warmrank.cache_store.cache_dir import node_files
-from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import NodeFile, find_kept, keep, kept_files
-from warmrank.cache_store.cache_dir.placing import Destination, Vouched, admitted, place_files, refusal
+from warmrank.cache_store.cache_dir.placing import Destination, Vouched, place_files, refusal
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     PartitionManifest,
     parse_manifest,
-    partition_key,
 )
-from warmrank.worker import node_collecting
 from warmrank.worker.node_caches import (
     GRAPHS,
     PACKAGES,
@@ -138,17 +135,6 @@ def test_mark_or_lock_is_never_placed(relative: str, cache: Path, node: Path, fi
     assert "no path of a node artifact" in found.skipped[0]
 
 
-@pytest.fixture
-def of_a_set(cache: Path, tmp_path: Path) -> NodeFile:
-    return kept(cache, tmp_path / "tools", "ge/artifact/c/set/g.om", b"graph")
-
-
-def test_damaged_file_of_an_engines_set_is_replaced(cache: Path, node: Path, of_a_set: NodeFile):
-    torn = write(node / "ge/artifact/c/set/g.om", bytes(5))
-    found = place_files(cache, [of_a_set], destinations(node), REQUIRE)
-    assert (found.new, found.skipped, torn.read_bytes()) == ((of_a_set,), (), b"graph")
-
-
 def test_nothing_is_placed_below_a_directory_that_others_can_rename_in(
     cache: Path, node: Path, file: NodeFile
 ):
@@ -162,15 +148,6 @@ def test_nothing_is_placed_below_a_directory_that_others_can_rename_in(
 
 
 # Trust.
-
-
-def test_directory_is_marked_before_what_nobody_need_have_signed(cache: Path, node: Path, file: NodeFile):
-    place_files(cache, [file], destinations(node), OFF)
-    assert (node / "atc_data" / UNVERIFIED).exists()
-    assert set(admitted(destinations(node), "off", ())[0]) == set(destinations(node))
-    usable, (reason,) = admitted(destinations(node), "require", ())
-    assert set(destinations(node)) - set(usable) == {"operators"}
-    assert "signed" in reason
 
 
 ARTIFACT = "0f" * 16
@@ -215,21 +192,6 @@ def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache:
         str(tool / name) in reason
         for name, reason in zip(("link.o", "shared.o"), found.left_out, strict=True)
     ] == [True, True]
-
-
-def test_file_that_is_being_written_is_left_out(cache: Path, tool: Path, monkeypatch: pytest.MonkeyPatch):
-    path = write(tool / "a.o", b"half")
-    write(tool / "b.o", b"whole")
-
-    def keep_while_written(root: Path, source: Path, **options: Any) -> Any:
-        if source == path:
-            path.write_bytes(b"half and half")
-        return keep(root, source, **options)
-
-    monkeypatch.setattr(node_collecting, "keep", keep_while_written)
-    found = collected(tool, cache)
-    assert relatives(found) == ["b.o"]
-    assert "nobody writes while it is read" in found.left_out[0]
 
 
 # What came from the store.
@@ -402,17 +364,6 @@ def manifest(**changes: Any) -> PartitionManifest:
 def node_entry(**changes: Any) -> ArtifactEntry:
     (entry,) = entries([FILE])
     return ArtifactEntry(**(dict(entry) | changes))
-
-
-def test_older_manifest_parses_and_keeps_its_bytes_and_key():
-    data = manifest().to_bytes()
-    found = parse_manifest(data, "here")
-    assert found.to_bytes() == data
-    assert found.artifacts[0].scope == "rank"
-    # Of a release without scopes.
-    assert (
-        partition_key(LAUNCH_KEY, found) == "91760e350019751b94ef8b8f23a600ac9ba0d1ceb83ab124392ddb0c1375e837"
-    )
 
 
 def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():

@@ -8,33 +8,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import cast
 
 import pytest
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from tests.support.ray_cluster import Clock
 from tests.support.stored import REPOSITORY
 from warmrank.cache_store.backends.deadline import Ticks
 from warmrank.cache_store.cache_dir import single_flight as flight
-from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, acquire, one_compile
-from warmrank.cache_store.parallel import each
+from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, one_compile
 from warmrank.orchestrator.bounded import all_within
-
-
-def test_each_raises_the_first_error_in_order_after_all_threads_ended():
-    barrier = threading.Barrier(2)
-    done: list[int] = []
-
-    def fail(item: int) -> None:
-        barrier.wait(30)
-        done.append(item)
-        raise ValueError(f"item {item}")
-
-    with pytest.raises(ValueError, match="item 0"):
-        each(fail, range(2), num_threads=2)
-    assert sorted(done) == [0, 1]
-
 
 STUCK = """
 import threading
@@ -110,34 +92,6 @@ def test_compile_waits_for_that_of_another_process_and_keeps_nobody_waiting(
 def one_waits(root: Path, what: str) -> bool:
     with one_compile(root, what) as has_waited:
         return has_waited
-
-
-class HeldLock:
-    """A lock that another process has for so many looks, and gets on with its work during some of them."""
-
-    def __init__(self, now: Clock, beat_file: Path, *, looks: int, beats: int) -> None:
-        self.timeout = 0.0
-        self.is_taken = False
-        self._now, self._beat_file = now, beat_file
-        self._looks, self._beats = looks, beats
-
-    def acquire(self) -> None:
-        self._now.now_s += self.timeout
-        self._looks, self._beats = self._looks - 1, self._beats - 1
-        if self._beats >= 0:
-            self._beat_file.touch()
-            os.utime(self._beat_file, (self._now.now_s, self._now.now_s))
-        if self._looks >= 0:
-            raise Timeout("fetch.lock")
-        self.is_taken = True
-
-
-def test_waiter_goes_on_beside_a_holder_that_fell_silent(tmp_path: Path):
-    now = Clock()
-    lock = HeldLock(now, tmp_path / "beat", looks=500, beats=100)
-    with pytest.raises(Timeout):
-        acquire(cast("FileLock", lock), tmp_path / "beat", 60.0, clock=now)
-    assert now.now_s - 1000.0 == pytest.approx(161.0, abs=2.0)
 
 
 def test_all_silent_calls_together_cost_one_timeout() -> None:

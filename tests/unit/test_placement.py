@@ -8,10 +8,9 @@ import pytest
 
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import BadArgument, CannotStart
+from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec.placement import When, choose_nodes, num_fitting, parse_when
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
-from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.reservation import bundle_sizes
 from warmrank.orchestrator.nodes import Node
 
@@ -58,22 +57,6 @@ def test_ranks_go_to_nodes_that_are_named_and_labelled_so(config: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("config", "silent", "strict", "error", "said"),
-    [
-        ({"nodes": ("n2",), "exclude_nodes": ("10.0.0.2",)}, (), True, BadArgument, "leaves no node"),
-        ({"exclude_nodes": ("n1", "n2", "n3")}, (), True, BadArgument, "leaves no node"),
-        ({"nodes": ("n2",)}, (NODES[1].node,), True, CannotStart, "do not answer: n2 "),
-        ({"nodes": ("n4",)}, (), False, CannotStart, "are not there any more: n4"),
-    ],
-)
-def test_config_that_leaves_no_node_is_refused(
-    config: dict[str, Any], silent: tuple[Node, ...], strict: bool, error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        of(silent=silent, strict=strict, **config)
-
-
-@pytest.mark.parametrize(
     ("room", "ranks", "size", "bundles"),
     [
         ((3, 3, 3), 6, 2, (2, 2, 2)),
@@ -94,24 +77,6 @@ def config(**parallel: Any) -> Config:
     ranks = parallel.pop("ranks")
     data = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel, "ray": {"pack": pack}}
     return parse(data)
-
-
-def processes(nodes: list[str]) -> list[Process]:
-    return [
-        Process(node_id=node, host=f"host-{node}", address="10.0.0.1", pid=100 + index)
-        for index, node in enumerate(nodes)
-    ]
-
-
-def test_ranks_of_one_node_follow_each_other() -> None:
-    order, seats = seat_ranks(processes(["a", "b", "a", "b"]))
-    assert order == (0, 2, 1, 3)
-    assert [(seat.rank, seat.node_rank, seat.local_rank, seat.host) for seat in seats] == [
-        (0, 0, 0, "host-a"),
-        (1, 0, 1, "host-a"),
-        (2, 1, 0, "host-b"),
-        (3, 1, 1, "host-b"),
-    ]
 
 
 NAMES = ("a", "bb", "ccc")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,16 +10,14 @@ import pytest
 
 from tests.support.backends import MemoryBackend, WaywardBackend, new_file, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, TierState
-from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.gc.evict_plan import EvictPolicy
 from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS, blob_name
 from warmrank.cache_store.progress import Progress
-from warmrank.cache_store.publish.local_blobs import LocalBlobs, absent_blobs
+from warmrank.cache_store.publish.local_blobs import absent_blobs
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store
 
@@ -81,27 +78,12 @@ def test_file_of_one_place_only_is_found(places, holder, name):
     assert list(view.stat([name])) == [name]
 
 
-def test_file_that_only_a_failing_place_may_have_is_unavailable(places):
-    places.far.failure = unavailable()
-    with pytest.raises(StoreUnavailable, match="No space left"):
-        places.view().open(DOCUMENT)
-
-
 def test_stat_and_listing_do_without_a_failing_place(places):
     places.near.put_new([new_file(DOCUMENT, b"near")])
     places.far.failure = unavailable()
     view = places.view()
     assert list(view.stat([DOCUMENT])) == [DOCUMENT]
     assert [info.name for info in view.list("ac/")] == [DOCUMENT]
-
-
-def test_read_only_place_is_never_written_and_makes_no_other_read_only(places):
-    view = places.view(near="ro")
-    assert view.put_new([new_file(BLOB, b"blob")]) == (BLOB,)
-    view.fill([new_file(DOCUMENT, b"data")])
-    assert view.move(BLOB, "trash/one")
-    assert set(places.near.calls) <= {"stat"}
-    assert places.far.stat(["trash/one"])
 
 
 @pytest.mark.parametrize("failing", ["near", "far"])
@@ -138,14 +120,6 @@ def test_move_acts_on_the_place_that_would_be_read(places):
     assert view.move(DOCUMENT, "quarantine/document")
     assert places.near.stat([BLOB, DOCUMENT]).keys() == {DOCUMENT}
     assert places.far.stat([BLOB, DOCUMENT]).keys() == {BLOB}
-
-
-def test_fill_goes_into_the_near_place_only_blobs_first(places):
-    batches: list[list[str]] = []
-    places.near.on_put = lambda files: batches.append([file.name for file in files])
-    places.view().fill([new_file("launch/x", b"l"), new_file(DOCUMENT, b"d"), new_file(BLOB, b"blob")])
-    assert batches == [[BLOB], ["launch/x"], [DOCUMENT]]
-    assert places.far.calls == []
 
 
 def test_fault_of_transport_opens_the_circuit_of_its_place_alone(places):
@@ -190,21 +164,6 @@ class Both:
 @pytest.fixture
 def both(tmp_path: Path) -> Both:
     return Both(tmp_path / "cache")
-
-
-def strays(place: WaywardBackend) -> bool:
-    return bool(place.stat([STRAY]))
-
-
-def test_place_that_refuses_takes_nothing_from_the_report_of_the_other(both):
-    both.age()
-    both.far.put_new([new_file(f"ac/ab/{'ab' * 32}", b"no manifest")])
-    outcome = both.store().evict(EvictPolicy())
-    assert [report.location for report in outcome.reports] == ["near"]
-    assert [(fault.location, "verify --repair" in fault.reason) for fault in outcome.faults] == [
-        ("far", True)
-    ]
-    assert (strays(both.near), strays(both.far)) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -330,50 +289,13 @@ NAME = blob_name(DIGEST.sha256)
 WANTED = {NAME: DIGEST}
 
 
-class Forgetful(MemoryBackend):
-    """A place that says it has everything, and has nothing."""
-
-    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
-        return ()
-
-
 def holding(data: bytes = DATA, expected: Digest = DIGEST) -> MemoryBackend:
     backend = MemoryBackend()
     backend.put_new([NewFile(name=blob_name(expected.sha256), source=data, expected=digest_bytes(data))])
     return backend
 
 
-@pytest.fixture
-def blobs(tmp_path: Path) -> LocalBlobs:
-    path = tmp_path / "compiled_module"
-    path.write_bytes(DATA)
-    path.chmod(0o600)
-    return LocalBlobs(digests={str(path): DIGEST}, index=DigestIndex.open(tmp_path, "one"))
-
-
 def test_blob_of_another_size_is_absent_and_in_quarantine():
     backend = holding(b"short")
     assert absent_blobs(backend, WANTED) == {NAME}
     assert [info.name.partition("/")[0] for info in backend.list("")] == ["quarantine"] * 2
-
-
-@pytest.mark.parametrize("as_tier", [False, True])
-def test_blob_that_is_not_there_after_it_was_put_is_an_error(blobs, as_tier):
-    backend = TieredBackend([Tier(name="far", backend=Forgetful())]) if as_tier else Forgetful()
-    for put in (lambda: blobs.put(backend, make_durable=True), lambda: blobs.put_again(backend, [DIGEST])):
-        with pytest.raises(StoreUnavailable, match="it was put, and is not there"):
-            put()
-
-
-def test_blobs_that_were_put_are_not_looked_at_again(blobs, monkeypatch):
-    backend = MemoryBackend()
-    real = backend.stat
-    looked: list[str] = []
-
-    def look(names: Iterable[str]) -> dict[str, FileInfo]:
-        looked.append("looked")
-        return real(names)
-
-    monkeypatch.setattr(backend, "stat", look)
-    blobs.put(backend, make_durable=True)
-    assert looked == ["looked"]

@@ -43,7 +43,6 @@ from warmrank.orchestrator.store.stores import silent_places
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
-from warmrank.worker.runtime.find import StoredArtifact
 from warmrank.worker.runtime.function import CachedFunction
 
 
@@ -92,32 +91,6 @@ def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
     actions = plan_round(state, max_rounds=4)
     state = refused(state, actions, (2, "f"), (3, "f"), made="x")
     assert plan_round(state, max_rounds=4) == {(2, "f"): Compile(), (3, "f"): AwaitLeader(leader=2)}
-
-
-def failed(state: PlanState, actions: Mapping[Slot, Action], reason: str = "no luck") -> PlanState:
-    """The next state, when every leader fails, and everybody else has what it wants."""
-    attempts = {
-        slot: Attempt(ok=isinstance(action, Load | Adopt), digest="", reason=reason)
-        for slot, action in actions.items()
-    }
-    return apply_round(state, actions, attempts)
-
-
-def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
-    nodes = {rank: rank // 2 for rank in range(6)}
-    state = begin({rank: (probe("miss"),) for rank in range(6)})
-    actions = plan_round(state, max_rounds=4, nodes=nodes)
-    attempts = {(rank, "f"): Attempt(ok=True, digest="x") for rank in (0, 1)} | {
-        (rank, "f"): Attempt(ok=False, digest="x", reason=f"not on /disk/{rank}", out_of_reach=True)
-        for rank in (2, 3, 4, 5)
-    }
-    plan = plan_round(apply_round(state, actions, attempts, nodes=nodes), max_rounds=4, nodes=nodes)
-    assert plan == {
-        (2, "f"): Compile(),
-        (3, "f"): AwaitLeader(leader=2),
-        (4, "f"): Compile(),
-        (5, "f"): AwaitLeader(leader=4),
-    }
 
 
 def probe_leaders(function: str, cost: int) -> FunctionProbe:
@@ -188,20 +161,6 @@ def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_roun
             action = actions[demand.slot]
             if isinstance(action, Load | Adopt):
                 assert action.digest not in demand.refused
-
-
-@few
-@given(worlds(), bounds)
-def test_rank_that_failed_does_not_try_again_while_another_can(world: PlannedWorld, max_rounds: int) -> None:
-    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
-        tried = {(one.class_key[:2], one.rank) for one in state.failed}
-        needy = [
-            demand for demand in state.demands if isinstance(actions[demand.slot], Compile | AwaitLeader)
-        ]
-        fresh = {demand.class_key for demand in needy if (demand.class_key[:2], demand.rank) not in tried}
-        for demand in needy:
-            if actions[demand.slot] == Compile() and (demand.class_key[:2], demand.rank) in tried:
-                assert demand.class_key not in fresh
 
 
 def parallel(*, tp: int, pp: int, dp: int, hidden: bool = False, placed: int = 8) -> PlannedWorld:
@@ -298,13 +257,6 @@ def outlined(cache: Path, *, size: int = 2, name: str = "", rows: int = 4, **opt
     function = cache_compile(Sliced(size, name).head, cache_dir=str(cache), **options)
     assert isinstance(function, CachedFunction)
     return print_of(function.outline((torch.ones(rows),), {}))
-
-
-def test_outline_is_what_a_compile_traces(tmp_path: Path) -> None:
-    function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path))
-    variant = function.compile((torch.ones(4),), {}, reason="")
-    assert print_of(variant.stored.artifact) == outlined(tmp_path)
-    assert print_of(StoredArtifact.read(variant.stored.path).artifact) == outlined(tmp_path)
 
 
 @pytest.mark.slow  # it calls the C++ compiler

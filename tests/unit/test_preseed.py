@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node, seeded
+from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node
 from tests.support.stored import blob_path, overwrite, tree
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import check_private
@@ -32,8 +28,6 @@ from warmrank.orchestrator.seed import on_ray
 from warmrank.orchestrator.seed.here import NodeSeed, seed_here
 from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
 from warmrank.orchestrator.seed.seeding import LOOK_EVERY_S, MAX_LOST_SOURCES, NodeState, Seeding, SeedPlan
-from warmrank.orchestrator.seed.show import SeedLines
-from warmrank.orchestrator.seed.watch import HUNG_S, Watch
 
 
 @pytest.fixture(autouse=True)
@@ -335,61 +329,6 @@ def test_file_that_changed_at_the_source_harms_no_other(nodes: Nodes, change: Ca
     assert found.bytes_from_store == largest.expected.size_bytes
 
 
-FIRST, SECOND = make_node(1), make_node(2)
-STEP_S = 10.0
-
-
-class WatchStage:
-    """A watch and its children, each of which says what a script has it say, one thing each `STEP_S`.
-
-    Attributes:
-        known: what each child was told to be seeded.
-        stopped: how many children were ended.
-    """
-
-    def __init__(self, *scripts: list[Any], **until: Any) -> None:
-        self.clock = Clock()
-        self.known: list[list[Node]] = []
-        self.started_s: list[float] = []
-        self.num_stopped = 0
-        self._scripts = iter(scripts)
-        self._text = io.StringIO()
-        self.lines = SeedLines(Console(file=self._text, width=200), clock=self.clock)
-        Watch(self._start, self.lines, clock=self.clock, sleep=self.clock.sleep, **until).run()
-
-    @contextmanager
-    def _start(self, known: tuple[NodeSeed, ...]) -> Iterator[FakeChild]:
-        self.known.append([seed.node for seed in known])
-        self.started_s.append(self.clock.now_s)
-        try:
-            yield FakeChild(next(self._scripts, []), self.clock)
-        finally:
-            self.num_stopped += 1
-
-    def said(self, of: str) -> list[str]:
-        return [line for line in self._text.getvalue().splitlines() if of in line]
-
-
-class FakeChild:
-    """A connection; None in its script is silence, and its end that of the process."""
-
-    def __init__(self, script: list[Any], clock: Clock) -> None:
-        self._script, self._clock = script, clock
-
-    def poll(self, timeout_s: float) -> bool:
-        del timeout_s
-        self._clock.now_s += STEP_S
-        if self._script and self._script[0] is None:
-            self._script.pop(0)
-            return False
-        return True
-
-    def recv(self) -> Any:
-        if not self._script:
-            raise EOFError
-        return self._script.pop(0)
-
-
 def states(*found: NodeSeed | Node) -> tuple[NodeState, ...]:
     def state(item: NodeSeed | Node) -> NodeState:
         if isinstance(item, Node):
@@ -397,25 +336,3 @@ def states(*found: NodeSeed | Node) -> tuple[NodeState, ...]:
         return NodeState(node=item.node, phase="ended", attempts=1, seed=item)
 
     return tuple(map(state, found))
-
-
-def test_what_the_process_says_is_shown_and_ends_the_watch():
-    stage = WatchStage([states(FIRST, SECOND), states(seeded(FIRST), SECOND)], num_nodes=1)
-    assert stage.said("2 nodes found")
-    assert stage.lines.outcomes() == (seeded(FIRST),)
-    assert (len(stage.known), stage.num_stopped) == (1, 1)
-
-
-def test_process_that_ended_is_started_again_later_each_time():
-    stage = WatchStage(seconds=120.0)
-    waits = [later - earlier - STEP_S for earlier, later in itertools.pairwise(stage.started_s)]
-    assert waits[:4] == [2.0, 4.0, 8.0, 16.0]
-
-
-def test_process_that_is_silent_for_long_is_ended():
-    silent = [None] * int(HUNG_S / STEP_S - 1)
-    stage = WatchStage(
-        [states(FIRST), *silent, states(FIRST), *silent, None], [states(seeded(FIRST))], num_nodes=1
-    )
-    assert len(stage.known) == 2
-    assert stage.said("no answer for 90 s")

@@ -14,7 +14,6 @@ from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, OFF, make_par
 from warmrank.cache_store import connect
 from warmrank.cache_store import publish_pending as publish_queue
 from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.publish_pending import (
@@ -114,15 +113,6 @@ def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
     assert store.launches(LAUNCH_KEY) == ()
 
 
-def test_store_that_is_away_keeps_everything_with_the_reason(cache):
-    backend = WaywardBackend()
-    backend.failure = unavailable("connection refused", transport=True)
-    queue_launch(cache, make_partition(cache))
-    report = publish_pending(Store(backend, trust=OFF, location="s3://bucket"), cache)
-    assert ["connection refused" in reason for reason in report.kept.values()] == [True, True]
-    assert num_waiting(cache) == (1, 1)
-
-
 def test_what_only_the_near_place_took_waits_on(cache):
     near, far = WaywardBackend(), WaywardBackend()
     far.failure = unavailable("connection refused", transport=True)
@@ -148,9 +138,6 @@ def test_interrupted_between_publish_and_removal_it_is_done_again(store, cache, 
     assert num_waiting(cache) == (1, 1)
     report = publish_pending(store, cache)
     assert (len(report.published), len(report.committed), num_waiting(cache)) == (1, 1, (0, 0))
-
-
-KEYS = st.binary(min_size=1, max_size=8).map(lambda data: digest_bytes(data).sha256)
 
 
 def waiting_launch(*keys: str, launch_key: str = LAUNCH_KEY, created: str = CREATED) -> WaitingLaunch:
@@ -197,14 +184,6 @@ def test_damaged_launch_is_a_problem_and_stays(cache, damage):
     assert files(cache) == [path]
 
 
-def test_partition_with_a_path_out_of_the_cache_is_a_problem(cache, manifest):
-    add_partition(cache, LAUNCH_KEY, manifest)
-    (path,) = files(cache)
-    path.write_bytes(path.read_bytes().replace(b'"Llama_dynamic', b'"../escaped'))
-    found = pending(cache)
-    assert (found.partitions, ["'..'" in line for line in found.problems]) == ({}, [True])
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o602, 0o644])
 def test_file_that_others_may_reach_is_not_used(cache, manifest, mode):
     add_partition(cache, LAUNCH_KEY, manifest)
@@ -212,15 +191,6 @@ def test_file_that_others_may_reach_is_not_used(cache, manifest, mode):
     path.chmod(mode)
     found = pending(cache)
     assert (found.partitions, ["mode 0600" in line for line in found.problems]) == ({}, [True])
-
-
-@given(launch_key=KEYS, keys=st.lists(KEYS, min_size=1, max_size=4))
-def test_launch_round_trips(launch_key, keys):
-    launch = waiting_launch(*keys, launch_key=launch_key)
-    found = parse_document(
-        WaitingLaunch, launch.to_bytes(), supported_format=publish_queue.FORMAT, what="launch", where="here"
-    )
-    assert found == launch
 
 
 @given(data=st.binary(max_size=200))

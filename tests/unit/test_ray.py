@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import signal
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,22 +20,18 @@ from ray import exceptions
 
 from tests.support.processes import marked
 from warmrank.orchestrator import leaving, reaper
-from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
+from warmrank.orchestrator.causes import NODE_LOST, WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
-from warmrank.orchestrator.config.models import RayConfig, WatchConfig
+from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
+from warmrank.orchestrator.errors import CannotStart, LacksDevice
 from warmrank.orchestrator.gang import ray_launcher, ray_session, reservation
-from warmrank.orchestrator.gang.eligible import Eligible, nodes_of_ray
-from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
-from warmrank.orchestrator.gang.node_group import NodeGroup, failure_of_ray
-from warmrank.orchestrator.gang.node_watch import Batches, Charge
+from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.gang.node_group import failure_of_ray
+from warmrank.orchestrator.gang.node_watch import Batches
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_session import way_in
-from warmrank.orchestrator.gang.ray_watch import RayWatch
-from warmrank.orchestrator.gang.reservation import Reservation
 from warmrank.orchestrator.reaper_client import ReapedRanks
-from warmrank.orchestrator.seats import Gang
 from warmrank.orchestrator.signals import Terminated, sigterm_raises
 
 LONG_S = 600.0
@@ -162,7 +157,6 @@ def test_directory_of_an_own_ray_goes_even_when_its_reaper_was_killed(
 
 
 LATER_S = 0.2
-NEVER_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -257,39 +251,6 @@ def failure(kind: str, *, store_fault: bool = False) -> WorkerFailure:
     return WorkerFailure(rank=0, stage="any", kind=kind, message="text", store_fault=store_fault)
 
 
-@pytest.mark.parametrize("stage", ["fetch", "commit"])
-def test_store_that_fails_one_rank_leaves_the_others_their_time(stage: str) -> None:
-    fault = failure("StoreUnavailable", store_fault=True)
-    assert answers(stage, Actor(fault), Actor("done", LATER_S)) == {0: fault, 1: "done"}
-
-
-@pytest.mark.parametrize("stage", ["fetch", "build"])
-def test_rank_that_died_ends_the_call_soon(stage: str) -> None:
-    died = failure(DIED)
-    assert answers(stage, Actor(died), Actor("done", NEVER_S)) == {0: died}
-
-
-class LostHead:
-    """A head that is lost."""
-
-    loss = "the cluster's head has not answered for 15 s"
-
-    def failures(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
-        return tuple(
-            WorkerFailure(rank=rank, stage=stage, kind=CLUSTER_LOST, message=self.loss)
-            for rank in range(num_ranks)
-        )
-
-
-def test_head_that_is_lost_while_ranks_start_is_a_lost_cluster_and_no_wrong_config() -> None:
-    launcher = launcher_of(Actor(None), Actor(None))
-    launcher._head = LostHead()  # type: ignore[assignment]
-    with pytest.raises(LaunchFailed) as caught:
-        launcher._check_head()
-    assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(CLUSTER_LOST, (0, 1))]
-    assert exit_code_of(caught.value) == ExitCode.LOST
-
-
 def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -303,125 +264,8 @@ def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
     assert exit_code_of(caught.value) == ExitCode.BAD_INPUT
 
 
-class WatchActor:
-    """Takes charge of ranks."""
-
-    @property
-    def guard(self) -> WatchActor:
-        return self
-
-    def remote(self, charges: Mapping[int, Charge], _lease_s: float) -> tuple[int, ...]:
-        return tuple(charges)
-
-
-def test_node_that_ray_placed_ranks_on_after_another_was_lost_gets_a_watch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(NodeGroup, "start", lambda self, id_: self.actors.update({id_: WatchActor()}))
-    first, second = (
-        Process(node_id=node_id, host=node_id, address="", pid=pid)
-        for node_id, pid in (("kept", 1), ("new", 2))
-    )
-    _, seats = seat_ranks([first, second])
-    charges = {seat.rank: Charge(pid=seat.pid, mark="", log=Path("/none/launch/rank0.log")) for seat in seats}
-    watch = RayWatch(WatchConfig(), ["kept", "lost"], {})
-    gang = Gang(seats=seats, master_addr="", master_port=0)
-    assert watch.guard(gang, {0: "kept", 1: "new"}, charges) == [(0,), (1,)]
-
-
-BUNDLE = {"CPU": 1.0, "NPU": 1.0}
-SHORTAGE = "64 ranks do not fit:\n  CPU: 8"
-
-
-class Group:
-    """A placement group that is there at the third look."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def wait(self, _timeout_s: float) -> bool:
-        self.looks += 1
-        return self.looks == 3
-
-
-class Interrupted(Group):
-    """A placement group that Ctrl-C comes before."""
-
-    def wait(self, _timeout_s: float) -> bool:
-        raise KeyboardInterrupt
-
-
-class Head:
-    """A head that is there."""
-
-    loss = ""
-
-    def is_there(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def removed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The groups that were given back."""
-    found: list[Any] = []
-    monkeypatch.setattr(ray.util, "remove_placement_group", found.append)
-    monkeypatch.setattr(Reservation, "_shortage", lambda _self: SHORTAGE)
-    return found
-
-
-def ray_gives(monkeypatch: pytest.MonkeyPatch, group: Any, total: Mapping[str, float]) -> None:
-    groups = importlib.import_module("ray.util.placement_group")
-    monkeypatch.setattr(groups, "placement_group", lambda *_arguments, **_options: group)
-    node = {
-        "NodeID": "a" * 56,
-        "NodeManagerAddress": "10.0.0.1",
-        "NodeManagerHostname": "n1",
-        "Alive": True,
-        "NodeManagerPort": 1,
-    }
-    monkeypatch.setattr(ray, "nodes", lambda: [{**node, "Resources": dict(total)}])
-    monkeypatch.setattr(reservation, "available_on", lambda nodes: [node.resources for node in nodes])
-    monkeypatch.setattr(ray_launcher, "silent_among", lambda _nodes: ())
-
-
-def hold(*, is_own: bool, timeout_s: float = 60.0) -> list[str]:
-    """What is said while two bundles are waited for."""
-    said: list[str] = []
-    there = Eligible(nodes=nodes_of_ray(), labels={})
-    wanted = Reservation(BUNDLE, 2, placement="PACK", is_own=is_own, eligible=there)
-    wanted.hold(time.monotonic() + timeout_s, check=lambda: None, on_wait=said.append)
-    return said
-
-
-@pytest.mark.parametrize(
-    ("total", "error"), [({"CPU": 8.0, "NPU": 1.0}, LacksDevice), ({"CPU": 1.0, "NPU": 2.0}, CannotStart)]
-)
-def test_what_an_own_ray_lacks_is_not_waited_for_and_given_back(
-    monkeypatch: pytest.MonkeyPatch, removed: list[Any], total: dict[str, float], error: type[CannotStart]
-) -> None:
-    group = Group()
-    ray_gives(monkeypatch, group, total)
-    with pytest.raises(CannotStart, match="64 ranks do not fit") as caught:
-        hold(is_own=True)
-    assert type(caught.value) is error
-    assert (group.looks, removed) == (0, [group])
-
-
 def launcher() -> RayLauncher:
     return RayLauncher(parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "parallel": {"dp": 1}}))
-
-
-def test_resources_that_ctrl_c_comes_before_are_known_and_so_given_back_once(
-    monkeypatch: pytest.MonkeyPatch, removed: list[Any]
-) -> None:
-    group, interrupted = Interrupted(), launcher()
-    ray_gives(monkeypatch, group, {})
-    interrupted._head = Head()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        interrupted._reserve(1, time.monotonic() + 60)
-    interrupted.release()
-    interrupted.release()
-    assert removed == [group]
 
 
 @pytest.mark.parametrize(

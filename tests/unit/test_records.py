@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
-from warmrank.cache_store.digests import Digest, is_sha256
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
@@ -28,7 +27,6 @@ from warmrank.cache_store.errors import (
     os_errors_are_unavailable,
 )
 from warmrank.cache_store.keys import canonical_json, key_of
-from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
 from warmrank.cache_store.paths import collision, path_fault
 from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,
@@ -211,12 +209,6 @@ def test_manifest_beyond_a_limit_is_refused(changes):
         manifest(**changes)
 
 
-def test_parse_manifest_names_the_field_that_is_wrong():
-    data = json.dumps(manifest().model_dump(mode="json") | {"rank": "0"}).encode()
-    with pytest.raises(Corrupt, match=r"ac/ab/1.*rank: Input should be a valid integer"):
-        parse_manifest(data, "ac/ab/1")
-
-
 def test_parse_manifest_refuses_a_newer_format_by_name():
     with pytest.raises(NewerFormat, match=r"format 3.*upgrade warmrank"):
         parse_manifest(b'{"format":3,"whatever":1}', "here")
@@ -231,14 +223,6 @@ def test_launch_record_of_two_environments_is_newer_to_earlier_releases():
     assert record.made_in(OTHER) == (ref(1),)
     assert record.made_in(ENVIRONMENT) == (ref(0),)
     assert record.made_in({}) == ()
-
-
-@pytest.mark.parametrize("ranks", [(0,), (1, 1), (2,)])
-def test_launch_record_with_environments_of_other_ranks_is_refused(ranks):
-    fields = make_record((ref(0), ref(1)), elsewhere={1: OTHER}).model_dump()
-    fields["others"] = ({"ranks": ranks, "environment": OTHER},)
-    with pytest.raises(ValidationError, match="environments"):
-        LaunchRecord(**fields)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +256,6 @@ def test_canonical_json_round_trips(value):
     assert json.loads(canonical_json(value)) == value
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_canonical_json_refuses_what_json_has_not(number):
-    with pytest.raises(ValueError, match="JSON compliant"):
-        canonical_json([number])
-
-
 @pytest.mark.parametrize("value", [{1: "a"}, [{"a": {None: 1}}]])
 def test_canonical_json_refuses_keys_that_json_would_convert(value):
     with pytest.raises(TypeError, match="is a string"):
@@ -295,15 +273,6 @@ def test_key_of_differs_exactly_with_its_components(one, other):
 def test_key_of_is_pinned():
     # A change of this value makes every store miss: it needs a new format.
     assert key_of({"torch": "2.13.0"}) == "851b8dbc83237080a80818d773346b6db2902e26e79f082f70215e36b7fce0e7"
-
-
-KEY = "ab" + "0" * 62
-
-
-def test_names_are_those_of_the_format():
-    assert blob_name(KEY) == f"cas/sha256/ab/{KEY}"
-    assert manifest_name(KEY) == f"ac/ab/{KEY}"
-    assert launch_name(KEY, "c" * 64) == f"launch/ab/{KEY}/{'c' * 64}"
 
 
 @pytest.mark.parametrize(
@@ -351,13 +320,6 @@ def test_path_fault_lets_no_path_leave_its_directory(path):
 )
 def test_collision_names_both(paths, fault):
     assert fault in (collision(paths) or "")
-
-
-@pytest.mark.parametrize("text", ["", "a" * 63, "A" * 64, "g" * 64, "a" * 64 + "\n", "../" + "a" * 61])
-def test_digest_refuses_what_is_no_sha256(text):
-    assert not is_sha256(text)
-    with pytest.raises(ValueError, match="64 lowercase hex"):
-        Digest(sha256=text, size_bytes=0)
 
 
 ALL: list[StoreError] = [

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -116,16 +115,6 @@ def test_totals_count_outcomes_and_each_file_once_and_sum_seconds() -> None:
     assert "2 distinct artifacts in 4 files of 4.1 KiB;" in text_of(report(*ranks, totals=found))
 
 
-def test_table_of_many_ranks_that_all_did_something_else_is_bounded() -> None:
-    ranks = [
-        rank(number, function("f", "compiled", digest=str(number), reason=str(number)))
-        for number in range(500)
-    ]
-    lines = text_of(report(*ranks), 120).splitlines()
-    assert len(lines) < 100
-    assert any("and 440 rows more, in the JSON report" in line for line in lines)
-
-
 def node(host: str, **changes: object) -> NodeSeed:
     values: dict[str, object] = {"found": True, "reason": "launch ab", "num_partitions": 2, **changes}
     return NodeSeed(node=Node(node_id="", address="10.0.0.1", host=host), **values)  # type: ignore[arg-type]
@@ -225,13 +214,6 @@ def test_no_text_of_a_report_becomes_markup(text: str, failed: bool) -> None:
     assert all(char.isprintable() or char.isspace() for char in page.text)
 
 
-def events_of(num_ranks: int, *, failed: bool = False) -> list[dict[str, Any]]:
-    text = trace_json(made_report(num_ranks, failed=failed))
-    assert faults_of(text) == []
-    events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
-    return events
-
-
 @pytest.mark.parametrize(
     "report",
     [
@@ -252,30 +234,6 @@ def test_report_is_shown_whole(report: Report) -> None:
     assert "caf\u00e9" in text
     slices = {event["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "X"}
     assert {span.stage for span in report.course.timeline} <= slices
-
-
-def change(events: list[dict[str, Any]], phase: str, **values: Any) -> None:
-    next(event for event in events if event["ph"] == phase).update(values)
-
-
-def shorten(events: list[dict[str, Any]]) -> None:
-    """A stage ends before a function inside it."""
-    next(event for event in events if (event["name"], event["tid"]) == ("compile", 2))["dur"] = 1
-
-
-@pytest.mark.parametrize(
-    ("spoil", "fault"),
-    [
-        (lambda events: change(events, "X", dur=-1), "dur is no number"),
-        (lambda events: change(events, "X", tid=99), "thread_name stands for"),
-        (lambda events: events.append(dict(reversed(events[0].items()))), "do not come first"),
-        (shorten, "outlasts what is open"),
-    ],
-)
-def test_faults_of_traces_are_found(spoil: Callable[[list[dict[str, Any]]], None], fault: str) -> None:
-    events = events_of(8)
-    spoil(events)
-    assert fault in "; ".join(faults_of(json.dumps({"traceEvents": events})))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
-    backend_of,
     make_partition,
     open_store,
     publish_launch,
@@ -16,7 +15,7 @@ from tests.support.stored import (
 )
 from tests.support.stored import tree as all_files
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
-from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.records import launches as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
@@ -68,13 +67,6 @@ def publish_texts(store: Store, directory: Path, *texts: bytes) -> None:
         publish_launch(store, directory / f"{number}", functions=functions, created=created)
 
 
-def test_seed_puts_the_newest_first_and_earlier_ones_beside_it(store, cache, tmp_path):
-    publish_texts(store, tmp_path, b"old", b"newer", b"newest")
-    report = run(store, cache, world_size=1)
-    assert list(tree(cache).values()) == [b"newest", b"newer", b"old"]
-    assert report.reason.endswith("made 2026-01-03T00:00:00+00:00, and 2 earlier")
-
-
 def test_seed_under_require_refuses_an_unverified_directory(store, root, source, cache):
     publish_launch(store, source)
     run(store, cache, world_size=1)
@@ -111,27 +103,6 @@ def test_seed_takes_no_manifest_but_the_pinned_one(store, root, source, cache):
     store.publish_partition(key_of({"launch": LAUNCH_KEY, **ENVIRONMENT}), manifest, source)
     report = run(store, cache, world_size=1)
     assert ["conflict" in fault for fault in report.faults] == [True]
-
-
-def test_seed_of_a_store_that_fails_is_a_miss(store, root, cache, monkeypatch):
-    def fail(prefix: str) -> None:
-        raise StoreUnavailable(what="listing", where=str(root), reason="Stale file handle")
-
-    monkeypatch.setattr(backend_of(store), "list", fail)
-    report = run(store, cache)
-    assert not report.found
-    assert "Stale file handle" in report.reason
-    assert len(report.faults) == 1
-
-
-def test_seed_puts_a_private_copy_beside_a_file_that_is_not_private(store, source, cache):
-    publish_launch(store, source, world_size=1)
-    run(store, cache, world_size=1)
-    path = next(cache.rglob("compiled_module"))
-    path.chmod(0o644)
-    report = run(store, cache, world_size=1)
-    assert (report.faults, [item.num_already_there for item in report.partitions]) == ((), [1])
-    assert path.with_name("compiled_module.1").read_bytes() == path.read_bytes()
 
 
 TWO = {0: b"first", 1: b"second"}

@@ -14,7 +14,6 @@ import pytest
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
 from typer.testing import CliRunner, Result
 
-from tests.support.launching import loaded_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
 from warmrank.orchestrator.gang.upload import runtime_env, upload_notes
@@ -165,23 +164,6 @@ def test_job_runs_the_launch_with_the_id_and_the_metadata_of_the_command_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--metadata", "team"], "--metadata 'team': expected KEY=VALUE"),
-        *(
-            ([option, "out/x"], f"{option}: expected an absolute path, found out/x")
-            for option in ("--json", "--report", "--trace", "--metrics")
-        ),
-    ],
-)
-def test_option_that_cannot_be_used_is_refused_before_the_cluster_is_asked(
-    directory: Path, words: list[str], said: str
-):
-    result = submit("a.yaml", *words, "--address", "127.0.0.1:9")
-    assert (result.exit_code, f"error: {said}" in result.stderr) == (2, True), result.output
-
-
-@pytest.mark.parametrize(
     ("config", "key"),
     [
         ({"cache_dir": "here"}, "cache_dir"),
@@ -224,10 +206,3 @@ def test_private_key_is_not_uploaded(tmp_path: Path, name: str):
     assert uploaded(runtime_env(tmp_path)) == {"a"}
     (note,) = upload_notes(tmp_path)
     assert f"not uploaded: {name}" in note
-
-
-def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Path):
-    fill(tmp_path, a=3, cache__x=4, store__FORMAT=5, signer=6)
-    trust = {"signing_key": str(tmp_path / "signer")}
-    config = loaded_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
-    assert uploaded(runtime_env(tmp_path, config)) == {"a", "tiny.yaml"}

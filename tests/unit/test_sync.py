@@ -18,7 +18,6 @@ from warmrank.cache_store.records.directory_listing import (
     DirectoryListing,
     ListedFile,
     make_listing,
-    newest_listing,
     parse_listing,
 )
 from warmrank.cache_store.records.documents import Documents
@@ -85,22 +84,6 @@ def test_pull_restores_what_push_stored_without_locks_and_temporary_files(docume
     report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert contents(tmp_path / "elsewhere") == kept(cache)
     assert (report.num_files, report.num_new, report.num_kept) == (5, 5, 0)
-
-
-def older_copy(documents: Documents, cache: Path, target: Path) -> None:
-    """A pulled directory, and a push since in which one file is another."""
-    push(documents, "mine", cache, COMPONENTS)
-    pull(documents, "mine", target, COMPONENTS)
-    (cache / "graph.py").write_bytes(b"def call(): return 1\n")
-    (cache / "more.py").write_bytes(b"")
-    push(documents, "mine", cache, COMPONENTS)
-
-
-def test_pull_that_replaces_leaves_one_version(documents, cache, tmp_path):
-    older_copy(documents, cache, tmp_path / "elsewhere")
-    report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=True)
-    assert contents(tmp_path / "elsewhere") == kept(cache)
-    assert (report.num_new, report.num_replaced, report.num_kept) == (1, 1, 4)
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5])
@@ -171,21 +154,6 @@ def test_pull_that_replaces_removes_what_only_an_earlier_one_put_there(documents
     assert (target.parent / "away" / "old").read_bytes() == b"old"
     assert (report.num_removed, report.problems[0].partition(",")[0]) == (3, "changed: of an earlier pull")
     assert not (target / "old").exists()
-
-
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("kind", ["directory", "empty directory"])
-def test_directory_where_a_file_was_pushed_is_named_and_stays(documents, cache, tmp_path, kind, replace):
-    push(documents, "mine", cache, COMPONENTS)
-    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    (tmp_path / "elsewhere" / "graph.py").unlink()
-    (tmp_path / "elsewhere" / "graph.py").mkdir()
-    if kind == "directory":
-        (tmp_path / "elsewhere" / "graph.py" / "own").write_bytes(b"own")
-    with pytest.raises(
-        Conflict, match=r"expected graph\.py to be a file, or absent, found a directory.*remove"
-    ):
-        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=replace)
 
 
 def test_damaged_blob_is_corrupt_nothing_is_laid_out_and_a_push_repairs_it(documents, cache, root, tmp_path):
@@ -269,14 +237,6 @@ def test_copies_are_not_signed_anew_with_a_directory_above_or_below(
         admit(tmp_path / "par" / pushed, "require", set(revoked))
 
 
-def test_user_s_own_file_of_a_name_that_is_ours_is_left_out_with_a_word(documents, cache):
-    (cache / ".signers").write_text("mine")
-    (cache / "ab" / ".signers").write_text("mine")
-    (cache / ".unverified").mkdir()
-    left_out = push(documents, "mine", cache, COMPONENTS).left_out
-    assert [line.partition(":")[0] for line in left_out] == [".signers", ".unverified", "ab/.signers"]
-
-
 def test_pull_takes_the_last_push_also_of_a_node_whose_clock_is_slow(documents, cache, tmp_path, monkeypatch):
     push(documents, "mine", cache, COMPONENTS)
     (cache / "graph.py").write_bytes(b"newer")
@@ -348,22 +308,6 @@ def small_cache(tmp_path: Path) -> Path:
     directory.mkdir(mode=0o700)
     (directory / "graph.py").write_bytes(b"def call(): ...\n")
     return directory
-
-
-def test_names_that_are_one_where_case_is_ignored_are_left_out_with_a_word(documents, small_cache):
-    (small_cache / "GRAPH.py").write_bytes(b"other")
-    (small_cache / "ab").mkdir()
-    (small_cache / "ab" / "x").write_bytes(b"x")
-    (small_cache / "AB").mkdir()
-    (small_cache / "AB" / "y").write_bytes(b"y")
-    report = push(documents, "mine", small_cache, {})
-    assert report.num_files == 2
-    assert report.left_out == (
-        "ab/x: 'AB' and 'ab' are one name where case is ignored",
-        "graph.py: 'GRAPH.py' and 'graph.py' are one name where case is ignored",
-    )
-    listing = newest_listing(documents, report.key, []).listing
-    assert [file.path for file in listing.files] == ["AB/y", "GRAPH.py"]
 
 
 @pytest.mark.parametrize(

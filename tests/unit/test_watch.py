@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import ray
 
-from tests.support.processes import await_true, marked, still_there
+from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
@@ -164,28 +163,6 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return Time(monkeypatch)
 
 
-DEATH = ray.exceptions.ActorDiedError()
-
-
-def test_watch_that_ended_while_its_driver_stood_still_is_the_driver_s_silence(time: Time) -> None:
-    time.passes(5)
-    time.stands_still(45)
-    time.answer = DEATH
-    time.look()
-    failure = time.failure()
-    assert failure.kind == DIED
-    assert "because this driver had not looked for 4" in failure.message
-    assert "watch.lease_s" in failure.remedy
-
-
-def test_watch_that_ends_while_its_driver_looks_is_a_lost_node(time: Time) -> None:
-    time.passes(5)
-    time.answer = DEATH
-    time.passes(1)
-    assert time.failure().kind == NODE_LOST
-
-
-QUICK = WatchConfig(every_s=0.05, node_silent_s=0.5)
 PATIENT = WatchConfig(every_s=300, node_silent_s=600, lease_s=600)
 
 
@@ -198,37 +175,6 @@ def head() -> Iterator[socket.socket]:
 
 def watch_of(head: socket.socket, settings: WatchConfig, *, connect_s: float = 0.3) -> HeadWatch:
     return HeadWatch(f"127.0.0.1:{head.getsockname()[1]}", settings, connect_s=connect_s)
-
-
-class Greeting:
-    """Greets whoever connects, as gRPC does, until it is stopped; connections are taken even then."""
-
-    def __init__(self, head: socket.socket) -> None:
-        self._head = head
-        self._is_stopped = threading.Event()
-        self.num_greeted = 0
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def stop(self) -> None:
-        self._is_stopped.set()
-
-    def _run(self) -> None:
-        while not self._is_stopped.is_set():
-            connection, _ = self._head.accept()
-            with connection:
-                connection.sendall(b"\0")
-            self.num_greeted += 1
-
-
-def test_head_that_is_stopped_takes_connections_and_is_lost_all_the_same(head: socket.socket) -> None:
-    # What greets late at first counts as one that never does, and a busy machine greets late.
-    greeting, watch = Greeting(head), watch_of(head, QUICK, connect_s=60.0)
-    assert await_true(lambda: greeting.num_greeted >= 2, timeout_s=60)
-    assert watch.loss == ""
-    watch._connect_s = 0.3
-    greeting.stop()
-    assert await_true(lambda: watch.loss, timeout_s=30)
-    watch.stop()
 
 
 def test_time_in_which_the_driver_stood_still_is_no_silence_of_the_head(
