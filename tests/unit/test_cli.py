@@ -359,3 +359,10 @@ def test_commands_name_known_codes_only():
     for command, text in rows(BY_COMMAND):
         codes = {int(code) for code in re.findall(r"(?:^|[;,(] ?)(\d+)\b", text)}
         assert codes <= known, command
+
+
+def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, make_report())
+    result = run("launch", write_config(tmp_path), "--json", "-")
+    assert replace(from_json(result.stdout), config=()) == make_report()
+    assert "Llama.prefill" in result.stderr

@@ -14,8 +14,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.stored import (
+    FUNCTIONS,
+    blob_path,
     open_store,
+    overwrite,
     publish_launch,
+    save_key_pair,
+    stored,
 )
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import mark_signers
@@ -24,7 +29,15 @@ from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.signing.keyring import Revocation, generate, private_path, revoke
+from warmrank.cache_store.signing.keyring import (
+    Revocation,
+    generate,
+    private_path,
+    public_path,
+    read_keyring,
+    revoke,
+)
+from warmrank.cache_store.signing.signing_keys import generate_key_pair, key_id, load_public_key
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.sync.pull import plan_pull, pull
@@ -241,3 +254,45 @@ def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
         open_tiers([spec], trust=Trust(policy="off"))
     assert caught.value.required
     assert not (tmp_path / "mnt").exists()
+
+
+def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
+    keys_done("generate", "ci")
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    keys_done("trust", file)
+    keys_done("revoke", "1" * 32, "--reason", "stolen")
+    keys = {line["name"]: line for line in json.loads(keys_done("list", "--json"))["keys"]}
+    states = {
+        name: (line["own"], line["trusted"], line["revoked"] is not None) for name, line in keys.items()
+    }
+    assert states == {"ci": (True, True, False), "theirs": (False, True, False), "": (False, False, True)}
+    assert "stolen" in keys_done("list")
+
+
+def test_revoke_takes_name_id_and_files(tmp_path, keys_keyring):
+    keys_done("generate", "ci")
+    theirs, other = generate_key_pair("theirs"), generate_key_pair("other")
+    private, _ = save_key_pair(theirs, tmp_path)
+    for text in ("ci", private, key_id(other.public_key)):
+        assert "is revoked now" in keys_done("revoke", text)
+    own = load_public_key(public_path(keys_keyring, "ci"))
+    assert {item.name for item in read_keyring(keys_keyring).revoked.values()} == {"ci", "theirs", ""}
+    assert set(read_keyring(keys_keyring).revoked) == {
+        key_id(key) for key in (own, theirs.public_key, other.public_key)
+    }
+
+
+def test_init_makes_a_required_store_once(tmp_path):
+    assert init(tmp_path, "required") == (0, f"made: {tmp_path / 'store'}\n")
+    assert init(tmp_path, "required") == (0, f"there already: {tmp_path / 'store'}\n")
+
+
+def test_verify_repair_moves_damage_away_and_says_so(store, root):
+    path = blob_path(root, FUNCTIONS["Llama.decode"])
+    overwrite(path, b"damaged")
+    plain = run_on_store("store", "verify", "--store", root)
+    assert (plain.exit_code, path.exists(), "repair:" in plain.stdout) == (4, True, False)
+    repaired = run_on_store("store", "verify", "--store", root, "--repair")
+    assert (repaired.exit_code, path.exists()) == (4, False)
+    assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
+    assert path.name in stored(root, "quarantine")[0].name

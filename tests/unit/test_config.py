@@ -333,3 +333,18 @@ def test_pods_mount_volumes_that_they_have_at_paths_that_the_launch_names(path: 
         assert {mount["name"] for mount in mounts} == volumes
         for wanted in paths:
             assert any(f"{wanted}/".startswith(f"{mount['mountPath']}/") for mount in mounts), wanted
+
+
+def test_warnings_end_with_two_only_if_strict(file: Path):
+    arguments = ("config", "check", file, "--set", "no_compile=true")
+    assert run(*arguments).exit_code == 0
+    assert "warning: no_compile, store" in run(*arguments).stdout
+    assert run(*arguments, "--strict").exit_code == 2
+
+
+def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
+    result = run("config", "show", file, "--set", "ranks=4", "--set", "parallel.dp=4")
+    assert result.exit_code == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(result.stdout)
+    assert load(shown) == load(file, ("ranks=4", "parallel.dp=4"))

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support import ascend_machine as ascend
+from tests.support.launching import loaded_config, store_launch
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
@@ -263,3 +264,12 @@ def test_visible_npus_that_cann_would_cut_short_are_refused(text: str, why: str)
         visible_devices({"ASCEND_RT_VISIBLE_DEVICES": text}, 4)
     assert raised.value.actual == text
     assert "unset it to use every NPU" in str(raised.value)
+
+
+def test_config_brings_its_store_and_its_disk(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    (tmp_path / "cache").mkdir(mode=0o700)
+    result = run(tmp_path / "tiny.yaml", "--json")
+    assert result.exit_code == 0, result.stdout
+    names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
+    assert {levels(result)[name] for name in names} == {"ok"}

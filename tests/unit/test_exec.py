@@ -21,6 +21,7 @@ from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 from warmrank.cache_store.cache_dir.marks import mark_signers
+from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
@@ -263,3 +264,10 @@ def test_signals_go_to_the_command_and_nothing_is_left(
 
 def ended(status: int) -> State:
     return State(output=[("out", b"bye\n")], status=status)
+
+
+def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: Path, run: Runs) -> None:
+    store = {"path": str(tmp_path / "store"), "mode": "required", "trust": {"policy": "off"}}
+    with pytest.raises(StoreUnavailable):
+        run(loaded_config(tmp_path, store=store), shell(f"touch {tmp_path}/ran"))
+    assert not (tmp_path / "ran").exists()

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from warmrank.orchestrator.config.doubts import Machine, doubts
-from warmrank.orchestrator.config.reading import Config, load, parse
+from warmrank.orchestrator.config.reading import Config, groups, load, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.launch.identity import launch_key
 
@@ -277,3 +279,36 @@ def test_key_does_not_depend_on_what_changes_no_artifact(changes: dict[str, Any]
 )
 def test_key_depends_on_what_is_launched(changes: dict[str, Any]) -> None:
     assert key(**changes) != key()
+
+
+def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
+    config = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
+    assert config.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
+    assert config.timeouts.compile_s == 1.5
+
+
+def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
+    file.write_text(MINIMAL + "timeouts: {compile: 3}\n")
+    text = refusal(file)
+    assert str(file) in text
+    assert "timeouts.compile: found an unknown key with value 3 (int)" in text
+    assert "did you mean timeouts.compile_s?" in text
+
+
+axis = st.integers(min_value=1, max_value=4)
+
+
+@given(tp=axis, pp=axis, dp=axis)
+def test_groups_of_each_role_divide_the_ranks(tp: int, pp: int, dp: int) -> None:
+    found = groups(config_of(tp=tp, pp=pp, dp=dp))
+    for role, size in (("world", tp * pp * dp), ("tp", tp), ("pp", pp), ("dp", dp)):
+        assert sorted(rank for group in found[role] for rank in group) == list(range(tp * pp * dp))
+        assert {len(group) for group in found[role]} == {size}
+
+
+def config_of(**parallel: int) -> Config:
+    ranks = 1
+    for size in parallel.values():
+        ranks *= size
+    data: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel}
+    return parse(data)

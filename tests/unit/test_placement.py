@@ -9,8 +9,9 @@ import pytest
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.exec.placement import When, choose_nodes, num_fitting, parse_when
+from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, num_fitting, parse_when
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.reservation import bundle_sizes
 from warmrank.orchestrator.nodes import Node
 
@@ -134,3 +135,39 @@ def test_node_holds_as_many_ranks_as_its_scarcest_resource(
 )
 def test_condition_is_read(text: str, expected: When) -> None:
     assert parse_when(text) == expected
+
+
+PLACEMENT = Placement(
+    node_rank=1, nnodes=2, nproc=4, ranks=8, master_addr="10.0.0.1", master_port=29500, cache_dir="/cache"
+)
+
+
+def test_variables_say_the_same_as_placeholders() -> None:
+    assert PLACEMENT.variables() == {
+        "WARMRANK_NODE_RANK": "1",
+        "WARMRANK_NNODES": "2",
+        "WARMRANK_NPROC": "4",
+        "WARMRANK_RANKS": "8",
+        "WARMRANK_MASTER_ADDR": "10.0.0.1",
+        "WARMRANK_MASTER_PORT": "29500",
+        "WARMRANK_CACHE_DIR": "/cache",
+        "TORCHAIR_CACHE_HOME": "/cache",
+    }
+
+
+def processes(nodes: list[str]) -> list[Process]:
+    return [
+        Process(node_id=node, host=f"host-{node}", address="10.0.0.1", pid=100 + index)
+        for index, node in enumerate(nodes)
+    ]
+
+
+def test_ranks_of_one_node_follow_each_other() -> None:
+    order, seats = seat_ranks(processes(["a", "b", "a", "b"]))
+    assert order == (0, 2, 1, 3)
+    assert [(seat.rank, seat.node_rank, seat.local_rank, seat.host) for seat in seats] == [
+        (0, 0, 0, "host-a"),
+        (1, 0, 1, "host-a"),
+        (2, 1, 0, "host-b"),
+        (3, 1, 1, "host-b"),
+    ]

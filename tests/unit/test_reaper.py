@@ -369,3 +369,10 @@ def test_signal_that_is_held_back_waits_for_the_end_and_is_not_lost(
     with pytest.raises(raised):
         go_on_after(number, done)
     assert done == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", KILLED), ("kill -15 $$", 143)]
+)
+def test_status_is_as_a_shell_has_it(start: Start, code: str, status: int) -> None:
+    assert ended(start("sh", "-c", code))[0] == status

@@ -14,9 +14,10 @@ import pytest
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
 from typer.testing import CliRunner, Result
 
+from tests.support.launching import loaded_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
-from warmrank.orchestrator.gang.upload import runtime_env, upload_notes
+from warmrank.orchestrator.gang.upload import private_keys, runtime_env, upload_notes
 from warmrank.orchestrator.signals import Terminated
 
 
@@ -206,3 +207,20 @@ def test_private_key_is_not_uploaded(tmp_path: Path, name: str):
     assert uploaded(runtime_env(tmp_path)) == {"a"}
     (note,) = upload_notes(tmp_path)
     assert f"not uploaded: {name}" in note
+
+
+def test_private_key_behind_a_linked_directory_is_found(tmp_path: Path):
+    project, keys = tmp_path / "project", tmp_path / "keys"
+    fill(project, a=3)
+    fill(keys, b=3)
+    (keys / "k.key").write_text(PEM)
+    (project / "linked").symlink_to(keys)
+    (project / "loop").symlink_to(project)
+    assert private_keys(project) == ("linked/k.key",)
+
+
+def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Path):
+    fill(tmp_path, a=3, cache__x=4, store__FORMAT=5, signer=6)
+    trust = {"signing_key": str(tmp_path / "signer")}
+    config = loaded_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
+    assert uploaded(runtime_env(tmp_path, config)) == {"a", "tiny.yaml"}
