@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from tests.support.launching import loaded_config, rank_spec, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher, small
 from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import built_ranks, target_here
+from warmrank.orchestrator.build.plan import built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.build.report import BuildReport
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.errors import BuildFailed
+from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
 from warmrank.worker.errors import NeedsValues
@@ -235,3 +236,26 @@ def test_tensor_whose_values_a_graph_would_hold_is_refused(tmp_path):
         with pytest.raises(NeedsValues, match="a decomposition of its configuration holds"):
             rank.probe()
     assert not list(tmp_path.rglob("compiled_module"))
+
+
+def written(path: Path, **changed: str) -> Path:
+    path.write_text(json.dumps({**environment(), **changed}))
+    return path
+
+
+def check(config: Config, path: Path, *, real_tensors: bool = False) -> None:
+    check_target(config, read_target(path), real_tensors=real_tensors)
+
+
+@pytest.mark.parametrize("name", ["python", "torch", "cuda"])
+def test_what_takes_part_in_a_trace_must_be_the_same(name, config, tmp_path):
+    with pytest.raises(BadArgument, match=f"{name} here .*, there another 1.0"):
+        check(config, written(tmp_path / "there.json", **{name: "another 1.0"}))
+
+
+def test_other_torch_npu_than_the_installed_one_is_refused(config, tmp_path, monkeypatch):
+    here = {**environment(), "torch_npu": "2.13.0"}
+    monkeypatch.setattr("warmrank.orchestrator.build.plan.environment", lambda: here)
+    path = written(tmp_path / "there.json", torch_npu="2.12.0")
+    with pytest.raises(BadArgument, match=r"torch_npu here 2\.13\.0, there 2\.12\.0"):
+        check(config, path)

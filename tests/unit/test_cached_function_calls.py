@@ -391,3 +391,10 @@ def test_call_equals_eagers_or_is_refused(asked: CachedFunction, given_: Given) 
 def test_tensor_of_the_users_own_kind_is_refused_by_name(cache: Path) -> None:
     with pytest.raises(NotPortable, match="Marked"):
         cached(Asking().forward, cache)(torch.ones(2, 3).as_subclass(Marked))
+
+
+def test_one_class_at_two_places_with_other_attributes_shares_nothing(cache: Path) -> None:
+    stack = Stack(Block(cache), Block(cache, factor=3))
+    check(stack)
+    assert [outcome(function) for function in functions(stack)] == ["compiled", "compiled"]
+    assert reason(functions(stack)[1]) == "self.factor: 2 -> 3"

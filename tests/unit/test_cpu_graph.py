@@ -387,3 +387,12 @@ def test_parameter_that_is_gone_is_looked_up_anew(tmp_path: Path) -> None:
         assert isinstance(error, StateChanged)  # noqa: PT017 - one of two right ends
     else:
         assert torch.equal(found, model(x))
+
+
+def test_replay_refuses_a_result_of_another_shape(library: torch.library.Library) -> None:
+    shapes = iter([(2,), (1,)])
+    library.define("unsteady(Tensor x) -> Tensor")
+    library.impl("unsteady", lambda x: x.new_ones(next(shapes)), "CPU")
+    captured = capture(lambda x: (torch.ops.warmrank_test.unsteady(x),), X)
+    with pytest.raises(StateChanged, match=r"of torch.float32 \(2,\), .* it is torch.float32 \(1,\) now"):
+        captured.replay()

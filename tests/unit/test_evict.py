@@ -424,3 +424,19 @@ def test_duration(text, seconds):
 )
 def test_size(text, size):
     assert parse_size_bytes(text) == size
+
+
+def test_nothing_younger_than_the_grace_goes(memory):
+    memory.launch(), memory.launch()
+    memory.publish({"Llama.own": b"no launch"}, 50)
+    memory.pass_time(GRACE_S)
+    assert memory.evict(older_than_s=0.0, max_bytes=0, keep=0).taken == ()
+
+
+def test_document_of_a_newer_format_is_refused(memory):
+    memory.launch()
+    name = min(memory.names("ac/"))
+    memory.backend.move(name, None)
+    put(memory, name, b'{"format":99}\n')
+    with pytest.raises(EvictRefused, match="upgrade warmrank"):
+        memory.evict()

@@ -283,3 +283,10 @@ def test_link_on_a_network_file_system_asks_for_signatures(on_local_disk, tmp_pa
     with (on_local_disk / "mounts").open("a") as mounts:
         mounts.write(f"server:/x {on_local_disk}/shared nfs4 rw 0 0\n")
     assert "nfs4" in choose_policy(str(on_local_disk / "first")).reason
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.sshfs", "cifs", "9p", ""])
+def test_file_system_that_may_be_shared_asks_for_signatures(kind):
+    choice = resolve_policy(place(OWN, ROOT, file_system=kind), uid=7)
+    assert choice.policy == "require"
+    assert (kind or "not known") in choice.reason

@@ -9,6 +9,7 @@ import pytest
 from tests.support.backends import MemoryBackend
 from tests.support.sealed_launches import Evicting
 from tests.support.stored import (
+    ENVIRONMENT,
     LAUNCH_KEY,
     OFF,
     make_partition,
@@ -193,3 +194,37 @@ def test_record_with_a_pin_that_the_listing_leaves_out_is_refused(memory, monkey
     )
     with pytest.raises(EvictRefused, match="not in its listing"):
         inventory(memory)
+
+
+def test_launches_come_newest_first_by_the_store_s_clock(store, ref):
+    for created in (LATE, LATEST, EARLY):  # whatever the clocks of their nodes say
+        environment = {**ENVIRONMENT, "made": created}
+        store.commit_launch(make_record((ref,), created=created, environment=environment))
+    for found in (store.launches(LAUNCH_KEY), store.launch_summaries(LAUNCH_KEY)):
+        assert [record.created for record in found] == [EARLY, LATEST, LATE]
+    assert store.problems == []
+
+
+def opened(memory: Evicting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that are read from now on."""
+    names: list[str] = []
+    real = memory.backend.open
+
+    def note(name: str) -> object:
+        names.append(name)
+        return real(name)
+
+    monkeypatch.setattr(memory.backend, "open", note)
+    return names
+
+
+def test_document_that_was_replaced_is_read_again(memory, monkeypatch):
+    record = memory.launch()
+    first = inventory(memory)
+    sealed = read_stored_form(memory.backend, record)
+    memory.backend.move(record, None)
+    memory.pass_time(1.0)
+    put(memory, record, sealed)
+    names = opened(memory, monkeypatch)
+    inventory(memory, earlier=first)
+    assert names == [record]

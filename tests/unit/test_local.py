@@ -21,6 +21,8 @@ from tests.support.store_processes import race
 from warmrank.cache_store.cache_dir import digest_index
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.local import (
+    FRESH_S,
+    MAX_VARIANTS,
     add_variant,
     add_variant_from,
     add_variant_stream,
@@ -415,3 +417,43 @@ def test_damaged_blob_leaves_nothing_and_goes_into_quarantine(backend, tmp_path,
     assert not (tmp_path / "copy").exists()
     assert sum(counted) == 0
     assert len(list(backend.list("quarantine/"))) == 2
+
+
+def make_stale(path: Path) -> None:
+    moment = time.time() - 2 * FRESH_S
+    os.utime(path, (moment, moment))
+
+
+def test_oldest_variant_goes_beyond_the_limit(function_dir):
+    # Of different sizes, because a comparison of bytes would read the others.
+    for number in range(MAX_VARIANTS + 2):
+        make_stale(add_variant(function_dir, bytes(number)))
+    kept = [path.stat().st_size for path in variants(function_dir)]
+    assert kept == list(range(2, MAX_VARIANTS + 2))
+
+
+@pytest.mark.parametrize(("fraction_ns", "reads"), [(1, 1), (0, 2)])
+def test_times_without_a_fraction_must_be_older(cache, hashed_file, hashed, monkeypatch, fraction_ns, reads):
+    status = hashed_file.stat()
+    whole_s = status.st_ctime_ns // 10**9
+    read_ns = (whole_s + 1) * 10**9
+    fields = (*digest_index._identity(status)[:3], whole_s * 10**9, whole_s * 10**9 + fraction_ns)
+    monkeypatch.setattr(digest_index, "_identity", lambda status: (*fields, status.st_mode, status.st_uid))
+    monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: read_ns)
+    saved(cache, hashed_file)
+    DigestIndex.open(cache, "one").digest(hashed_file)
+    assert len(hashed) == reads
+
+
+@pytest.mark.usefixtures("settled")
+def test_index_that_others_could_have_written_is_empty(cache, hashed_file, hashed):
+    saved(cache, hashed_file)
+    (cache / ".index" / "one.json").chmod(0o666)
+    DigestIndex.open(cache, "one").digest(hashed_file)
+    assert len(hashed) == 2
+
+
+@pytest.mark.parametrize("name", ["../one", "a/b", ""])
+def test_name_that_leaves_the_directory_is_refused(cache, name):
+    with pytest.raises(ValueError, match="name of an index"):
+        DigestIndex.open(cache, name)

@@ -15,7 +15,7 @@ from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, 
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS, blob_name
+from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS, blob_name, pin_name
 from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.publish.local_blobs import absent_blobs
 from warmrank.cache_store.records.manifest import LaunchRecord
@@ -299,3 +299,11 @@ def test_blob_of_another_size_is_absent_and_in_quarantine():
     backend = holding(b"short")
     assert absent_blobs(backend, WANTED) == {NAME}
     assert [info.name.partition("/")[0] for info in backend.list("")] == ["quarantine"] * 2
+
+
+def test_pin_and_unpin_act_on_every_place(both):
+    store, name = both.store(), pin_name(both.record)
+    store.pin(both.record.rpartition("/")[2])
+    assert [len(place.stat([name])) for place in (both.near, both.far)] == [1, 1]
+    assert store.unpin(both.record.rpartition("/")[2]) == (both.record,)
+    assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]

@@ -199,3 +199,11 @@ def test_any_other_bytes_are_corrupt(data):
         parse_document(
             WaitingPartition, data, supported_format=publish_queue.FORMAT, what="partition", where="here"
         )
+
+
+def test_partition_with_a_path_out_of_the_cache_is_a_problem(cache, manifest):
+    add_partition(cache, LAUNCH_KEY, manifest)
+    (path,) = files(cache)
+    path.write_bytes(path.read_bytes().replace(b'"Llama_dynamic', b'"../escaped'))
+    found = pending(cache)
+    assert (found.partitions, ["'..'" in line for line in found.problems]) == ({}, [True])
