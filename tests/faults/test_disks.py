@@ -1,7 +1,4 @@
-"""Power cuts: nothing that a publisher acknowledged is lost or torn, and the harness can tell.
-
-Every cut happens to a real ext4 or xfs with two publishers at room (`tests.support.power_cut`).
-"""
+"""Real disks: full, hung, and without power in the middle of a publish."""
 
 from __future__ import annotations
 
@@ -19,19 +16,53 @@ from tests.support.stored import REPOSITORY
 pytestmark = pytest.mark.faults
 
 FILE_SYSTEMS: tuple[FileSystem, ...] = ("ext4", "xfs")
+FILLS_A_ROUND = 0.1
 IN_A_SHORT_RUN = 2
 SHORT_RUN_ROUNDS = 10
 CUTS_A_ROUND = 5  # for each of two ways to flush, so 2,000 a file system in 200 rounds
 
 
-def cut(work: Path, file_system: FileSystem, **options: Any) -> dict[str, Any]:
-    if reason := why_not(file_system):
+def found_by(module: str, *arguments: str, on: FileSystem = "ext4") -> dict[str, Any]:
+    """What a module of `tests.support` says that mounts file systems where nobody else sees them."""
+    if reason := why_not(on):
         pytest.skip(reason)
-    argument = json.dumps({"work": str(work), "file_system": file_system, **options})
-    command = [*NAMESPACE, sys.executable, "-m", "tests.support.power_cut", argument]
+    command = [*NAMESPACE, sys.executable, "-m", f"tests.support.{module}", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
-    toll = json.loads(done.stdout)
-    assert isinstance(toll, dict)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+def test_full_disk_refuses_and_harms_nothing(rooms, fault_rounds):
+    """What was committed stays whole; once there is room again publish and fetch go through."""
+    for turn in range(max(1, int(fault_rounds * FILLS_A_ROUND))):
+        found = found_by("full_disk", str(rooms.fresh()), str(turn * 1_000))
+        assert found["committed"] > 0
+        assert "No space left on device" in found["refusal"]
+        assert "No space left on device" in "".join(found["fetch on the full disk"])
+        assert (found["faults"], found["afterwards"]) == ([], [])
+
+
+def test_publish_to_a_hung_store_ends_without_it(tmp_path):
+    found = found_by("hung_store", str(tmp_path), "far")
+    assert "no answer within 1 s" in found["outcome"]
+    assert (found["was_frozen"], found["states"]) == (True, ["away"])
+    # The verb that was left behind woke up by now, and did no harm.
+    assert (found["faults_after"], found["manifests_after"]) == ([], 0)
+
+
+@pytest.mark.slow
+def test_publish_goes_on_in_the_near_place_while_the_far_one_hangs(tmp_path):
+    found = found_by("hung_store", str(tmp_path), "near,far")
+    assert found["outcome"] == "created: True"
+    assert (found["was_frozen"], found["states"]) == (True, ["used", "away"])
+    assert ["no answer within 1 s" in line for line in found["problems"]] == [True]
+    assert (found["faults_after"], found["manifests_after"]) == ([], 0)
+
+
+def cut(work: Path, file_system: FileSystem, **options: Any) -> dict[str, Any]:
+    argument = json.dumps({"work": str(work), "file_system": file_system, **options})
+    toll = found_by("power_cut", argument, on=file_system)
     print(f"{file_system}, {options}: {toll}")  # noqa: T201 - figures for docs/architecture.md
     return toll
 
