@@ -7,9 +7,6 @@ process runs the modules that the session asks for.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import PYTHONPATH
+from tests.support.processes import printed_by
 from tests.support.selected import selected
 from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED
@@ -34,22 +31,8 @@ class Ran:
 
 
 def run(cache: Path, *arguments: str, hash_seed: int) -> Ran:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.zoo_child", str(cache), *arguments],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": PYTHONPATH,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONHASHSEED": str(hash_seed),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert result.returncode == 0, result.stderr
-    return Ran(**json.loads(result.stdout))
+    printed = printed_by("tests.support.zoo_child", str(cache), *arguments, PYTHONHASHSEED=str(hash_seed))
+    return Ran(**json.loads(printed))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import yaml
 
 from tests.support.devices import fake_world
 from tests.support.offline_ranks import small
-from tests.support.processes import marked, still_there
+from tests.support.processes import marked, python, still_there
 from tests.support.stored import REPOSITORY, open_store, store_config
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.build import ranks as build_launcher
@@ -128,37 +128,17 @@ def test_process_that_does_not_come_up_is_an_error(monkeypatch, capfd):
 
 def test_command_prints_the_environment_that_a_build_elsewhere_takes():
     code = "import sys; from warmrank.orchestrator.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "doctor", "--environment"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=REPOSITORY,
-    )
-    assert json.loads(done.stdout) == environment()
+    assert json.loads(python("-c", code, "doctor", "--environment")) == environment()
 
 
 @pytest.mark.slow
 def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     config = write_config(tmp_path)
-    command = [
-        sys.executable,
-        "-c",
-        "from warmrank.orchestrator.cli.main import main; main()",
-        "build",
-        str(config),
-    ]
+    command = ("-m", "warmrank", "build", str(config))
     reports = []
     for _ in range(2):
-        done = subprocess.run(
-            [*command, "--world-size", "16", "--device", "cpu", "--json", "-"],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=REPOSITORY,
-        )
-        assert done.returncode == 0, done.stderr
-        reports.append(from_json(done.stdout))
+        printed = python(*command, "--world-size", "16", "--device", "cpu", "--json", "-")
+        reports.append(from_json(printed))
     assert [item.totals.num_compiled for item in reports] == [1, 0]
     assert reports[0].record == reports[1].record
 
@@ -209,15 +189,7 @@ print("'npu'" in path.read_bytes().decode("latin-1"))
 
 @pytest.mark.slow
 def test_device_npu_is_built_for_without_its_package(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FAKE_NPU, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second, _ = done.stdout.splitlines()
+    first, second, _ = python("-c", FAKE_NPU, str(tmp_path)).splitlines()
     assert "outcome='compiled'" in first
     assert "state='adoptable'" in second
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.processes import PYTHONPATH
+from tests.support.processes import python
 from tests.support.ray_cluster import free_ports
 from tests.support.script_child import ScriptJob
 from tests.support.selected import selected
@@ -58,18 +55,9 @@ CacheEvent = tuple[str, str, str, str]
 
 def ran(groups: list[list[ScriptJob]], *options: str) -> list[tuple[int, str]]:
     """Exit status and output of each job; those of a group run at the same time."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.script_child", *options],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-        input=json.dumps([[asdict(job) for job in group] for group in groups]),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return [(status, output) for status, output in json.loads(result.stdout)]
+    jobs = json.dumps([[asdict(job) for job in group] for group in groups])
+    printed = python("-m", "tests.support.script_child", *options, given=jobs)
+    return [(status, output) for status, output in json.loads(printed)]
 
 
 def events(output: str) -> list[CacheEvent]:

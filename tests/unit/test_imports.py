@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[2]
 TRACERS = {"torch._dynamo", "torch._inductor", "sympy", "ray"}
@@ -18,8 +18,7 @@ TRACERS = {"torch._dynamo", "torch._inductor", "sympy", "ray"}
 def imported_by(code: str) -> set[str]:
     """Modules in a fresh process after it ran some code."""
     code += "\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    return set(json.loads(python("-c", code).splitlines()[-1]))
 
 
 FOR_DRIVERS = (

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.processes import python
 from warmrank.orchestrator.config.doubts import Machine, doubts
 from warmrank.orchestrator.config.reading import Config, groups, load, parse
 from warmrank.orchestrator.errors import ConfigError
@@ -74,11 +72,7 @@ def test_config_imports_neither_torch_nor_ray() -> None:
         "from warmrank.orchestrator.launch import driver, identity;"
         "sys.exit(' '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
     )
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-c", program) == ""
 
 
 MACHINE = Machine(num_cpus=8, usable_cpus=8)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.launching import loaded_config, store_launch
+from tests.support.processes import python
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.keys import nearest
 from warmrank.orchestrator.config.reading import Config
@@ -77,7 +76,7 @@ def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_pat
         f"app(['explain', {str(tmp_path / 'tiny.yaml')!r}], standalone_mode=False)\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    python("-c", code)
 
 
 ASKED = {"torch": "2.13.1", "cann": "9.0", "soc": "910B"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch
+from tests.support.processes import python
 from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node
 from tests.support.stored import blob_path, overwrite, tree
 from warmrank.cache_store.backends.backend import NewFile
@@ -115,9 +114,7 @@ def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):
         f"app(['preseed', {str(tmp_path / 'tiny.yaml')!r}, '--here'], standalone_mode=False)\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "seeded" in done.stdout
+    assert "seeded" in python("-c", code)
 
 
 NODE_ONE, NODE_TWO, THREE, FOUR = map(make_node, range(1, 5))

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import nn
 from tests.support import small_models
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
 from tests.support.made_guards import MadeModule, code_of
+from tests.support.processes import python
 from tests.support.small_models import Plain
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.configs.compiler_config import CompilerConfig
@@ -418,8 +418,7 @@ def test_environment_imports_neither_torch_nor_a_tracer() -> None:
         "found = environment()\n"
         "print(json.dumps([found['torch'], sorted(sys.modules)]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    torch_component, modules = json.loads(done.stdout)
+    torch_component, modules = json.loads(python("-c", code))
     assert torch_component.startswith(importlib.metadata.version("torch"))
     assert not {"torch", "sympy", "ray", "numpy", "torch_npu"} & set(modules)
 
