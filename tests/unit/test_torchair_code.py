@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.options import Flat, Held, Nested, declared, samples, with_value
+from tests.support.options import declared, samples
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import options
 from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in
-from warmrank.worker.engines.torchair_options import translated
-from warmrank.worker.errors import NoCounterpart, NotPortable
+from warmrank.worker.errors import NotPortable
 
 PRIVATE = "/private/warmrank-torchair-x"
 CODE = """
@@ -102,49 +101,6 @@ def test_device_is_that_of_the_rank_that_loads() -> None:
 def test_device_of_another_rank_is_refused() -> None:
     with pytest.raises(NotPortable, match="makes tensors on npu:3, and its module lies on npu:1"):
         portable(code(), own(device=("npu", 1)))
-
-
-def in_mode(mode: Any) -> CompilerConfig:
-    config = CompilerConfig()
-    config.mode = mode
-    return config
-
-
-def problems(config: CompilerConfig, theirs: Any, **more: Any) -> tuple[str, ...]:
-    with pytest.raises(NoCounterpart) as caught:
-        translated(config, theirs, **more)
-    found: tuple[str, ...] = caught.value.problems
-    assert all(problem in str(caught.value) for problem in found)
-    return found
-
-
-def test_both_names_must_not_contradict_each_other() -> None:
-    config = in_mode("npugraph_ex")
-    config.debug.aclgraph.static_capture_size_limit = 3
-    config.npugraphex_config.capture_limit = 4
-    (problem,) = problems(config, Flat())
-    assert problem == (
-        "config.debug.aclgraph.static_capture_size_limit = 3 and config.npugraphex_config.capture_limit = 4 "
-        "contradict each other, for both are TorchAir's capture_limit; set one of them"
-    )
-
-
-def test_a_value_that_the_installed_version_refuses_is_an_error() -> None:
-    theirs = Nested(clone_input=Held(True, (True,)))
-    (problem,) = problems(with_value("debug.aclgraph.clone_input", False, "reduce-overhead"), theirs)
-    assert problem == (
-        "config.debug.aclgraph.clone_input = False is refused by the installed TorchAir's "
-        "debug.aclgraph.clone_input (False is not among (True,))"
-    )
-
-
-def test_what_torchair_keeps_nothing_of_is_refused_only_where_it_is_to_be_kept() -> None:
-    config = with_value("debug.run_eagerly", True, "max-autotune")
-    (problem,) = problems(config, Nested())
-    assert 'engine="graph" does it' in problem
-    theirs = Nested()
-    translated(config, theirs, kept=False)
-    assert theirs.debug.run_eagerly.value == "1"
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in options(CompilerConfig()) if name != "mode"])
