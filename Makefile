@@ -91,7 +91,7 @@ FAULT_ROUNDS ?= 200
 faults: $(STAMP) ## every fault in full
 	$(BIN)/python -m pytest tests/faults --fault-rounds $(FAULT_ROUNDS) --timeout 0
 	$(BIN)/python -m pytest -p tests.support.no_flock tests/contract/test_backend.py tests/unit/test_fetch.py \
-		tests/unit/test_publish.py tests/unit/test_launches.py tests/unit/test_local.py tests/unit/test_store.py
+		tests/unit/test_publish.py tests/unit/test_local.py tests/unit/test_store.py
 
 CHAOS_LAUNCHES ?= 200
 CHAOS_SEED ?= 0

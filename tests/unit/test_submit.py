@@ -1,8 +1,11 @@
-"""Jobs on Ray: what is uploaded, how one is followed."""
+"""Jobs on Ray, and the tools of development."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from ray._private.thirdparty.pathspec.pathspec import PathSpec
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config
+from tests.support.stored import REPOSITORY
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
 from warmrank.orchestrator.gang.upload import private_keys, runtime_env, upload_notes
@@ -224,3 +228,57 @@ def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Pa
     trust = {"signing_key": str(tmp_path / "signer")}
     config = loaded_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
     assert uploaded(runtime_env(tmp_path, config)) == {"a", "tiny.yaml"}
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(60)
+def test_phase_of_an_install_is_shown_when_it_begins() -> None:
+    command = ["make", "-s", "--eval", "show: ; @$(PIP_PROGRESS)", "show"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as shown:
+        assert shown.stdin is not None
+        assert shown.stdout is not None
+        for said, expected in [
+            (
+                "  Downloading https://host/torch-2.13.0-cp311.whl (915.2 MB)",
+                "  torch-2.13.0-cp311.whl (915.2 MB)",
+            ),
+            ("Using cached ray.whl (72.1 MB)", "  ray.whl (72.1 MB)"),
+            ("Using cached a.whl (1.1 MB)\nInstalling collected packages: a", "  unpacking all packages"),
+            ("Successfully installed a b", "  installed"),
+        ]:
+            shown.stdin.write(f"{said}\n")  # it stays open: nothing more may come for minutes
+            assert shown.stdout.readline().startswith(expected)
+
+
+FOREIGN = {
+    "AWS_PROFILE": "nope",
+    "AWS_SKIP_SIGNATURE": "true",
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "HTTP_PROXY": "http://127.0.0.1:1",
+    "http_proxy": "http://127.0.0.1:1",
+    "ALL_PROXY": "http://127.0.0.1:1",
+    "XDG_CONFIG_HOME": "/nonexistent",
+}
+
+
+@pytest.mark.slow
+def test_tests_of_object_stores_ignore_the_environment_of_who_runs_them():
+    pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+    pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")
+    test = "tests/unit/test_object_store.py::test_new_store_has_a_format_and_a_probe"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
+        cwd=REPOSITORY,
+        env={
+            **{name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")},
+            **FOREIGN,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
