@@ -18,7 +18,6 @@ from ray import exceptions
 
 from tests.support.processes import marked
 from warmrank.orchestrator import leaving, reaper
-from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
@@ -154,10 +153,6 @@ def test_directory_of_an_own_ray_goes_even_when_its_reaper_was_killed(
     os.kill(pid, signal.SIGKILL)
     ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), reaper=own_reaper))
     assert not own.exists()
-
-
-def failure(kind: str, *, store_fault: bool = False) -> WorkerFailure:
-    return WorkerFailure(rank=0, stage="any", kind=kind, message="text", store_fault=store_fault)
 
 
 def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
