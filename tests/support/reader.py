@@ -301,7 +301,7 @@ READS: dict[str, tuple[Read, Change]] = {
         lambda m: with_keyword(),
         lambda _, patch: patch.setattr(with_keyword, "__kwdefaults__", {"k": 9}),
     ),
-    "closure": (lambda m: m.closure(3), lambda m, _: setattr(m.closure.__closure__[0], "cell_contents", 9)),
+    "closure": (lambda m: m.closure(3), lambda m, _: setattr(m.closure.__closure__[0], "cell_contents", 9)),  # type: ignore[index]
     "partial_argument": (
         lambda m: m.partial(1),
         lambda m, _: setattr(m, "partial", functools.partial(joined, 9)),
@@ -310,7 +310,7 @@ READS: dict[str, tuple[Read, Change]] = {
         lambda m: m.partial_keyword(1),
         lambda m, _: setattr(m, "partial_keyword", functools.partial(joined, b=9)),
     ),
-    "object_of_bound_method": (lambda m: m.bound(), lambda m, _: setattr(m.bound.__self__, "x", 9)),
+    "object_of_bound_method": (lambda m: m.bound(), lambda m, _: setattr(m.bound.__self__, "x", 9)),  # type: ignore[attr-defined]
     "enum_member": (
         lambda m: m.colour.value + len(m.colour.name) + (2 if m.colour is Colour.RED else 3),
         lambda m, _: setattr(m, "colour", Colour.ULTRAMARINE),
