@@ -42,7 +42,7 @@ test-torch: $(STAMP) $(NPU_STAMP) ## the worker's tests, the stale matrix and a 
 	$(BIN)/python -m tests.fuzz --jobs $$(nproc) --pairs 1000000 --seconds 60
 
 # What differs between releases of torch shows here first: traces, guards, gears, both modes, two processes.
-NEWEST_TESTS := $(addprefix tests/unit/test_,torch_facts.py tracing.py shape_lines.py graph_engine.py gears.py gears_cached.py \
+NEWEST_TESTS := $(addprefix tests/unit/test_,torch_facts.py tracing.py graph_engine.py gears.py \
 	aoti_engine.py ambient.py cpu_graph.py cached_function.py process_groups.py) \
 	$(addprefix tests/integration/test_,seed_scripts.py runtime_state.py)
 
@@ -95,7 +95,7 @@ FAULT_ROUNDS ?= 200
 faults: $(STAMP) ## every fault in full
 	$(BIN)/python -m pytest tests/faults --fault-rounds $(FAULT_ROUNDS) --timeout 0
 	$(BIN)/python -m pytest -p tests.support.no_flock tests/contract/test_backend.py tests/unit/test_fetch.py \
-		tests/unit/test_publish.py tests/unit/test_launches.py tests/unit/test_local.py tests/unit/test_store.py
+		tests/unit/test_publish.py tests/unit/test_local.py tests/unit/test_store.py
 
 CHAOS_LAUNCHES ?= 200
 CHAOS_SEED ?= 0

@@ -5,7 +5,7 @@ names the directory that it was read from.
 
 Facts relied on:
 
-* Inductor (torch 2.13, measured by ``tests/unit/test_cli_sync.py``): a copy of
+* Inductor (torch 2.13, measured by ``tests/unit/test_cli_store.py``): a copy of
   ``TORCHINDUCTOR_CACHE_DIR`` at another path hits; shared libraries name the old path as debug information.
 * Triton (``FileCacheManager.get_group`` in ``triton/runtime/cache.py``): ``__grp__*.json`` lists the files of
   a kernel by absolute path, and those that do not exist are passed over.

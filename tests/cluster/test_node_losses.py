@@ -167,9 +167,7 @@ def test_cut_link_is_a_lost_node_and_its_ranks_end_behind_it(whole: Cluster) -> 
     trial.check_nothing_left()
 
 
-def test_next_attempt_starts_no_rank_on_a_lost_node_that_ray_lists_as_alive(
-    whole: Cluster,
-) -> None:
+def test_next_attempt_starts_no_rank_on_a_lost_node_that_ray_lists_as_alive(whole: Cluster) -> None:
     # With Ray's own health checks, which take a minute.
     more = {"ranks": 4, "parallel": {"tp": 2, "dp": 2}, "retries": {**NO_RETRIES, "node": 1}}
     trial = Trial(whole, "stays", ("build",), **more)

@@ -30,7 +30,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Path, Request], BlobBackend]] = {
     "directory": lambda root, _: DirectoryBackend(root),
     "directory-fsync": lambda root, _: DirectoryBackend(root, flush="fsync"),
     "memory": lambda _root, _: MemoryBackend(),
-    # What is special about several writable places stands in tests/unit/test_tiers.py.
+    # What is special about several writable places stands in tests/unit/test_places.py.
     "tiers, near read-only": lambda root, _: tiers(root, near="ro"),
     "tiers, far read-only": lambda root, _: tiers(root, far="ro"),
     "s3": lambda _root, request: object_backend(request.getfixturevalue("s3_server")),
@@ -86,24 +86,10 @@ def private_file(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_put_new_stores_bytes(backend):
-    assert backend.put_new([new_file(NAME, b"data")]) == (NAME,)
-    assert read(backend, NAME) == b"data"
-
-
 def test_put_new_stores_a_file(backend, tmp_path):
     source = private_file(tmp_path / "source", b"data" * 1000)
     backend.put_new([NewFile(name=NAME, source=source, expected=digest_bytes(b"data" * 1000))])
     assert read(backend, NAME) == b"data" * 1000
-
-
-def test_put_new_stores_an_empty_file(backend):
-    backend.put_new([new_file(NAME, b"")])
-    assert (content_bytes(backend, NAME), read(backend, NAME)) == (0, b"")
-
-
-def test_put_new_of_nothing_creates_nothing(backend):
-    assert backend.put_new([]) == ()
 
 
 def test_put_new_does_not_replace(backend):
@@ -198,11 +184,6 @@ def test_stat_leaves_out_what_is_not_there(backend):
     assert list(backend.stat([NAME, "ac/ab/two"])) == [NAME]
 
 
-def test_stat_and_list_say_the_same(backend):
-    backend.put_new([new_file(NAME, b"data")])
-    assert list(backend.list("ac/")) == [backend.stat([NAME])[NAME]]
-
-
 def test_list_gives_names_by_prefix(backend):
     backend.put_new([new_file(name, b"x") for name in ("ac/ab/one", "ac/cd/two", "launch/ab/one")])
     assert names(backend, "ac/") == ["ac/ab/one", "ac/cd/two"]
@@ -223,16 +204,6 @@ def test_name_that_no_store_gives_is_refused(backend, name):
     ):
         with pytest.raises(StoreUnavailable, match="name"):
             call()
-
-
-def test_list_of_nothing_is_empty(backend):
-    assert names(backend, "launch/") == []
-
-
-def test_move_gives_another_name(backend):
-    backend.put_new([new_file(NAME, b"data")])
-    assert backend.move(NAME, "trash/one")
-    assert (names(backend, ""), read(backend, "trash/one")) == (["trash/one"], b"data")
 
 
 def test_moved_name_can_be_put_again(backend):

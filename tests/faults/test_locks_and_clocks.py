@@ -63,14 +63,6 @@ def test_lock_of_a_holder_that_was_killed_is_free_at_once(forker, root, room, fa
         check_fetched(fetch(forker, root, cache), cache)
 
 
-def test_lock_file_of_another_host_is_no_lock(forker, root, cache):
-    """A file that a holder on another host left, as soft locks do, with its process id and host inside."""
-    path = lock_path(cache)
-    path.write_text(f"{os.getpid()}\nanother-host\n")
-    path.chmod(0o600)
-    check_fetched(fetch(forker, root, cache), cache)
-
-
 def test_lock_that_is_never_released_delays_a_fetch_for_a_bounded_time(root, cache):
     """Its holder lives and does nothing: after the time-out the fetch goes on beside it."""
     with FileLock(lock_path(cache)):

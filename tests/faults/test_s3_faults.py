@@ -2,7 +2,7 @@
 
 Each fault is tried `--fault-rounds` times through a proxy before a real server. Whatever happens, no wrong
 bytes are accepted, nothing is replaced, and the caller gets an answer after few requests; how long each may
-take is what ``test_object_connection.py`` is about.
+take is what ``test_object_store.py`` is about.
 """
 
 from __future__ import annotations
@@ -108,10 +108,7 @@ def test_put_that_fails_for_ever_is_unavailable_soon(backend, impatient, proxy, 
     method = "HEAD" if make is NEW_FILES["large blob"] else "PUT"
     for _ in range(fault_rounds):
         file = make()
-        with (
-            proxy.breaking(fault, method, times=FOR_EVER) as plan,
-            pytest.raises(StoreUnavailable) as caught,
-        ):
+        with proxy.breaking(fault, method, times=FOR_EVER) as plan, pytest.raises(StoreUnavailable) as caught:
             impatient.put_new([file])
         assert caught.value.transport
         assert 1 <= plan.broken <= MAX_TRIES
@@ -168,10 +165,7 @@ def test_get_that_fails_for_ever_is_unavailable_soon(backend, impatient, proxy, 
     file = new_document()
     backend.put_new([file])
     for _ in range(fault_rounds):
-        with (
-            proxy.breaking(fault, "GET", times=FOR_EVER) as plan,
-            pytest.raises(StoreUnavailable) as caught,
-        ):
+        with proxy.breaking(fault, "GET", times=FOR_EVER) as plan, pytest.raises(StoreUnavailable) as caught:
             read(impatient, file)
         assert caught.value.transport
         assert 1 <= plan.broken <= MAX_TRIES

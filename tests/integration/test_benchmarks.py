@@ -11,15 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.launch_parts.report import report as print_launches
-from benchmarks.launch_parts.report import slope
-from benchmarks.launch_parts.report import summary as of_launches
-from benchmarks.load_parts.report import report as print_loads
-from benchmarks.load_parts.report import summary as of_loads
-from benchmarks.load_parts.report import targets
-from benchmarks.scale import STAGES
-from benchmarks.scale_parts.report import exponent, verdict
-from benchmarks.scale_parts.report import summary as of_sizes
 from tests.support.stored import REPOSITORY
 
 
@@ -134,80 +125,6 @@ def test_build_compiles_each_stage_once(tmp_path):
     assert found["of_compiles"] == found["total_s"] / found["compiles_s"]
 
 
-def test_unknown_way_is_refused_with_the_known_ones(tmp_path):
-    result = run("load", tmp_path, "--ways", "eagre")
-    assert result.returncode == 2
-    assert "unknown ways eagre; known: eager, inductor" in result.stderr
-
-
-def launched(*, compile_s: float) -> list[dict[str, Any]]:
-    """One and two ranks; the second rank's launch takes ``compile_s`` in all to compile."""
-    runs = []
-    for ranks, cpu_s in ((1, 4.0), (2, compile_s)):
-        stage = {"seconds": 4.0, "ranks_cpu_s": cpu_s, "driver_cpu_s": 0.1}
-        audited = {**stage, "seconds": 5.0, "ranks_cpu_s": 2 * cpu_s}
-        audits = {"number": 2, "seconds": 3.0, "cpu_s": 2.5}
-        baselines = ("build", "groups", "fx cold", "fx warm", "shared cold", "shared warm")
-        ways: list[tuple[str, float, dict[str, Any]]] = [
-            ("unaudited", 19.0, {"stages": {"compile": stage}, "outcomes": {"compiled": 2}}),
-            ("cold", 20.0, {"stages": {"compile": audited}, "audits": audits, "outcomes": {"compiled": 2}}),
-            *(("warm", s, {"stages": {"load": stage}, "outcomes": {"loaded": 2}}) for s in (10.5, 13.0)),
-            ("node", 11.0, {"stages": {"load": stage}, "outcomes": {"loaded": 2}}),
-            *((way, 10.0, {}) for way in baselines),
-        ]
-        taken = {"driver_cpu_s": 1.0 + 0.5 * ranks, "ranks_cpu_s": float(ranks)}
-        runs += [{"ranks": ranks, "way": way, "wall_s": s, **taken, **more} for way, s, more in ways]
-    return runs
-
-
-@pytest.mark.parametrize(("compile_s", "is_met"), [(4.7, True), (8.0, False)])
-def test_launches_are_judged_by_their_fastest_runs(compile_s, is_met, capsys):
-    found = of_launches(launched(compile_s=compile_s))
-    sizes = found["sizes"]["2"]
-    assert sizes["wall_s"]["warm"] == 10.5
-    assert sizes["warm_over_build"] == pytest.approx(1.05)
-    assert sizes["compile_ratio"] == pytest.approx(compile_s / 4.0)
-    assert sizes["audit"]["cpu_ratio"] == pytest.approx(2.0)
-    assert found["goals"] == {"compile": is_met, "warm": True}
-    print_launches(found)
-    assert f"compile at most 1.2 x: {'met' if is_met else 'missed'}" in capsys.readouterr().out
-    assert slope({1: 1.5, 2: 2.0, 4: 3.0, 8: 5.0}) == pytest.approx(0.5)
-
-
 def loaded(first_output_s: float, call_s: float, **more: float) -> dict[str, float]:
     calls = {"second_call_s": call_s, "call_s": call_s, "eager_call_s": 1.0, "num_parameters": 10}
     return {"first_output_s": first_output_s, **calls, **more}
-
-
-def test_loads_are_judged_by_medians_against_the_fastest_of_torchs_warm_caches():
-    rows = of_loads(
-        {
-            "inductor.warm": [loaded(seconds, 0.5) for seconds in (1.0, 9.0, 3.0)],
-            "aot_compile.warm": [loaded(2.0, 0.5)],
-            "warmrank_max_autotune.warm": [loaded(0.01, 0.25, load_s=0.004, dispatch_s=15e-6)],
-        }
-    )
-    assert rows["inductor.warm"]["first_output_s"] == 3.0
-    found = {name: (figure, limit) for name, figure, limit, _ in targets(8, rows)}
-    assert found["first output: fastest of torch's warm caches / max-autotune"] == (200.0, 100)
-    assert found["max-autotune: load (ms a layer)"] == (0.5, 1)
-    printed: list[str] = []
-    missed = {"warmrank_max_autotune.warm": {**loaded(1, 1), "call_ratio": 1, "load_s": 0.5}}
-    print_loads(2, missed, printed.append)
-    assert any("load (ms a layer)" in line and "MISSED: below 1" in line for line in printed)
-
-
-def test_scale_is_judged_by_the_fastest_run_of_the_largest_size():
-    def made(ranks: int, seconds: float) -> dict[str, Any]:
-        stage = {"seconds": seconds, "cpu_s": seconds, "peak_bytes": 1, "steps": {}}
-        return {"ranks": ranks, "stages": dict.fromkeys(STAGES, stage)}
-
-    lines = of_sizes([made(4096, 1.0), made(4096, 9.0), made(16384, 4.0)], STAGES)
-    assert [line["seconds"] for line in lines if line["ranks"] == 4096] == [1.0] * len(STAGES)
-    judged = verdict(lines)
-    assert (judged["total"]["seconds"], judged["total"]["met"], judged["growth"]["met"]) == (
-        12.0,
-        False,
-        True,
-    )
-    assert exponent({"ranks": 1024, "cpu_s": 1.0}, 4096, 16.0) == pytest.approx(2.0)

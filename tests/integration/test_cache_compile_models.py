@@ -7,9 +7,6 @@ process runs the modules that the session asks for.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import PYTHONPATH
+from tests.support.processes import printed_by
 from tests.support.selected import selected
 from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED
@@ -34,22 +31,8 @@ class Ran:
 
 
 def run(cache: Path, *arguments: str, hash_seed: int) -> Ran:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.zoo_child", str(cache), *arguments],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": PYTHONPATH,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONHASHSEED": str(hash_seed),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert result.returncode == 0, result.stderr
-    return Ran(**json.loads(result.stdout))
+    printed = printed_by("tests.support.zoo_child", str(cache), *arguments, PYTHONHASHSEED=str(hash_seed))
+    return Ran(**json.loads(printed))
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +45,12 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def asked(request: pytest.FixtureRequest) -> list[str]:
     """The modules that this session runs, as arguments of a child."""
     chosen = selected(request, "name", "compared")
-    return [f"only={name}" for name in CASES if name in chosen]
+    return [f"only={name}" for name in (*CASES, *REFUSED) if name in chosen]
 
 
 @pytest.fixture(scope="module")
 def cold(caches: tuple[Path, Path], asked: list[str]) -> Ran:
-    return run(caches[0], "refused", *asked, hash_seed=1)
+    return run(caches[0], *asked, hash_seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +64,8 @@ def cold_elsewhere(request: pytest.FixtureRequest, caches: tuple[Path, Path]) ->
 
 @pytest.fixture(scope="module")
 def warm(caches: tuple[Path, Path], cold: Ran, asked: list[str]) -> Ran:
-    return run(caches[0], "captured", *asked, hash_seed=3)
+    kept = [name for name in asked if name.removeprefix("only=") in CASES]
+    return run(caches[0], "captured", *kept, hash_seed=3)
 
 
 @pytest.mark.one_in(24)

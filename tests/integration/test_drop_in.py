@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import PYTHONPATH
+from tests.support.processes import python
 
 HEAD = """
 import logging
@@ -142,17 +139,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 def ran(root: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "warmrank", "run", "driver.py", str(len(SCRIPTS))],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return re.split(r"(?m)^# program \d+$", done.stdout)[1:]
+    printed = python("-m", "warmrank", "run", "driver.py", str(len(SCRIPTS)), cwd=root)
+    return re.split(r"(?m)^# program \d+$", printed)[1:]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -34,12 +34,7 @@ def servers() -> Iterator[Servers]:
 
 
 def fuzzed(
-    servers: Servers,
-    first: int,
-    *,
-    pairs: float = math.inf,
-    seconds: float = math.inf,
-    guards: str = "",
+    servers: Servers, first: int, *, pairs: float = math.inf, seconds: float = math.inf, guards: str = ""
 ) -> Report:
     report = fuzz(itertools.count(first), [servers], pairs=pairs, seconds=seconds, guards=guards)
     print("\n".join(summary(report)))  # noqa: T201 - shown with a failure

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 
 import warmrank
 from tests.support.gears_child import Model
+from tests.support.processes import printed_by
 from warmrank.inference import set_dim_gears
 from warmrank.worker.errors import GearError
 
@@ -28,14 +27,7 @@ class Ran:
 
 
 def run(cache: Path, mark: str) -> Ran:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.gears_child", str(cache), mark],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Ran(**json.loads(done.stdout))
+    return Ran(**json.loads(printed_by("tests.support.gears_child", str(cache), mark)))
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +66,14 @@ def test_seed_gears_padded_give_eagers_answer_cold_and_warm(cold: Ran, warm: Ran
         assert [call["equal"] for call in calls if "equal" in call] == [True] * 5
 
 
+@pytest.mark.slow
 def test_mark_static_makes_each_size_a_variant_cold_and_warm(cold: Ran, warm: Ran) -> None:
     for ran, first in ((cold, "compiled"), (warm, "loaded")):
         assert [call["outcome"] for call in ran.found["marked"]] == [first, first, "ran"]
         assert all(call["equal"] for call in ran.found["marked"])
 
 
+@pytest.mark.slow
 def test_warm_process_imports_no_tracer(warm: Ran) -> None:
     assert warm.imported == []
 

@@ -1,10 +1,14 @@
-"""What befalls ranks of a launch on Ray: seen, told, and survived where the budgets allow it."""
+"""Launches whose ranks, disks or Ray fail."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
-from collections.abc import Iterator, Mapping
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +16,18 @@ import pytest
 
 from tests.support.fault_workload import fault, helpers_of
 from tests.support.launching import data_of
-from tests.support.processes import still_there
-from warmrank.orchestrator.causes import DIED, STOPPED, TIMEOUT, WorkerFailure
+from tests.support.processes import LaunchProcess, await_true, still_there
+from tests.support.stored import open_store
+from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.launch.driver import Launch
 from warmrank.orchestrator.launch.report import Report
+from warmrank.orchestrator.look.verify import verify
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(480)]
 
 # A rank that is stopped counts as such after a second; the stage itself would wait for minutes.
 WATCH = {"every_s": 0.25, "stopped_s": 1}
@@ -75,7 +81,6 @@ def reasons(report: Report) -> list[str]:
     return [attempt.reason.partition(" (")[0].rpartition(": ")[2] for attempt in report.course.attempts[1:]]
 
 
-@pytest.mark.slow
 def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_along(
     cluster: str, tmp_path: Path
 ) -> None:
@@ -90,19 +95,6 @@ def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_al
     trial.check_nothing_left()
 
 
-@pytest.mark.slow
-def test_rank_that_hangs_in_native_code_is_named_with_what_it_was_doing(cluster: str, tmp_path: Path) -> None:
-    trial = Trial(tmp_path, fault("compile", "native", 0), retries=NO_RETRIES, timeouts={"compile_s": 5})
-    error, report = trial.fail()
-    assert (error.stage, report.exit_code) == ("compile", ExitCode.LOST)
-    assert [(cause.ranks, cause.kind) for cause in error.causes] == [((0,), TIMEOUT)]
-    assert "no answer within 5 s, last seen in 'compile Tiny." in str(error)
-    assert report.failure is not None
-    assert report.failure.causes == error.causes
-    trial.check_nothing_left()
-
-
-@pytest.mark.slow
 def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_store_as_it_was(
     cluster: str, tmp_path: Path
 ) -> None:
@@ -116,7 +108,6 @@ def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_sto
     trial.check_nothing_left()
 
 
-@pytest.mark.slow
 def test_ranks_end_when_their_driver_looks_at_them_no_more(cluster: str, tmp_path: Path) -> None:
     trial = Trial(tmp_path, watch={**WATCH, "lease_s": 1})
     launcher = RayLauncher(trial.config)
@@ -152,7 +143,6 @@ class Hitting(RayLauncher):
         yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 
 
-@pytest.mark.slow
 def test_rank_killed_in_every_stage_costs_an_attempt_each(cluster: str, tmp_path: Path) -> None:
     stages = ("build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
     trial = Trial(tmp_path, *(fault(stage, "kill") for stage in stages), retries=MANY_RETRIES)
@@ -162,7 +152,6 @@ def test_rank_killed_in_every_stage_costs_an_attempt_each(cluster: str, tmp_path
     trial.check_nothing_left()
 
 
-@pytest.mark.slow
 def test_rank_stopped_in_every_stage_costs_an_attempt_each(cluster: str, tmp_path: Path) -> None:
     stages = ("build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
     trial = Trial(tmp_path, *(fault(stage, "stop") for stage in stages), retries=MANY_RETRIES)
@@ -172,7 +161,6 @@ def test_rank_stopped_in_every_stage_costs_an_attempt_each(cluster: str, tmp_pat
     trial.check_nothing_left()
 
 
-@pytest.mark.slow
 def test_rank_hung_in_native_code_costs_an_attempt_but_for_the_commit(cluster: str, tmp_path: Path) -> None:
     stages = ("build", "compile", "capture", "commit")
     timeouts = {f"{stage}_s": 30 for stage in stages}
@@ -185,3 +173,110 @@ def test_rank_hung_in_native_code_costs_an_attempt_but_for_the_commit(cluster: s
     assert report.record == ""
     assert any("not committed: rank 1" in problem for problem in report.problems)
     trial.check_nothing_left()
+
+
+MOUNTS = ("unshare", "--mount")
+# A disk of so many bytes, in a mount namespace that ends with the launch; what lay on it is copied back.
+MOUNTED = """
+set -e
+disk=$1 size=$2; shift 2
+mkdir -p "$disk"
+mount -t tmpfs -o "size=$size,mode=700" tmpfs "$disk"
+set +e
+"$@"
+code=$?
+mkdir "$disk-copy" && cp -a "$disk/." "$disk-copy"
+exit $code
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[[str, str], LaunchProcess]]:
+    """Launches with a small disk at a place below the test's directory."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    tried = subprocess.run((*MOUNTS, "true"), capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no mount namespaces here: {tried.stderr.strip()}")
+    temp_dir = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a socket's path may have 107 bytes
+    started: list[LaunchProcess] = []
+
+    def begin(place: str, size: str) -> LaunchProcess:
+        words = (*MOUNTS, "sh", "-c", MOUNTED, "sh", str(tmp_path / place), size)
+        started.append(LaunchProcess(tmp_path, data_of(tmp_path), temp_dir=temp_dir, words=words))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.end()
+    shutil.rmtree(temp_dir)
+
+
+def test_full_disk_under_the_cache_directory_is_named_and_nothing_half_written_stays(
+    launch: Callable[[str, str], LaunchProcess], tmp_path: Path
+) -> None:
+    found = launch("cache", "16k")
+    code = found.wait()
+    assert code == ExitCode.FAULT, found.said()
+    report = found.report
+    assert report is not None
+    assert report.failure is not None
+    assert "No space left on device" in report.failure.message
+    assert str(tmp_path / "cache") in report.failure.message
+    assert verify(None, tmp_path / "cache-copy", signatures_checked=False).faults == ()
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file() and "launch" in path.parts]
+    assert found.left_over() == []
+
+
+def test_full_disk_under_the_store_leaves_the_launch_warm_and_not_committed(
+    launch: Callable[[str, str], LaunchProcess], tmp_path: Path
+) -> None:
+    found = launch("store", "16k")
+    assert found.wait() == ExitCode.OK, found.said()
+    report = found.report
+    assert report is not None
+    assert (report.outcome, report.record) == ("warm", "")
+    assert any("No space left on device" in problem for problem in report.problems), report.problems
+    assert verify(open_store(tmp_path / "store-copy"), None, signatures_checked=False).faults == ()
+    assert found.left_over() == []
+
+
+QUICK_WATCH = {"every_s": 0.5}  # an own Ray is seen to be over by its processes, not by silence
+
+
+@pytest.fixture
+def temp_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a socket's path may have 107 bytes
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("killed", [("raylet",), ("gcs_server",), ("gcs_server", "raylet")])
+def test_own_ray_without_raylet_or_gcs_is_replaced_and_the_launch_ends_warm(
+    tmp_path: Path, temp_dir: Path, killed: tuple[str, ...]
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    arguments = {"marks": str(marks), "faults": [fault("compile", "stay")], "helpers": True}
+    workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
+    launch = LaunchProcess(
+        tmp_path, data_of(tmp_path, workload=workload, watch=QUICK_WATCH), temp_dir=temp_dir
+    )
+    try:
+        assert await_true((marks / "fault0").exists, timeout_s=180), launch.said()
+        for process in [process for program in killed for process in launch.of_ray(program)]:
+            os.kill(process, signal.SIGKILL)
+        assert launch.wait() == ExitCode.OK, launch.said()
+        report = launch.report
+        assert report is not None
+        assert [attempt.failed_stage for attempt in report.course.attempts] == ["compile", ""]
+        assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
+        assert [Path(rank.log).name for rank in report.ranks] == ["rank0.attempt2.log", "rank1.attempt2.log"]
+        (log_file,) = (tmp_path / "cache" / ".logs" / "tiny").glob("*/rank0.log")
+        log = log_file.read_text()
+        assert re.search(r"rank 0 .*: Process \d+ on ", log.splitlines()[0])
+        assert "Tiny" in log
+        assert launch.left_over() == []
+        assert still_there(helpers_of(marks)) == []
+    finally:
+        launch.end()

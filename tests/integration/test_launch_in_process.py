@@ -67,22 +67,8 @@ def test_cold_launch_publishes_all_bytes_of_its_artifacts_and_a_warm_one_none(ho
     assert cold.artifact_bytes > 0
 
 
-@pytest.mark.slow
-def test_digests_are_equal_cold_and_warm(house: House) -> None:
-    cold, warm = house.launch(), house.launch()
-    assert [found.digest for found in cold.ranks[0].functions] == [
-        found.digest for found in warm.ranks[0].functions
-    ]
-
-
 def test_equal_ranks_compile_once(house: House) -> None:
     assert counts(house.launch(3)) == (2, 0, 4)
-
-
-@pytest.mark.slow
-def test_more_ranks_adopt_what_fewer_compiled(house: House) -> None:
-    house.launch(2)
-    assert counts(house.launch(4))[0] == 0
 
 
 def test_new_node_fetches_from_the_store_and_compiles_nothing(house: House) -> None:
@@ -91,12 +77,6 @@ def test_new_node_fetches_from_the_store_and_compiles_nothing(house: House) -> N
     assert counts(report) == (0, 4, 0)
     assert [(fetch.found, fetch.num_partitions) for fetch in report.fetches] == [(True, 2)]
     assert report.totals.fetched_bytes > 0
-
-
-@pytest.mark.slow
-def test_new_node_of_a_bigger_world_adopts_from_the_store(house: House) -> None:
-    house.launch(2)
-    assert counts(house.launch(4, node="n2", no_compile=True)) == (0, 0, 8)
 
 
 @pytest.mark.slow
@@ -116,16 +96,6 @@ def test_forbidden_compile_writes_nothing_into_the_store(house: House) -> None:
     assert open_store(store).launches() == ()
 
 
-@pytest.mark.slow
-def test_launch_record_names_every_rank_and_is_not_repeated_by_a_warm_launch(house: House) -> None:
-    cold, warm = house.launch(2), house.launch(2)
-    store = house.config().store
-    assert store is not None
-    (record,) = open_store(store).launches()
-    assert [ref.rank for ref in record.partitions] == [0, 1]
-    assert cold.record == warm.record != ""
-
-
 def test_store_that_is_away_is_a_problem_not_a_failure(house: House) -> None:
     store = store_config(house.root / "file" / "store")
     (house.root / "file").write_text("no directory")
@@ -133,29 +103,6 @@ def test_store_that_is_away_is_a_problem_not_a_failure(house: House) -> None:
     assert counts(report) == (2, 0, 0)
     assert report.record == ""
     assert any("launched without the store" in problem for problem in report.problems)
-
-
-@pytest.mark.slow
-def test_launch_without_a_store_is_warm_the_second_time(house: House) -> None:
-    house.launch(store=None)
-    assert counts(house.launch(store=None)) == (0, 2, 0)
-
-
-@pytest.mark.slow
-def test_reader_without_a_signing_key_does_not_publish(house: House) -> None:
-    report = house.launch(store={"path": str(house.root / "store"), "trust": {"policy": "require"}})
-    assert report.record == ""
-    assert any("signing_key is not set" in problem for problem in report.problems)
-
-
-@pytest.mark.slow
-def test_corrupt_artifact_is_compiled_again(house: House) -> None:
-    cold = house.launch(store=None)
-    path = Path(cold.ranks[0].functions[0].path)
-    path.write_bytes(path.read_bytes()[:-1])
-    report = house.launch(store=None)
-    assert counts(report) == (1, 1, 0)
-    assert "corrupt" in report.ranks[0].functions[0].reason
 
 
 @pytest.mark.slow
@@ -216,14 +163,3 @@ def test_store_that_comes_back_gets_what_was_compiled_without_it(house: House) -
     published = publish_late(house.config(2, store=store))
     assert (len(published.published), len(published.committed), published.kept) == (2, 1, {})
     assert counts(house.launch(2, node="n2", store=store, no_compile=True)) == (0, 4, 0)
-
-
-@pytest.mark.slow
-def test_tiers_are_filled_and_one_is_enough(house: House) -> None:
-    near, far = house.root / "near", house.root / "far"
-    store = {"tiers": [{"path": str(near)}, {"path": str(far)}], "trust": {"policy": "off"}}
-    report = house.launch(2, store=store)
-    assert report.record != ""
-    for single in (near, far):
-        alone = store_config(single)
-        assert counts(house.launch(2, node=f"of-{single.name}", store=alone, no_compile=True)) == (0, 4, 0)

@@ -1,4 +1,4 @@
-"""Launches whose calls change what other calls need: all of it is planned, counted and published."""
+"""Launches that go on until a round finds nothing new."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from tests.support.processes import printed_by
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
@@ -91,3 +92,11 @@ def test_calls_that_never_settle_end_the_launch(tmp_path: Path) -> None:
         House(tmp_path, "counting", {"limit": 100}).launch(2)
     assert "keep what changes from call to call in a tensor" in str(failed.value)
     assert not list((tmp_path / "store").rglob("launches/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("what", "printed"), [("collectives", "equal"), pytest.param("llama", "heads=2", marks=pytest.mark.slow)]
+)
+def test_two_ranks_equal_eager(tmp_path: Path, what: str, printed: str) -> None:
+    said = printed_by("tests.support.two_ranks", str(tmp_path / "store"), what, OMP_NUM_THREADS="1")
+    assert said.split() == [printed] * 2

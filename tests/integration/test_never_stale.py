@@ -25,10 +25,7 @@ def of(request: pytest.FixtureRequest, argument: str, cases: Mapping[str, Change
 @pytest.fixture(scope="module")
 def launches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launches:
     made = Launches(tmp_path_factory.mktemp("launches"))
-    chosen = {
-        **of(request, "change", MATTERS | REFUSED),
-        **of(request, "other", DOES_NOT_MATTER),
-    }
+    chosen = {**of(request, "change", MATTERS | REFUSED), **of(request, "other", DOES_NOT_MATTER)}
     made.first(change.base for change in chosen.values())
     return made
 

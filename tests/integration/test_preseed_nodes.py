@@ -73,14 +73,6 @@ def test_every_node_is_seeded_once(pair: RayCluster, project: Path):
     assert len(cached_files(project / "cache")) == 4
 
 
-@pytest.mark.slow
-def test_unknown_node_lists_the_nodes(pair: RayCluster, project: Path):
-    done = preseed(pair, project, "--node", "elsewhere")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len([line for line in done.stderr.splitlines() if line.startswith("  ")]) == 2
-    assert not (project / "cache").exists()
-
-
 LARGE = random.Random(5).randbytes(20 << 20)
 
 
@@ -112,14 +104,6 @@ def test_fan_out_reads_the_store_once_for_all_nodes(pair: RayCluster, tmp_path: 
     assert LARGE in first.values()
     assert others == [first]
     assert sorted(seed["bytes_from_nodes"] > len(LARGE) for seed in seeds) == [False, True]
-
-
-@pytest.mark.slow
-def test_without_fan_out_each_node_reads_each_blob_once(pair: RayCluster, tmp_path: Path):
-    seeds, reads = disks(pair, tmp_path, "never")
-    assert [seed["faults"] for seed in seeds] == [[], []]
-    assert [sorted(blobs.values()) for blobs in reads.values()] == [[1, 1, 1]] * 2
-    assert {seed["bytes_from_nodes"] for seed in seeds} == {0}
 
 
 @pytest.mark.slow

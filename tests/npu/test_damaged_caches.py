@@ -175,23 +175,6 @@ def test_others_may_read_it(damage: Damage) -> None:
     assert stat.S_IMODE(damage.file.stat().st_mode) == 0o644
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
-def test_file_of_another_user_stays_where_it_is(damage: Damage) -> None:
-    data = damage.file.read_bytes()
-    os.chown(damage.file, 12345, 12345)
-    damage.check("found uid 12345")
-    assert (damage.file.stat().st_uid, damage.file.read_bytes()) == (12345, data)
-
-
-def test_link_is_not_followed(damage: Damage, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    damage.file.rename(elsewhere)
-    damage.file.symlink_to(elsewhere)
-    damage.check("symbolic link")
-    assert damage.file.is_symlink()
-    assert artifacts.read(elsewhere)
-
-
 SECTIONS = {
     "file version of another TorchAir": (
         "torchair_json",
@@ -229,14 +212,6 @@ def test_valid_file_with_a_bad_section_is_passed_over(one_damage: Damage, privat
     one_damage.check(reason)
     gc.collect()  # a directory ends with the function that was loaded from it
     assert not list(private.iterdir())
-
-
-@pytest.mark.parametrize("name", ["torchair.json", "torchair.py", "torchair.txt"])
-def test_valid_file_without_a_section_is_passed_over(one_damage: Damage, name: str) -> None:
-    artifact = one_damage.artifact()
-    sections = {other: data for other, data in artifact.sections.items() if other != name}
-    one_damage.put(replace(artifact, sections=sections).to_bytes())
-    one_damage.check(name)
 
 
 @pytest.mark.parametrize("code", [b"", b"\xe3", b"i\x01\x00\x00\x00"], ids=["empty", "cut", "a number"])
@@ -324,12 +299,6 @@ def test_processes_that_compile_at_once_both_get_it_right(one_damage: Damage, pr
     assert files == ["compiled_module"]  # equal compiles are equal bytes
     assert one_damage.others() == one_damage.neighbours
     assert not list(private.glob("warmrank-torchair-*"))
-
-
-def test_no_directory_for_temporary_files_is_said(one_damage: Damage, private: Path) -> None:
-    found = told(child(one_damage.mode, str(one_damage.cache), "no tmpdir", tmpdir=private))
-    assert "set TMPDIR" in found["compile"]
-    assert (found["right"], found["outcome"]) == (True, "loaded")
 
 
 def test_full_disk_for_temporary_files_is_said(one_damage: Damage, private: Path) -> None:

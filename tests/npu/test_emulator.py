@@ -13,7 +13,6 @@ import torch
 from tests import npu_emulator
 from tests.contract import test_device_backend as contract
 from tests.contract.test_device_backend import backend, device, no_grad  # noqa: F401 - its fixtures
-from tests.npu_emulator import cann
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def npu() -> Any:
 
 
 def test_device_module_is_the_real_one(npu: Any) -> None:
-    import torch_npu  # type: ignore[import-not-found]
+    import torch_npu
 
     assert npu is torch_npu.npu
     assert Path(npu.__file__).parts[-3:] == ("torch_npu", "npu", "__init__.py")
@@ -53,21 +52,6 @@ def test_tensor_on_the_device_lies_on_the_cpu(make: Any) -> None:
     assert made.is_npu
 
 
-def test_traced_code_may_name_the_device() -> None:
-    seen = []
-
-    def compiler(module: torch.fx.GraphModule, _: Any) -> Any:
-        seen.append(module)
-        return module.forward
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.ones(3, device="npu") + torch.zeros(3).to("npu")
-
-    x = torch.rand(3)
-    assert torch.equal(torch.compile(function, backend=compiler, fullgraph=True)(x), function(x))
-    assert len(seen) == 1
-
-
 def test_process_groups_of_the_devices_backend_work(tmp_path: Path) -> None:
     import torch.distributed as dist
 
@@ -84,49 +68,6 @@ def test_process_groups_of_the_devices_backend_work(tmp_path: Path) -> None:
 def test_operator_without_a_kernel_is_refused_by_name() -> None:
     with pytest.raises(NotImplementedError, match="npu::npu_fast_gelu"):
         torch.ops.npu.npu_fast_gelu(torch.ones(2))
-
-
-def test_version_of_cann_comes_from_its_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_npu.npu import utils  # type: ignore[import-not-found]
-
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(cann.write_tree(tmp_path, version="8.1.3")))
-    assert utils.get_cann_version() == "8.1.3"
-
-
-LOGGED = """
-from tests import npu_emulator
-from tests.contract import test_device_backend as contract
-from tests.contract.test_device_backend import backend, device, no_grad  # noqa: F401 - its fixtures
-from tests.npu_emulator import cann
-npu_emulator.install()
-import sys, torch
-from warmrank import CompilerConfig
-from warmrank.inference import cache_compile
-
-class Model(torch.nn.Module):
-    def adds(self, x):
-        return x + 1
-
-config = CompilerConfig()
-config.mode = sys.argv[1]
-print(cache_compile(Model().adds, config=config)(torch.zeros(2)).tolist())
-"""
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("mode", "package"), [("reduce-overhead", "torchair"), ("npugraph_ex", "npugraph_ex")]
-)
-def test_compiles_can_be_debugged(mode: str, package: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(LOGGED)
-    environ = {**npu_emulator.environ(), "TORCH_COMPILE_DEBUG": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", script, mode],
-        env=environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400,
-    )  # fmt: skip
-    assert (done.returncode, "[1.0, 1.0]" in done.stdout) == (0, True), done.stderr
-    assert package in {path.parent.name for path in tmp_path.rglob("debug.log")}
 
 
 def test_process_imports_the_emulated_device_and_no_tracer_with_it() -> None:

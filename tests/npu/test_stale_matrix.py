@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.stale_matrix_parts.cases import CASES, Case
 from benchmarks.stale_matrix_parts.launches import MODES, Line, lines
-from benchmarks.stale_matrix_parts.report import ERROR, WRONG, alone, counts, fault, table
+from benchmarks.stale_matrix_parts.report import ERROR, WRONG, alone, counts, fault
 
 pytestmark = pytest.mark.torchair
 
@@ -101,12 +101,3 @@ def test_torchair_alone_loads_many_wrong_graphs(found: Callable[[str], Line]) ->
     verdicts = counts([found(name) for name in QUICKLY])
     assert verdicts[WRONG] >= NUM_WRONG
     assert verdicts[ERROR] >= NUM_ERRORS
-
-
-def test_fault_shows_in_table_and_counts(found: Callable[[str], Line]) -> None:
-    """The script must be able to find warmrank wrong."""
-    line = found("source: a line of the cached method")
-    wrong = replace(line, ours=replace(line.ours, outcome="loaded", wrong="first result: 1.0, got 2.0"))
-    assert fault(wrong)
-    assert any("FAULT" in row for row in table([wrong]))
-    assert counts([wrong])["faults of warmrank"] == 1

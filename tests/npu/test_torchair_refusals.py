@@ -15,8 +15,7 @@ from torch import nn
 
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
-from warmrank.worker.engines import engine_named
-from warmrank.worker.errors import BadConfig, NotCapturable, NotPortable, RandomOp
+from warmrank.worker.errors import NotCapturable, NotPortable, RandomOp
 
 
 class Model(nn.Module):
@@ -147,23 +146,6 @@ def test_engine_graph_takes_what_torchair_refuses(tmp_path: Path) -> None:
     assert torch.equal(function(x), model.picks(x))
 
 
-def test_random_operators_are_for_engine_graph_only(config: CompilerConfig, tmp_path: Path) -> None:
-    config.mode = "reduce-overhead"
-    function = cache_compile(Model().drops, config=config, cache_dir=tmp_path, rng="allow")
-    with pytest.raises(NotPortable, match="TorchAir does not cache; use engine graph"):
-        function(torch.ones(4))
-
-
-def test_mode_that_only_torchair_has_cannot_go_to_engine_graph(config: CompilerConfig) -> None:
-    with pytest.raises(BadConfig, match="engine graph compiles in mode reduce-overhead"):
-        cache_compile(Model().adds, config=config, engine="graph")
-
-
-def test_engine_says_what_it_is() -> None:
-    engine = engine_named("torchair")
-    assert (engine.captured, engine.captures_itself) == (False, True)
-
-
 SIGNALS = """
 import signal
 from tests import npu_emulator
@@ -177,15 +159,3 @@ assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] 
 
 def test_importing_torchair_leaves_signals_alone() -> None:
     subprocess.run([sys.executable, "-c", SIGNALS], check=True, timeout=400)
-
-
-def test_importing_torchair_leaves_the_logger_as_it_was() -> None:
-    from warmrank.worker.engines.torchair_vendor import vendor_for
-
-    logger = logging.getLogger("torchair")
-    before = (logger.level, list(logger.handlers), logging.getLoggerClass())
-    for mode in ("npugraph_ex", "reduce-overhead"):
-        vendor_for(mode)
-    assert (logger.level, list(logger.handlers), logging.getLoggerClass()) == before
-    assert callable(logger.warning_once)  # type: ignore[attr-defined]
-    assert callable(logger.event)  # type: ignore[attr-defined]

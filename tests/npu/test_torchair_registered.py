@@ -192,7 +192,7 @@ def operator() -> Iterator[Any]:
 
 @pytest.mark.parametrize("place", ["operator", "registry"])
 def test_converter_is_in_the_key_of_mode_max_autotune(place, operator, tmp_path, monkeypatch):
-    import torchair  # type: ignore[import-not-found]
+    import torchair
 
     registry = importlib.import_module("torchair._ge_concrete_graph.fx2ge_converter")
 

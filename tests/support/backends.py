@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import io
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import BinaryIO
 
-from tests.support.stored import OFF
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, check_name
-from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
-from warmrank.cache_store.layout import BLOBS, FORMAT_FILE
-from warmrank.cache_store.store import Store
+from warmrank.cache_store.layout import FORMAT_FILE
 
 
 class MemoryBackend:
@@ -226,47 +220,3 @@ class SlowEyes:
                 return False
             self._known.add(name)
         return True
-
-
-_NUM_FILES = 20
-_FALLEN_SILENT = threading.Event()
-
-
-class _SilentBackend(DirectoryBackend):
-    """From `_FALLEN_SILENT` on it opens blobs, and says nothing more, to a ping either."""
-
-    def open(self, name: str) -> BinaryIO:
-        if _FALLEN_SILENT.is_set():
-            if name.startswith(BLOBS):
-                return io.BufferedReader(_Silence())
-            threading.Event().wait()
-        return super().open(name)
-
-
-class _Silence(io.RawIOBase):
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object, /) -> int:
-        threading.Event().wait()
-        return 0
-
-
-def main(directory: Path) -> int:
-    tool = directory / "tool"
-    tool.mkdir(mode=0o700)
-    for number in range(_NUM_FILES):
-        (tool / str(number)).write_bytes(bytes(number))
-    tiers = [
-        Tier(name="near", backend=_SilentBackend(directory / "near"), answer_s=0.5),
-        Tier(name="far", backend=DirectoryBackend(directory / "far"), answer_s=20.0),
-    ]
-    for tier in tiers:
-        Store(TieredBackend([tier]), trust=OFF, location=tier.name).push_directory("mine", tool, {})
-    store = Store(TieredBackend(tiers), trust=OFF, location="both")
-    _FALLEN_SILENT.set()
-    return store.pull_directory("mine", directory / "pulled", {}).num_new
-
-
-if __name__ == "__main__":
-    print(main(Path(sys.argv[1])), flush=True)  # noqa: T201

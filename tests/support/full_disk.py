@@ -48,11 +48,7 @@ def _fill_and_free(point: Path, work: Path, seed: int) -> dict[str, Any]:
     _use_up(point / "rest")
     fetched, errors = _fetch(root, cache, seed - 1)
     faults = [*open_store(root).verify().faults, *half_laid_out(cache, seed - 1)]
-    found: dict[str, Any] = {
-        "committed": committed,
-        "refusal": refusal,
-        "fetch on the full disk": errors,
-    }
+    found: dict[str, Any] = {"committed": committed, "refusal": refusal, "fetch on the full disk": errors}
     for path in (ballast, point / "rest"):
         path.unlink()
     again = _publish(root, work, seed)

@@ -23,7 +23,7 @@ from warmrank.orchestrator.launch.report import (
     StageReport,
     totals,
 )
-from warmrank.orchestrator.launch.state import Course, LaunchState
+from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.nodes import Seat
 from warmrank.worker.results import FunctionResult, StageSeconds, Verification
 
@@ -153,10 +153,6 @@ def state_of(heard: Iterable[e.Event], num_ranks: int = 0) -> LaunchState:
     for event in heard:
         state.apply(event)
     return state
-
-
-def course_of(heard: Iterable[e.Event]) -> Course:
-    return state_of(heard).course()
 
 
 def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> Report:

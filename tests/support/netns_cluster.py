@@ -235,11 +235,7 @@ def _await_up(process: subprocess.Popen[str], log: Path) -> None:
 
 @contextlib.contextmanager
 def ray_nodes(
-    count: int,
-    *,
-    num_cpus: int,
-    environ: Mapping[str, str] | None = None,
-    has_dashboard: bool = True,
+    count: int, *, num_cpus: int, environ: Mapping[str, str] | None = None, has_dashboard: bool = True
 ) -> Iterator[Cluster]:
     """A Ray cluster of so many nodes; nothing of it is left afterwards."""
     with network() as net:

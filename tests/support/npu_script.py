@@ -7,7 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch_npu  # type: ignore[import-not-found]
+import torch_npu
 
 import warmrank as torchair
 from warmrank import CompilerConfig

@@ -167,25 +167,6 @@ def asks_for_addresses(context: RankContext) -> Workload:
     )
 
 
-class Huge(nn.Module):
-    """Four tebibytes of weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(1 << 19, 1 << 19) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def huge(context: RankContext) -> Workload:
-    model = Huge().to(context.device, torch.bfloat16).requires_grad_(requires_grad=False)
-    x = torch.empty(1, 1 << 19, dtype=torch.bfloat16, device=context.device)
-    return Workload(model=model, calls=(Call(function=cache_compile(model.forward), args=(x,)),))
-
-
 def hangs(context: RankContext) -> Workload:
     """Waits for what never comes."""
     threading.Event().wait()

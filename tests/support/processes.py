@@ -26,16 +26,22 @@ PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 
 def printed_by(module: str, *arguments: str, **environment: str) -> str:
     """What a module of the tests prints that runs in a new process; it has to end well."""
+    return python("-m", module, *arguments, cwd=ROOT, given="", **environment)
+
+
+def python(*arguments: str, cwd: Path = ROOT, given: str = "", **environment: str) -> str:
+    """What a new Python process prints that is given this text; it has to end well."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
-        cwd=ROOT,
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **environment},
+        cwd=cwd,
+        input=given,
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=400,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
 

@@ -118,11 +118,7 @@ class Evicting:
         self._num_records = 0
 
     def launch(
-        self,
-        *,
-        key: str = LAUNCH_KEY,
-        own: bytes | None = None,
-        environment: Mapping[str, str] = ENVIRONMENT,
+        self, *, key: str = LAUNCH_KEY, own: bytes | None = None, environment: Mapping[str, str] = ENVIRONMENT
     ) -> str:
         """Commit a launch with a function of its own and one that all share; its record's name."""
         self._num_launches += 1

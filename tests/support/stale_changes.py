@@ -117,10 +117,7 @@ MODEL = {
         build="model.options.mode = definition.helpers.Mode.HARD", reason=r"options.mode"
     ),
     "shape of a parameter": Change(build="model.head = torch.nn.Linear(8, 6)", reason=r"parameters "),
-    "type of a parameter": Change(
-        build="model.norm.double(); model.head.double()",
-        reason=r"parameters ",
-    ),
+    "type of a parameter": Change(build="model.norm.double(); model.head.double()", reason=r"parameters "),
     "missing parameter": Change(build="model.head.bias = None", reason=r"parameters "),
     "tied parameters": Change(build="model.norm.weight = model.blocks[0].norm.weight", reason=r"parameters "),
     "gradients of a parameter": Change(
@@ -133,10 +130,7 @@ MODEL = {
         build="for block in model.blocks: block.attention.cache = torch.zeros(12, 8)", reason=r"parameters "
     ),
     "one layer more": Change(build="model.blocks.append(definition.Block(8).eval())", reason=r"module "),
-    "function as an attribute": Change(
-        build="model.blocks[0].activation = torch.relu",
-        reason=r"activation",
-    ),
+    "function as an attribute": Change(build="model.blocks[0].activation = torch.relu", reason=r"activation"),
     "forward hook": Change(
         build=f"{PATCHES}; model.norm.register_forward_hook(patches.doubled_output)", reason=r"forward_hooks"
     ),

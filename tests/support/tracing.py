@@ -57,12 +57,7 @@ def compiled(method: Callable[..., Any], *args: Any, dynamic: bool = True, **kwa
     options = CacheOptions(config=CompilerConfig(), dynamic=dynamic)
     with torch.no_grad():
         return compile_call(
-            bound(method),
-            args,
-            kwargs,
-            request=NO_REQUEST,
-            options=options,
-            device_kind="cpu",
+            bound(method), args, kwargs, request=NO_REQUEST, options=options, device_kind="cpu"
         ).artifact
 
 

@@ -44,12 +44,6 @@ def plain(
     return Workload(model=model, calls=calls, check=check)
 
 
-def unchecked(context: RankContext) -> Workload:
-    """One function that writes to a buffer; no check."""
-    model = Cached().requires_grad_(requires_grad=False)
-    return Workload(model=model, calls=(Call(function=cache_compile(model.accumulate), args=(ROWS,)),))
-
-
 def sized(context: RankContext, *, writes: bool = False) -> Workload:
     """One call of two rows; the check asks twice for five and for eight, and once for seven."""
     model = Cached() if writes else Plain()

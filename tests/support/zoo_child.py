@@ -1,6 +1,6 @@
 """Runs modules of the zoo, eagerly and cached; prints JSON.
 
-``zoo_child CACHE_DIR [refused] [captured] [only=MODULE]...``; all of them without ``only``. With ``captured``
+``zoo_child CACHE_DIR [captured] [only=MODULE]...``; all that can be kept without ``only``. With ``captured``
 each call is captured ahead, so that it replays; else a shape's first call runs its graph.
 """
 
@@ -96,10 +96,9 @@ def main() -> None:
     warnings.simplefilter("error")
     root = Path(sys.argv[1])
     only = [argument.removeprefix("only=") for argument in sys.argv if argument.startswith("only=")]
-    found = {name: run(name, CASES[name], root) for name in only or CASES}
+    cases = CASES | REFUSED
+    found = {name: run(name, cases[name], root) for name in only or CASES}
     imported = [name for name in FORBIDDEN if name in sys.modules]
-    if "refused" in sys.argv:
-        found |= {name: run(name, case, root) for name, case in REFUSED.items()}
     sys.stdout.write(json.dumps({"imported": imported, "found": found}))
 
 

@@ -17,13 +17,11 @@ from tests.support import ascend_machine as machine
 from tests.support.devices import NAMES, Drawing, FakeDevice, assert_equal, drawn
 from tests.support.tracing import traced
 from warmrank.inference import cache_compile
-from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices import CapturedGraph, accelerator
 from warmrank.worker.devices.accelerator import AcceleratorBackend, device_module
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool
-from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import BadConfig, DeviceUnavailable, NotCapturable, RandomOp
 from warmrank.worker.runtime.function import CachedFunction
 
@@ -111,19 +109,6 @@ def test_replays_draw_the_numbers_of_eager_calls(backend: AcceleratorBackend) ->
     assert not torch.equal(replayed[0][1], replayed[1][1])
 
 
-def test_memory_is_not_shared_with_others_who_capture_under_the_handle(backend, module):
-    handle = module.graph_pool_handle()
-    capture(backend, lambda x: (x + 1,), [torch.ones(4)], backend.pool(handle))
-    assert handle not in module.memories
-
-
-def test_rank_that_sees_all_devices_takes_its_own() -> None:
-    backend = AcceleratorBackend("cuda", FakeDevice(4))
-    assert backend.device(3) == torch.device("cuda", 3)
-    with pytest.raises(DeviceUnavailable, match="local rank 4 has no device of its own: 4 devices"):
-        backend.device(4)
-
-
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on which tests lay out Ascend's things; its torch_npu can be imported."""
@@ -148,14 +133,6 @@ def test_variable_that_cann_would_cut_short_is_refused_before_torch_looks(root, 
         device_module("npu")
 
 
-def test_torch_npu_that_does_not_import_is_told_with_what_is_there(root, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch_npu", None)
-    machine.lay_out_driver(root, "25.5.0")
-    with pytest.raises(DeviceUnavailable, match="needs torch_npu on top of CANN") as raised:
-        device_module("npu")
-    assert "Seen here: no CANN, driver 25.5.0, 0 files /dev/davinci<N>" in str(raised.value)
-
-
 ANY = (0, 7)
 
 
@@ -175,63 +152,6 @@ def captured(device: Device, work: Any, pool: tuple[int, int] = ANY) -> tuple[Gr
     return graph, outputs
 
 
-def test_capture_leaves_what_it_wrote_to_as_it_was(device: Device) -> None:
-    cache, other = torch.zeros(3), torch.ones(2, 3)
-    graph, _ = captured(device, lambda: (cache.add_(1), other[1].mul_(5)))
-    assert cache.tolist() == [0.0] * 3
-    assert other.tolist() == [[1.0] * 3] * 2
-    graph.replay()
-    assert cache.tolist() == [1.0] * 3
-    assert other.tolist() == [[1.0] * 3, [5.0] * 3]
-
-
-def test_outputs_hold_nothing_before_the_first_replay(device: Device) -> None:
-    x = torch.ones(4)
-    graph, output = captured(device, lambda: x + 1)
-    assert output.tolist() != [2.0] * 4
-    graph.replay()
-    assert output.tolist() == [2.0] * 4
-
-
-def test_empty_tensor_is_a_place_that_replays_leave_alone(device: Device) -> None:
-    x = torch.ones(4)
-
-    def work() -> tuple[torch.Tensor, torch.Tensor]:
-        place = torch.empty_like(x)
-        return place, place * 2
-
-    graph, (place, output) = captured(device, work)
-    place.fill_(3.0)
-    graph.replay()
-    assert output.tolist() == [6.0] * 4
-
-
-@pytest.mark.parametrize(
-    "work",
-    [lambda x: x.item(), lambda x: x.nonzero(), lambda x: x.equal(x)],
-    ids=["item", "nonzero", "equal"],
-)
-def test_operator_that_waits_breaks_the_capture(device: Device, work: Any) -> None:
-    x = torch.ones(1)
-    graph: Graph = device.graph_type()
-    graph.capture_begin(pool=ANY)
-    with pytest.raises(RuntimeError, match="not permitted"):
-        work(x)
-    with pytest.raises(RuntimeError, match="previous error"):
-        graph.capture_end()
-    assert not device.is_capturing
-
-
-def test_streams_for_graphs_are_used_up() -> None:
-    device = Device(num_streams=1)
-    device.current_streams[0] = device.new_stream()
-    first, _ = captured(device, lambda: torch.ones(1))
-    with pytest.raises(RuntimeError, match="207008"):
-        captured(device, lambda: torch.ones(1))
-    first.reset()
-    captured(device, lambda: torch.ones(1))
-
-
 def cached(method: Any, cache_dir: Path, **options: Any) -> CachedFunction:
     return cache_compile(method, cache_dir=cache_dir, **{"rng": "allow", **options})
 
@@ -248,31 +168,6 @@ def test_cached_function_draws_what_the_function_draws(name: str, tmp_path: Path
     assert_equal(drawn(warm, x), expected)
     assert warm.last_result is not None
     assert warm.last_result.outcome == "loaded"
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", NAMES)
-def test_captured_graph_draws_afresh_on_every_replay(name: str) -> None:
-    method, x = getattr(Drawing(), name), torch.randn(4, 8)
-    expected = drawn(method, x)
-    with torch.no_grad():
-        lowered = traced(method, x, dynamic=False).lowered
-    facts = analyse(lowered, "self", random_on="cpu")
-    assert facts.random
-    built = GraphEngine().compile(lowered, facts, keep_compiled=False)
-    graph = GraphEngine().load(built.sections, {}, {})
-    backend = AcceleratorBackend("cuda", FakeDevice(), memory="cpu")
-    runner = GraphRunner(graph, facts, backend, CaptureOptions())
-    inputs = [
-        parameter(method.__self__, item.source) if item.source != "L['x']" else x for item in lowered.inputs
-    ]
-    assert_equal(drawn(lambda x: runner(*inputs), x), expected)
-    assert runner.statistics.captures == 1
-
-
-def parameter(module: Any, source: str) -> Any:
-    """A tensor of the linear layer by Dynamo's source for it."""
-    return module.linear.weight if "weight" in source else module.linear.bias
 
 
 def test_random_operators_are_refused_by_default(tmp_path: Path) -> None:

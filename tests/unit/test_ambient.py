@@ -159,24 +159,6 @@ def test_switches_of_cuda_libraries_count_on_every_device(name, place, switch, k
         setattr(place, switch, before)
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("cuda", "matmul"), "tf32"),
-        (("cudnn", "conv"), "ieee"),
-        (("mkldnn", "matmul"), "bf16"),
-        (("mkldnn", "matmul"), "tf32"),
-    ],
-    ids=["cuda matmul", "cudnn conv", "mkldnn matmul bf16", "mkldnn matmul tf32"],
-)
-def test_precision_of_the_newer_switches_counts(place: tuple[str, str], value: str) -> None:
-    library, operators = place
-    traced = encode(snapshot("cpu"))
-    with switched(getattr(getattr(torch.backends, library), operators), "fp32_precision", value):
-        assert value in str(differences(traced, snapshot("cpu")))
-    assert differences(traced, snapshot("cpu")) == ()
-
-
 class NativeNpu:
     """Answers as ``torch_npu._C`` does."""
 
@@ -273,12 +255,3 @@ def test_getter_reads_what_the_function_says(name: str) -> None:
             assert getter() is public() is value
     finally:
         enable(before)
-
-
-def test_default_device_that_was_set_is_seen() -> None:
-    torch.set_default_device("meta")
-    try:
-        assert switches.default_device_type() == "meta"
-    finally:
-        torch.set_default_device(None)
-    assert switches.default_device_type() == "cpu"

@@ -5,25 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import sys
-import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from tests.support.devices import fake_world
-from tests.support.small_models import Plain
 from tests.support.tracing import bound, compiles_ahead, traced
 from warmrank import CompilerConfig
-from warmrank.inference import cache_compile
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines import check_choice, engine_for, toolchain
 from warmrank.worker.engines.aoti import (
@@ -35,20 +27,11 @@ from warmrank.worker.engines.aoti import (
     package_name,
     unpack,
 )
-from warmrank.worker.engines.aoti_compile import Division, compile_place, divide
+from warmrank.worker.engines.aoti_compile import compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.engines.toolchain import check_cpp_compiler
-from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable, NotYet, ToolchainError
-from warmrank.worker.keys.environment import of_features
-from warmrank.worker.torch_private import inductor
-from warmrank.worker.torch_private.inductor import bind_inputs
+from warmrank.worker.errors import ArtifactCorrupt, BadConfig, ToolchainError
 from warmrank.worker.torch_private.tracing import trace
-
-V3 = frozenset(
-    ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma",
-     "abm", "movbe", "xsave")
-)  # fmt: skip
-V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
 class Shapes(nn.Module):
@@ -58,51 +41,16 @@ class Shapes(nn.Module):
         super().__init__()
         self.seen = nn.Buffer(torch.zeros(8))
 
-    def computed(self, x: torch.Tensor) -> Any:
-        return x + 1, x * 2
-
     def views_only(self, x: torch.Tensor) -> Any:
         return x[1:], x.t(), x.shape[0] * 2, x
-
-    def view_of_result(self, x: torch.Tensor) -> Any:
-        y = x + 1
-        return y[0], y.view(-1), y
 
     def written(self, x: torch.Tensor) -> Any:
         self.seen.add_(x[0])
         return self.seen.view(2, 4), x + self.seen
 
-    def dropped(self, x: torch.Tensor) -> Any:
-        return torch.nn.functional.dropout(x, 0.5, training=False)
-
-    def several(self, x: torch.Tensor) -> Any:
-        values, indices = torch.sort(x)
-        return values, indices, values[0]
-
-    def reshaped(self, x: torch.Tensor) -> Any:
-        y = x + 1
-        return y.transpose_(0, 1)
-
-    def counted(self, x: torch.Tensor) -> Any:
-        return x.nonzero()
-
-    def times(self, x: torch.Tensor, n: int) -> Any:
-        return x * n
-
-    def reduced(self, x: torch.Tensor) -> Any:
-        from torch.distributed import _functional_collectives as collectives
-
-        world = dist.group.WORLD
-        assert world is not None
-        return collectives.all_reduce(x, "sum", world)
-
 
 MODULE = Shapes()
 X = torch.arange(32.0).reshape(4, 8)
-
-
-def division(method: Callable[..., Any], *args: Any) -> Division:
-    return divide(traced(method, *args).lowered.graph)
 
 
 def num_results(graph: torch.fx.GraphModule | None) -> int:
@@ -112,12 +60,6 @@ def num_results(graph: torch.fx.GraphModule | None) -> int:
 
 
 # How a graph is taken apart.
-
-
-def test_views_need_no_library() -> None:
-    found = division(MODULE.views_only, X)
-    assert found.library is None
-    assert num_results(found.tail) == 3  # Dynamo's frame returns the argument itself
 
 
 def test_view_of_a_written_input_is_made_by_the_tail() -> None:
@@ -130,21 +72,6 @@ def test_view_of_a_written_input_is_made_by_the_tail() -> None:
     assert num_results(found.library) == 1
 
 
-@pytest.mark.parametrize(("method", "named"), [("reshaped", "aten.transpose_"), ("counted", "aten.nonzero")])
-def test_what_no_library_can_do_is_refused_by_name(method: str, named: str) -> None:
-    lowered = traced(getattr(MODULE, method), X.clone()).lowered
-    facts = analyse(lowered, "self")
-    with pytest.raises(NotPortable, match=named):
-        AotiEngine().compile(lowered, facts, keep_compiled=False)
-
-
-def test_process_groups_are_refused_by_name() -> None:
-    with fake_world(rank=0, world_size=2):
-        lowered = traced(MODULE.reduced, X).lowered
-        with pytest.raises(NotYet, match="all_reduce"):
-            AotiEngine().compile(lowered, analyse(lowered, "self"), keep_compiled=False)
-
-
 def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warmrank.worker.engines.aoti_compile.compile_library", None)
     lowered = traced(MODULE.views_only, X).lowered
@@ -154,19 +81,6 @@ def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) 
     inputs = [X if item.is_tensor else X.shape[0] for item in lowered.inputs]
     tail, turned, doubled = graph(*inputs)
     assert (tail.data_ptr(), turned.shape, doubled) == (X[1:].data_ptr(), (8, 4), 8)
-
-
-# Inputs of a library.
-
-
-def test_number_that_is_no_size_is_carried_by_one() -> None:
-    trace = traced(MODULE.times, X, 7)
-    library = divide(trace.lowered.graph).library
-    assert library is not None
-    inputs = bind_inputs(library)
-    (position,) = inputs.numbers
-    assert trace.lowered.inputs[position].source == "L['n']"
-    assert inputs.fakes[-1].stride() == (0,)
 
 
 # The call.
@@ -248,13 +162,6 @@ def test_file_that_is_no_package_is_corrupt(tmp_path: Path) -> None:
         unpack(path)
 
 
-def test_library_that_cannot_be_opened_is_corrupt() -> None:
-    from warmrank.worker.torch_private.aoti_runtime import open_library
-
-    with pytest.raises(ArtifactCorrupt, match="cannot be opened on this machine"):
-        open_library({"graph.so": b"no library"}, torch.device("cpu"))
-
-
 def test_compile_place_is_the_same_for_equal_digests_and_gone_afterwards(tmp_path: Path) -> None:
     seen = []
     for _ in range(2):
@@ -279,20 +186,6 @@ def test_compile_place_of_others_is_not_used(tmp_path, spoil, caplog):
         assert place.directory.stat().st_mode & 0o777 == 0o700
     assert "cannot be used" in caplog.text
     assert not place.directory.exists()
-
-
-@pytest.mark.parametrize(
-    ("machine", "features", "march", "text"),
-    [
-        ("x86_64", V3, "x86-64-v3", "x86-64-v3"),
-        ("x86_64", V3 | {"avx512f"}, "x86-64-v3", "x86-64-v3"),
-        ("x86_64", V4 | {"amx_tile", "vmx"}, "x86-64-v4", "x86-64-v4 amx_tile"),
-        ("x86_64", frozenset(), "x86-64", "x86-64"),
-    ],
-)
-def test_instruction_set_names_what_kernels_may_use(machine, features, march, text):
-    found = of_features(machine, features)
-    assert (found.march, found.text) == (march, text)
 
 
 ROWS = torch.arange(12.0).reshape(3, 4)
@@ -389,37 +282,6 @@ def test_compiling_again_to_something_else_falls_back_with_a_warning(change, sou
     assert sources
 
 
-def test_setting_that_is_unknown_is_an_error_unless_it_changes_no_results() -> None:
-    known = ["cpp.threads"]
-    optional = {"aot_inductor.enable_line_tables": False, "aot_inductor.precompile_headers": True}
-    assert inductor.known_settings({"cpp.threads": 3, **optional}, known) == {"cpp.threads": 3}
-    with pytest.raises(NotYet, match=r"has no cpp\.march"):
-        inductor.known_settings({"cpp.threads": 3, "cpp.march": "x86-64-v3"}, known)
-
-
-def test_variables_are_set_by_one_compile_at_a_time_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
-    seen: list[str] = []
-
-    def other() -> None:
-        with inductor._environment({"TORCHINDUCTOR_CACHE_DIR": "theirs"}):
-            seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-
-    with inductor._environment({"TORCHINDUCTOR_CACHE_DIR": "first"}):
-        thread = threading.Thread(target=other)
-        thread.start()
-        assert inductor._ENVIRONMENT.locked()
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "first"
-    thread.join()
-    assert (seen, os.environ["TORCHINDUCTOR_CACHE_DIR"]) == (["theirs"], "mine")
-
-
-OLD = """#!/bin/sh
-case "$*" in *--version*) echo "g++ (Made up) 9.3.0"; exit 0;; esac
-echo "g++: error: unrecognized command line option '-std=c++20'" >&2; exit 1
-"""
-
-
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Makes a script the compiler that CXX names."""
@@ -445,35 +307,10 @@ def test_missing_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_old_compiler_is_named_with_its_version(compiler: Callable[[str], Path]) -> None:
-    path = compiler(OLD)
-    with pytest.raises(ToolchainError, match=r"9\.3\.0, and says: .*-std=c\+\+20") as caught:
-        check_cpp_compiler()
-    assert caught.value.where == str(path)
-
-
-def test_compiler_is_checked_before_anything_is_traced(tmp_path, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
-    config = CompilerConfig()
-    config.mode = "max-autotune"
-    function = cache_compile(Plain().forward, config=config, cache_dir=tmp_path)
-    with torch.no_grad(), pytest.raises(ToolchainError):
-        function(torch.ones(2, 4))
-
-
 def config(mode: str) -> CompilerConfig:
     made = CompilerConfig()
     made.mode = mode
     return made
-
-
-@pytest.fixture
-def torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    package: Any = ModuleType("torch_npu")
-    package.__path__ = [str(tmp_path)]
-    monkeypatch.setitem(sys.modules, "torch_npu", package)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -487,21 +324,6 @@ def torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 )
 def test_auto_goes_by_mode_off_the_npu(mode: str, kind: str, name: str) -> None:
     assert engine_for(config(mode), wanted="auto", device_kind=kind).name == name
-
-
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "npugraph_ex"])
-def test_auto_is_torchair_on_an_npu_where_torch_npu_has_it(mode: str, torch_npu: Path) -> None:
-    (torch_npu / "dynamo" / "torchair").mkdir(parents=True)
-    assert engine_for(config(mode), wanted="auto", device_kind="npu").name == "torchair"
-
-
-def test_auto_is_graph_on_an_npu_without_torchair(torch_npu: Path) -> None:
-    assert engine_for(config("reduce-overhead"), wanted="auto", device_kind="npu").name == "graph"
-
-
-def test_mode_of_torchair_elsewhere_names_the_device() -> None:
-    with pytest.raises(BadConfig, match=r"npugraph_ex is TorchAir's own.*lies on cpu"):
-        engine_for(config("npugraph_ex"), wanted="auto", device_kind="cpu")
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,34 @@
-"""The artifact's file: what it holds comes back, and damage is noticed."""
+"""Artifacts: their bytes, and the text that people read."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
+import os
+import pickle
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.small_models import Cached, Plain
 from tests.support.stored import GUARDS, make_artifact
+from tests.support.tracing import compiled
+from warmrank.cache_store.cache_dir.local import add_variant
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.inference import cache_compile, readable_cache
+from warmrank.worker.compile import origins
+from warmrank.worker.compile.readable import render
+from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.runtime.artifact import FORMAT, GraphFacts, TracedSource, parse
+from warmrank.worker.runtime.artifact import ABOUT, FORMAT, Artifact, TracedSource, parse
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name != "frame.code")
 SECTIONS = st.dictionaries(NAMES, st.binary(max_size=64), max_size=4)
@@ -35,18 +50,6 @@ def header_of(data: bytes) -> dict[str, Any]:
 @given(sections=SECTIONS, components=COMPONENTS, name=st.text(max_size=20))
 def test_artifact_round_trips(sections: dict[str, bytes], components: dict[str, str], name: str) -> None:
     artifact = make_artifact(sections=sections, components=components, name=name)
-    assert parse(artifact.to_bytes(), "here") == artifact
-
-
-@given(
-    classes=st.lists(st.sampled_from(["state", "mutated", "user", "number"])),
-    num_outputs=st.integers(0, 9),
-    aliased=st.lists(st.integers(0, 9)),
-    roles=st.lists(st.text(max_size=6)),
-)
-def test_artifact_round_trips_its_facts(classes, num_outputs, aliased, roles):
-    facts = GraphFacts(input_classes=tuple(classes), num_outputs=num_outputs, aliased_outputs=tuple(aliased))
-    artifact = make_artifact(facts=facts, roles=tuple(roles))
     assert parse(artifact.to_bytes(), "here") == artifact
 
 
@@ -108,12 +111,6 @@ def test_artifact_whose_header_makes_no_sense_is_refused(change: Any) -> None:
         parse(sealed(header, raw), "here")
 
 
-@pytest.mark.parametrize("header", [b"", b"{", b"[]", b"3", b"\xff\xfe"])
-def test_artifact_whose_header_is_no_json_object_is_refused(header: bytes) -> None:
-    with pytest.raises(ArtifactCorrupt, match="its header cannot be read"):
-        parse(sealed(header), "here")
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -131,3 +128,200 @@ def test_artifact_whose_header_is_no_json_object_is_refused(header: bytes) -> No
 )
 def test_provenance_changes_with_what_determines_the_bytes(changed: dict[str, Any]) -> None:
     assert make_artifact(**changed).provenance() != make_artifact().provenance()
+
+
+QUOTES = 'it\'s "so" \\ \n \t \r \x0c \u2028 \u00e9 \0 \x85 \'\'\' """ #'
+PARTS = ["META", "REQUEST", "INPUTS", "PARAMETERS", "OUTPUTS", "GUARDS", "CAPTURE", "FILES"]
+
+
+@pytest.fixture(scope="module")
+def artifact() -> Artifact:
+    return compiled(Cached().store, torch.ones(2, 4))
+
+
+@pytest.fixture(scope="module")
+def path(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(artifact, tmp_path_factory.mktemp("cache"))
+
+
+def saved(artifact: Artifact, directory: Path) -> Path:
+    return add_variant(directory / "store", artifact.to_bytes())
+
+
+def literals(text: str) -> dict[str, Any]:
+    """The values that the text assigns."""
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+
+def remark_above(text: str, start: str) -> str:
+    """The last comment line before the line that begins with ``start``."""
+    lines = [line.strip() for line in text.splitlines()]
+    position = next(index for index, line in enumerate(lines) if line.startswith(start))
+    return next(line for line in reversed(lines[:position]) if line.startswith("#"))
+
+
+def test_text_is_python_with_one_literal_per_part(path: Path) -> None:
+    found = literals(render(path))
+    assert list(found) == PARTS
+    assert found["META"]["name"] == "Cached.store(x)"
+    assert found["META"]["size_bytes"] == path.stat().st_size
+    assert found["REQUEST"] == {"made for": "a test"}
+
+
+def test_guards_stand_under_the_line_that_relies_on_them(path: Path) -> None:
+    remark = remark_above(render(path), "'self.cache is a torch.float32 tensor of sizes [8, 4] on cpu'")
+    assert re.fullmatch(
+        r"# tests\.support\.small_models:\d+ Cached\.store: self\.cache\[: x\.shape\[0\]\]\.copy_\(x\)",
+        remark,
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "source tests.support.small_models:Cached.store is ",
+        "deterministic algorithms is False",
+        "x is a torch.float32 tensor of sizes ['*', 4] on cpu",
+        "x.size()[0] <= 8",
+        "'can be captured': 'yes'",
+        "LOAD_GLOBAL",
+        "    def graph(arg0_1",
+    ],
+)
+def test_text_says_what_a_person_looks_for(path: Path, line: str) -> None:
+    assert line in render(path)
+
+
+def test_hostile_text_everywhere_is_still_python(artifact: Artifact, tmp_path: Path) -> None:
+    known = origins.read(artifact.sections)
+    lines = [f"{line}{QUOTES}" for line in known.lines]
+    about = {"lines": lines, "operators": known.operators, "guards": known.guards}
+    hostile = replace(
+        artifact,
+        name=QUOTES,
+        components={QUOTES: QUOTES},
+        guards=replace(artifact.guards, ambient={QUOTES: QUOTES}, shapes=((f"{QUOTES} < 1", ()),)),
+        sections={**artifact.sections, ABOUT: json.dumps(about).encode()},
+    )
+    found = literals(render(saved(hostile, tmp_path)))
+    assert found["META"]["name"] == QUOTES
+    assert found["REQUEST"] == {QUOTES: QUOTES}
+    assert f"{QUOTES} is {QUOTES}" in found["GUARDS"]
+
+
+def test_readable_cache_does_not_write_through_a_link(path: Path, tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "link.py"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    with pytest.raises(UnusableCache, match="a symbolic link"):
+        readable_cache(path, print_output=False, file=link)
+    assert victim.read_text() == "mine"
+
+
+def assert_refused(file: Path, error: type[Exception], words: str) -> None:
+    """The error says what is wrong, and nothing is written, moved or removed."""
+    before = sorted(file.parent.iterdir())
+    with pytest.raises(error, match=words):
+        readable_cache(file, file=file.parent / "out.py")
+    assert sorted(file.parent.iterdir()) == before
+
+
+def private(file: Path, data: bytes) -> Path:
+    file.write_bytes(data)
+    file.chmod(0o600)
+    return file
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickle_of_torchair_is_refused_and_not_unpickled(protocol, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = private(tmp_path / "compiled_module", pickle.dumps(Bomb(), protocol))
+    assert_refused(file, ArtifactCorrupt, "a pickle, as TorchAir writes them, and warmrank unpickles nothing")
+
+
+def test_truncated_file_is_refused(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    for size in (0, 10, len(data) // 2, len(data) - 1):
+        file = private(tmp_path / "compiled_module", data[:size])
+        assert_refused(file, ArtifactCorrupt, "is no usable artifact")
+
+
+def test_file_that_others_could_have_written_is_refused(path: Path, tmp_path: Path) -> None:
+    file = private(tmp_path / "compiled_module", path.read_bytes())
+    file.chmod(0o620)
+    assert_refused(file, UnusableCache, "mode 0620.*chmod 600")
+
+
+class Doubling(torch.nn.Module):
+    def doubled(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+
+def run(function: Any, *args: Any) -> Any:
+    with torch.no_grad():
+        return function(*args)
+
+
+def config_with(section: str, **values: Any) -> CompilerConfig:
+    config = CompilerConfig()
+    for name, value in values.items():
+        setattr(getattr(config.debug, section), name, value)
+    return config
+
+
+def plain(config: CompilerConfig, tmp_path: Path) -> Any:
+    torch.manual_seed(0)
+    return cache_compile(Plain().affine, config=config, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ["py", "txt"])
+def test_graph_dump_is_written_when_compiled(tmp_path: Path, kind: str) -> None:
+    dumps = tmp_path / "dumps"
+    config = config_with("graph_dump", type=kind, path=str(dumps))
+    run(plain(config, tmp_path), torch.ones(2, 4))
+    (file,) = dumps.iterdir()
+    assert file.name.startswith("dynamo_original_graph_rank_0_pid_")
+    assert file.suffix == f".{kind}"
+    text = file.read_text()
+    assert "aten.linear.default" in text
+    if kind == "py":
+        ast.parse(text)
+
+
+def dumped(directory: Path) -> dict[str, Any]:
+    return {file.name: np.load(file) for file in sorted(directory.iterdir())}
+
+
+def test_data_dump_writes_the_result_of_every_operator_on_every_call(tmp_path: Path) -> None:
+    config = config_with("data_dump", type="npy", path=str(tmp_path / "data"))
+    function = plain(config, tmp_path)
+    for value in (1.0, 2.0):
+        x = torch.full((2, 4), value)
+        result = run(function, x)
+        steps = tmp_path / "data" / "worldsize1_global_rank0" / "Plain.affine"
+        found = dumped(steps / str(int(value) - 1))
+        assert list(found) == [
+            "00000-linear-aten.linear.default.OUTPUT.0.npy",
+            "00001-mul-aten.mul.Tensor.OUTPUT.0.npy",
+        ]
+        linear, scaled = found.values()
+        np.testing.assert_array_equal(linear, run(function.module.linear, x).numpy())
+        np.testing.assert_array_equal(scaled, result.numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.complex64])
+def test_data_dump_keeps_values_of_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    config = config_with("data_dump", type="npy", path=str(tmp_path / "data"))
+    function = cache_compile(Doubling().doubled, config=config, cache_dir=tmp_path / "cache")
+    run(function, torch.ones(3, dtype=dtype))
+    (file,) = (tmp_path / "data").rglob("*.npy")
+    assert np.load(file).tolist() == [2, 2, 2]

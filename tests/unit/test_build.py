@@ -1,38 +1,37 @@
-"""The driver of an offline build, on ranks without torch."""
+"""Builds on a machine without accelerators."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from typer.testing import CliRunner, Result
 
+from tests.support.devices import fake_world
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.launching import loaded_config, write_config
-from tests.support.offline_ranks import FakeOfflineLauncher
-from tests.support.stored import make_partition, open_store
-from warmrank.cache_store.records.manifest import PartitionManifest
+from tests.support.launching import loaded_config, rank_spec, write_config
+from tests.support.offline_ranks import FakeOfflineLauncher, small
+from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import (
-    BuildReport,
-    built_ranks,
-    check_target,
-    differences,
-    from_json,
-    model_rank,
-    read_target,
-    replica,
-    target_here,
-    to_json,
-)
+from warmrank.orchestrator.build.plan import BuildReport, built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.reading import Config, groups, parse
-from warmrank.orchestrator.errors import BadArgument, BuildFailed, LaunchFailed
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.worker.keys.environment import environment
+from warmrank.worker import groups
+from warmrank.worker.errors import NeedsValues
+from warmrank.worker.keys.environment import Target, environment
+from warmrank.worker.rank.offline import OfflineRank
+from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.workload import RankContext, Workload
 from warmrank.worker.results import FunctionProbe, FunctionResult
+from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 STAGES = FakeWorld(asks=lambda rank: f"stage {rank // 2 % 2}", kind_of=lambda rank: rank // 2 % 2)
 
@@ -76,67 +75,12 @@ def test_all_partitions_and_the_record_are_in_the_store(tmp_path):
     assert report.totals.num_partitions_new == 16
 
 
-def test_without_a_store_the_cache_directory_gets_every_partition(tmp_path):
-    config = config_of(tmp_path, store=None)
-    report, _ = built(config, staged())
-    partitions = {path.name for path in config.cache_dir.glob("*/world16*")}
-    assert partitions == {f"world16global_rank{rank}" for rank in range(16)}
-    files = list(config.cache_dir.rglob("compiled_module"))
-    assert len(files) == 32
-    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
-    assert len({path.stat().st_ino for path in files}) == 32
-    assert (report.record, report.totals.num_partitions_new) == ("", 16)
-
-
 def test_witness_that_asks_for_something_else_fails_the_build(tmp_path):
     config = config_of(tmp_path)
     world = FakeWorld(kind_of=lambda rank: rank == 15)
     with pytest.raises(BuildFailed, match="rank 15 differs from rank 3") as caught:
         built(config, world)
     assert "--every-rank" in str(caught.value)
-    assert config.store is not None
-    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
-
-
-def test_every_rank_is_built_where_it_is_asked_for(tmp_path):
-    config = config_of(tmp_path, ranks=8)
-    report, launcher = built(config, FakeWorld(kind_of=lambda rank: rank == 7), every_rank=True)
-    assert sorted(launcher.opened) == list(range(8))
-    assert report.assumed == ()
-    assert sorted({item.num_ranks for item in report.classes}) == [1, 7]
-
-
-def test_functions_that_hold_on_one_rank_are_not_copied(tmp_path):
-    config = config_of(tmp_path)
-    report, _ = built(config, staged(), bound=("Model.decode",))
-    assert config.store is not None
-    store = open_store(Path(config.store.tiers[0].path))
-    (record,) = store.launches(launch_key(config))
-    listed = [
-        {entry.function for entry in store.manifest(ref.manifest_key).artifacts} for ref in record.partitions
-    ]
-    assert listed == [set(FUNCTIONS)] * 4 + [{"Model.prefill"}] * 11 + [set(FUNCTIONS)]
-    assert "Model.decode on ranks that got copies" in [item.what for item in report.not_built]
-
-
-def test_workload_of_which_nothing_can_be_built_commits_nothing(tmp_path):
-    config = config_of(tmp_path)
-    with pytest.raises(BadArgument, match=r"nothing can be built offline \(Model.kernels: needs a device\)"):
-        built(config, FakeWorld(functions=()), left_out=("Model.kernels",))
-    assert config.store is not None
-    assert open_store(Path(config.store.tiers[0].path)).launches() == ()
-
-
-def test_report_round_trips(tmp_path):
-    report, _ = built(config_of(tmp_path), staged())
-    assert from_json(to_json(report)) == report
-
-
-def test_failure_of_a_rank_leaves_the_store_as_it_was(tmp_path):
-    config = config_of(tmp_path)
-    world = FakeWorld(raises={("compile", rank): RuntimeError("out of luck") for rank in range(16)})
-    with pytest.raises(LaunchFailed, match="out of luck"):
-        built(config, world)
     assert config.store is not None
     assert open_store(Path(config.store.tiers[0].path)).launches() == ()
 
@@ -149,25 +93,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["build", *map(str, arguments)])
 
 
-def test_command_prints_classes_what_is_assumed_and_what_is_left(tmp_path, monkeypatch):
-    result = run(monkeypatch, write_config(tmp_path), "--world-size", 8)
-    assert result.exit_code == 0, result.output
-    assert "tiny: 8 ranks of device kind cpu" in result.stdout
-    assert "2 classes, 2 compiled" in result.stdout
-    assert "not built: captured graphs" in result.stdout
-    assert "assumed: ranks that differ in their data-parallel position only" in result.stdout
-    assert "no --environment was given" in result.stdout
-
-
-def test_command_for_other_machines_keys_by_their_environment(tmp_path, monkeypatch):
-    there = {**environment(), "driver": "nvidia 999"}
-    file = tmp_path / "there.json"
-    file.write_text(json.dumps(there))
-    result = run(monkeypatch, write_config(tmp_path), "--environment", file, "--json", "-")
-    report = from_json(result.stdout)
-    assert (report.environment, report.environment_source) == (there, f"the machines of {file}")
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [(("--device", "npu"), "--environment"), (("--device", "moon"), "device"), (("--jobs", 0), "--jobs")],
@@ -178,45 +103,6 @@ def test_command_that_cannot_be_done_is_bad_input(arguments, says, tmp_path, mon
     assert says in result.output
 
 
-def config_of_plan(*, tp: int = 2, pp: int = 2, dp: int = 4) -> Config:
-    data = {
-        "workload": {"entrypoint": "models.tiny:workload"},
-        "ranks": tp * pp * dp,
-        "parallel": {"tp": tp, "pp": pp, "dp": dp},
-    }
-    return parse(data)
-
-
-def manifest_of(cache: Path) -> PartitionManifest:
-    return make_partition(cache, rank=1, world_size=16)
-
-
-def test_first_rank_of_each_position_and_the_last_rank_are_built():
-    assert built_ranks(config_of_plan(), every_rank=False) == (0, 1, 2, 3, 15)
-    assert built_ranks(config_of_plan(dp=1), every_rank=False) == (0, 1, 2, 3)
-    assert built_ranks(config_of_plan(dp=2), every_rank=True) == tuple(range(8))
-
-
-def test_ranks_that_share_all_but_their_data_parallel_group_have_one_model():
-    config = config_of_plan()
-    for members in groups(config)["dp"]:
-        assert {model_rank(rank, config) for rank in members} == {members[0]}
-
-
-def test_replica_is_the_other_ranks_partition_with_the_same_bytes(tmp_path):
-    found = replica(manifest_of(tmp_path), 13)
-    assert found == make_partition(tmp_path / "other", rank=13, world_size=16)
-
-
-def test_replica_moves_only_the_component_that_is_the_partition(tmp_path):
-    manifest = manifest_of(tmp_path)
-    entry = manifest.artifacts[0].model_copy(
-        update={"path": "world16global_rank1_a/world16global_rank1_tp_rank1/f/compiled_module"}
-    )
-    found = replica(manifest.model_copy(update={"artifacts": (entry,)}), 5)
-    assert found.artifacts[0].path == "world16global_rank1_a/world16global_rank5_tp_rank1/f/compiled_module"
-
-
 def probe(function: str = "Tiny.f", **components: str) -> FunctionProbe:
     return FunctionProbe(function=function, request_key="", components=components, state="miss", reason="")
 
@@ -225,20 +111,130 @@ def result(digest: str = "d", reason: str = "") -> FunctionResult:
     return FunctionResult(function="Tiny.f", ok=True, outcome="adopted", reason=reason, digest=digest)
 
 
-def test_witness_with_the_same_request_and_artifact_differs_in_nothing():
-    results = {(3, "Tiny.f"): result(), (15, "Tiny.f"): result()}
-    assert differences(config_of_plan(), {3: (probe(a="1"),), 15: (probe(a="1"),)}, results, ()) == ()
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return loaded_config(tmp_path)
 
 
-def test_differences_of_a_witness_name_component_artifact_and_missing_call():
-    config = config_of_plan()
-    other = {(3, "Tiny.f"): result("d"), (15, "Tiny.f"): result("e", "rank: 3 -> 15")}
-    assert differences(config, {3: (probe(a="1"),), 15: (probe(a="2"),)}, other, ()) == ("Tiny.f: a 1 -> 2",)
-    assert differences(config, {3: (probe(),), 15: (probe(),)}, other, ()) == ("Tiny.f: rank: 3 -> 15",)
-    missing = differences(
-        config, {3: (probe(), probe("Tiny.g")), 15: (probe(),)}, {**other, (15, "Tiny.f"): result()}, ()
+pytestmark = pytest.mark.usefixtures("no_grad")
+
+HERE = "tests.support.offline_ranks"
+PAIRS = {"world": (tuple(range(8)),), "tp": ((0, 1), (2, 3), (4, 5), (6, 7))}
+
+
+def spec_of(cache: Path, *, rank: int = 1, entrypoint: str = "small", **changed: Any) -> RankSpec:
+    return rank_spec(
+        cache, rank=rank, world_size=8, groups=PAIRS, entrypoint=f"{HERE}:{entrypoint}", **changed
     )
-    assert missing == ("Tiny.g: only one of them calls it",)
+
+
+@contextlib.contextmanager
+def offline(spec: RankSpec, **changed: str) -> Iterator[OfflineRank]:
+    """A rank that is up; ``changed`` components of its machines are others than this one's."""
+    machines = Target(device_kind=spec.device_kind, environment={**environment(), **changed})
+    rank = OfflineRank(spec, machines=machines)
+    rank.start()
+    try:
+        yield rank
+    finally:
+        rank.stop()
+
+
+def compiled(rank: OfflineRank) -> tuple[FunctionResult, ...]:
+    results = rank.compile(tuple(rank.build()))
+    assert [result.reason for result in results if not result.ok] == []
+    return results
+
+
+@contextlib.contextmanager
+def real_rank(offline_cache: Path, *, rank: int) -> Iterator[Workload]:
+    """The workload with real tensors, as a rank of a launch has it; collectives change nothing here."""
+    with fake_world(rank=rank, world_size=8) as world:
+        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
+        groups.declare_groups({"tp": pair, "world": world})
+        context = RankContext(
+            rank=rank,
+            world_size=8,
+            local_rank=rank,
+            device_kind="cpu",
+            device=torch.device("cpu"),
+            groups={"tp": pair, "world": world},
+        )
+        with launch_scope.of(LaunchDefaults(cache_dir=str(offline_cache))):
+            yield small(context)
+
+
+@pytest.fixture(scope="module")
+def offline_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory in which rank 1 was built offline."""
+    path = tmp_path_factory.mktemp("offline") / "cache"
+    with torch.no_grad(), offline(spec_of(path)) as rank:
+        compiled(rank)
+    return path
+
+
+def test_artifact_has_the_bytes_that_a_rank_of_a_launch_compiles(offline_cache, tmp_path):
+    with real_rank(tmp_path / "launched", rank=1) as workload:
+        (call,) = workload.calls
+        launched = call.function.compile(call.args, call.kwargs, reason="")
+        (built,) = offline_cache.rglob("compiled_module")
+        assert launched.stored.path.read_bytes() == built.read_bytes()
+
+
+@pytest.mark.parametrize("rank", [1, 6])
+def test_rank_of_a_launch_finds_it_and_computes_what_eager_does(rank, offline_cache):
+    with real_rank(offline_cache, rank=rank) as workload:
+        (call,) = workload.calls
+        found = call.function.find(call.args, call.kwargs)
+        assert (found.stored is not None, found.own) == (True, rank == 1), found.reason
+        assert torch.equal(call.function(*call.args), workload.model(*call.args))
+
+
+def test_other_rank_adopts_it(offline_cache):
+    with offline(spec_of(offline_cache, rank=4)) as rank:
+        rank.build()
+        (probe,) = rank.probe()
+        assert (probe.state, probe.reason) == ("adoptable", "fits world8global_rank1")
+        (adopted,) = rank.adopt({probe.function: probe.digest})
+        assert (adopted.ok, adopted.outcome) == (True, "adopted")
+        manifest = rank.manifest()
+        assert [entry.path.split("/")[1] for entry in manifest.artifacts] == ["world8global_rank4"]
+        assert manifest.environment == environment()
+
+
+def test_function_that_asks_for_its_rank_is_bound_to_it(tmp_path):
+    with offline(spec_of(tmp_path, arguments={"method": "by_rank"})) as rank:
+        compiled(rank)
+        assert rank.rank_bound() == ("Small.by_rank",)
+    with offline(spec_of(tmp_path, rank=2, arguments={"method": "by_rank"})) as other:
+        other.build()
+        (probe,) = other.probe()
+        assert (probe.state, "get_rank(): 1 -> 2" in probe.reason) == ("miss", True)
+
+
+@pytest.mark.parametrize("entrypoint", ["asks_for_values", "asks_for_addresses"])
+def test_model_that_needs_real_tensors_is_refused_with_the_line(entrypoint, tmp_path):
+    with (
+        offline(spec_of(tmp_path, entrypoint=entrypoint)) as rank,
+        pytest.raises(NeedsValues, match="--real-tensors") as caught,
+    ):
+        rank.build()
+    assert "offline_ranks.py" in caught.value.where
+    assert f"in {entrypoint}" in caught.value.where
+
+
+def test_tensor_whose_values_a_graph_would_hold_is_refused(tmp_path):
+    with offline(spec_of(tmp_path, entrypoint="decomposes_with_a_table")) as rank:
+        rank.build()
+        (refused,) = rank.compile(("Small.forward",))
+    assert not refused.ok
+    assert "NeedsValues" in refused.reason
+    assert "a decomposition of its configuration holds" in refused.reason
+    with offline(spec_of(tmp_path, entrypoint="decomposes_with_a_table")) as rank:
+        rank.build()
+        with pytest.raises(NeedsValues, match="a decomposition of its configuration holds"):
+            rank.probe()
+    assert not list(tmp_path.rglob("compiled_module"))
 
 
 def written(path: Path, **changed: str) -> Path:
@@ -248,17 +244,6 @@ def written(path: Path, **changed: str) -> Path:
 
 def check(config: Config, path: Path, *, real_tensors: bool = False) -> None:
     check_target(config, read_target(path), real_tensors=real_tensors)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return loaded_config(tmp_path)
-
-
-def test_driver_devices_and_instructions_may_be_others(config, tmp_path):
-    path = written(tmp_path / "there.json", driver="ascend 25", accelerator="Ascend910B", cpu="arm64")
-    check(config, path)
-    assert read_target(path).environment["driver"] == "ascend 25"
 
 
 @pytest.mark.parametrize("name", ["python", "torch", "cuda"])
@@ -273,24 +258,3 @@ def test_other_torch_npu_than_the_installed_one_is_refused(config, tmp_path, mon
     path = written(tmp_path / "there.json", torch_npu="2.12.0")
     with pytest.raises(BadArgument, match=r"torch_npu here 2\.13\.0, there 2\.12\.0"):
         check(config, path)
-
-
-def without_torch(data: dict[str, str]) -> object:
-    return {name: value for name, value in data.items() if name != "torch"}
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (without_torch, "components torch are missing"),
-        (lambda data: {**data, "moon": "full"}, "components moon"),
-        (lambda data: [*data], "JSON object of strings"),
-        (lambda data: {**data, "torch": 2}, "JSON object of strings"),
-    ],
-    ids=["a component is missing", "a component is unknown", "a list", "a number"],
-)
-def test_file_that_is_no_environment_says_what_is_expected(change, says, tmp_path):
-    path = tmp_path / "there.json"
-    path.write_text(json.dumps(change(environment())))
-    with pytest.raises(BadArgument, match=says):
-        read_target(path)

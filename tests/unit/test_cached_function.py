@@ -1,8 +1,8 @@
-"""A cached function: compiles on a miss, saves, loads, and says why it cannot."""
+"""A cached function: what it is made of, its first calls, and where its artifacts lie."""
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
 import pickle
 import re
@@ -17,25 +17,25 @@ from torch import nn
 from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.stored import COMPONENTS, lay_artifact
-from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason
-from warmrank.cache_store.cache_dir.local import add_variant
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.worker import journal
+from tests.support.tracing import ROWS, cached, files, model_of, outcome, reason
+from warmrank.inference import cache_compile, get_backend
 from warmrank.worker.compile import compiler
+from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines import engine_named
-from warmrank.worker.errors import BackwardNotSupported, CompileForbidden, GraphBreak, RandomOp
+from warmrank.worker.errors import (
+    BackwardNotSupported,
+    BadConfig,
+    BadFunction,
+    CompileForbidden,
+    ConfigMismatch,
+    GraphBreak,
+    RandomOp,
+)
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.describe import explain_absence
-from warmrank.worker.runtime.find import Place, model_directory, partition_name, sibling_variants
-from warmrank.worker.runtime.options import LaunchDefaults
+from warmrank.worker.runtime.find import model_directory
 
 pytestmark = pytest.mark.usefixtures("no_grad")
-
-SAVED = re.compile(
-    r"Cache ModelCacheMeta\(name='Plain\.affine\(x\)', "
-    r"date='\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}', version='1\.0\.0', fx=None\) "
-    r"(saved to|loaded from) (/\S+/Plain_dynamic_aclgraphcache_[0-9a-f]{32}/affine/compiled_module)"
-)
 
 
 # A miss, then a hit.
@@ -69,13 +69,6 @@ def test_second_model_loads_without_tracing(cache: Path, monkeypatch: pytest.Mon
     assert outcome(function) == "loaded"
 
 
-def test_weights_that_changed_in_place_are_used(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    function(ROWS)
-    nn.init.ones_(model_of(function).get_parameter("linear.weight"))
-    assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
-
-
 def test_function_that_writes_in_place_does_so_once_for_each_call(cache: Path) -> None:
     model, reference = Cached(), Cached()
     function = cached(model.accumulate, cache)
@@ -85,39 +78,7 @@ def test_function_that_writes_in_place_does_so_once_for_each_call(cache: Path) -
     assert torch.equal(model.cache, reference.cache)
 
 
-# What TorchAir logs.
-
-
-def test_saving_and_loading_are_logged_as_torchair_does(cache, caplog):
-    with caplog.at_level(logging.INFO, logger="torchair"):
-        cached(Plain().affine, cache)(ROWS)
-        cached(Plain().affine, cache)(ROWS)
-    lines = [record for record in caplog.records if record.levelname == "INFO" and "Cache " in record.message]
-    found = [SAVED.fullmatch(record.getMessage()) for record in lines]
-    assert [match and match[1] for match in found] == ["saved to", "loaded from"]
-    assert [Path(match[2]).is_file() for match in found if match] == [True, True]
-
-
 # Where the cache lies.
-
-
-def test_cache_dir_that_is_a_file_is_a_clear_error(cache: Path) -> None:
-    cache.write_text("a file")
-    with pytest.raises(UnusableCache, match=rf"directory {cache}"):
-        cached(Plain().affine, cache)(ROWS)
-
-
-@pytest.mark.parametrize(
-    ("options", "partition"),
-    [
-        ({"tp_rank": 1}, "tp_rank1"),
-        ({"pp_rank": 0}, "pp_rank0"),
-        ({"tp_rank": 1, "pp_rank": 0}, "tp_rank1_pp_rank0"),
-        ({"global_rank": 3}, "affine"),
-    ],
-)
-def test_ranks_that_were_given_are_in_the_path_of_a_single_rank(cache, options, partition):
-    assert partition in cached(Plain().affine, cache, **options).place().function_dir.parts
 
 
 @pytest.mark.parametrize(
@@ -131,11 +92,6 @@ def test_ranks_that_were_given_are_in_the_path_of_a_single_rank(cache, options, 
 def test_ranks_of_torch_distributed_are_in_the_path(cache, options, partition):
     with fake_world(rank=2, world_size=4):
         assert cached(Plain().affine, cache, **options).place().function_dir.parent.name == partition
-
-
-def test_place_of_a_launch_without_process_groups_is_in_the_path(cache: Path) -> None:
-    function = cached_in_launch(Plain().affine, cache, LaunchDefaults(place=(1, 2)))
-    assert function.place().function_dir.parent.name == "world2global_rank1"
 
 
 # What a later process finds damaged.
@@ -218,12 +174,6 @@ def test_argument_that_asks_for_gradients_is_an_error_that_names_it(cache: Path)
     assert files(cache) == []
 
 
-def test_argument_that_asks_for_gradients_is_taken_where_none_are_recorded(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    x = ROWS.clone().requires_grad_()
-    assert torch.equal(function(x), model_of(function).affine(x))
-
-
 def test_artifact_for_an_argument_with_gradients_is_not_used_where_they_are_recorded(cache: Path) -> None:
     function = cached(Plain().affine, cache)
     x = ROWS.clone().requires_grad_()
@@ -246,15 +196,6 @@ def test_grad_mode_of_the_caller_makes_no_further_variant(cache: Path, mode: Any
     assert not found.requires_grad
 
 
-def test_function_sees_that_gradients_are_off(cache: Path) -> None:
-    class Asks(torch.nn.Module):
-        def f(self, x: torch.Tensor) -> torch.Tensor:
-            return x + 1 if torch.is_grad_enabled() else x - 1
-
-    with torch.enable_grad():
-        assert torch.equal(cached(Asks().f, cache)(ROWS), ROWS - 1)
-
-
 def test_failure_does_not_spoil_later_calls(cache: Path) -> None:
     model = Unfit()
     function = cached(model.drops, cache)
@@ -265,15 +206,6 @@ def test_failure_does_not_spoil_later_calls(cache: Path) -> None:
 
 
 # The journal of a script.
-
-
-def test_every_look_up_is_written_to_the_journal(cache, tmp_path, monkeypatch):
-    monkeypatch.setenv("WARMRANK_JOURNAL", str(tmp_path / "journal"))
-    for _ in range(2):
-        cached(Plain().affine, cache)(ROWS)
-    entries = journal.read(tmp_path / "journal")
-    assert [result.outcome for result, _ in entries] == ["compiled", "loaded"]
-    assert {details["root"] for _, details in entries} == {str(cache)}
 
 
 class Bomb:
@@ -296,14 +228,6 @@ def test_pickle_of_torchair_is_moved_aside_and_never_unpickled(cache, affine_art
     assert "a pickle, as TorchAir writes them" in compiled_in_spite_of(cache)
     assert affine_artifact.with_name("compiled_module.corrupt").read_bytes() == pickled
     assert not (tmp_path / "exploded").exists()
-
-
-def test_second_damaged_file_does_not_replace_the_first_that_was_moved_aside(cache, affine_artifact):
-    for content in (b"first", b"second"):
-        affine_artifact.write_bytes(content)
-        compiled_in_spite_of(cache)
-    aside = sorted(affine_artifact.parent.glob("*.corrupt*"))
-    assert [path.read_bytes() for path in aside] == [b"first", b"second"]
 
 
 def link_to_itself_elsewhere(artifact: Path) -> None:
@@ -341,35 +265,10 @@ ASKED = Request(components={**COMPONENTS, "torch": "2.13.1"}, key="0f", engine=e
 MODEL_DIR = "Llama_dynamic_aclgraphcache_0f"
 
 
-def test_absence_in_an_empty_cache_names_class_and_function(tmp_path: Path) -> None:
-    reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
-    assert reason == "the cache holds nothing for Llama.decode"
-
-
 def test_absence_names_the_components_that_differ(tmp_path: Path) -> None:
     lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode")
     reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
     assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
-
-
-def test_artifact_of_the_same_model_is_nearer_than_that_of_another_tp_size(tmp_path: Path) -> None:
-    for directory, components in (
-        ("1a", {**ASKED.components, "parameters": "of tp 2"}),
-        ("2b", {**COMPONENTS, "cann": "7"}),
-    ):
-        lay_artifact(tmp_path / f"Llama_dynamic_aclgraphcache_{directory}" / "decode", components)
-    reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
-    assert "torch 2.13.0 -> 2.13.1" in reason
-    assert "parameters" not in reason
-
-
-def test_absence_names_a_few_conditions_each_once_and_counts_the_rest(tmp_path: Path) -> None:
-    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode", {"module": "aa"})
-    asked = Request(components={**COMPONENTS, "module": "bb"}, key="0f", engine=engine_named("graph"))
-    missing = [f"self._modules['{index}'] is missing" for index in (6, 6, 6, 7, 8, 9, 10)]
-    reason = explain_absence(tmp_path / MODEL_DIR, "decode", asked, lambda _path: tuple(missing))
-    named = "; ".join([*dict.fromkeys(missing[:5]), "and 2 more"])
-    assert reason.endswith(f"({named})")
 
 
 @pytest.mark.parametrize(
@@ -385,35 +284,144 @@ def test_model_directory_is_torchairs(dynamic: bool, mode: str, expected: str) -
     assert model_directory("Llama", dynamic=dynamic, mode=mode, key="0f") == expected
 
 
+class Decorated(nn.Module):
+    @torch.no_grad()
+    def quiet(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def static(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @classmethod
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    partial = functools.partialmethod(lambda self, x, y: x, y=1)
+
+
+class NoModule:
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def with_limit(limit: int) -> CompilerConfig:
+    config = CompilerConfig()
+    config.debug.aclgraph.static_capture_size_limit = limit
+    return config
+
+
+@pytest.fixture
+def model() -> Plain:
+    return Plain()
+
+
+# The function.
+
+
 @pytest.mark.parametrize(
-    ("world_size", "rank", "tp_rank", "pp_rank", "expected"),
+    "function",
+    [plain, Plain.affine, Plain(), Decorated.static, Decorated().static, NoModule().method,
+     Decorated.of_class, torch.relu, len, "affine", None],
+    ids=["function", "unbound", "module", "static", "static of an instance", "of no module", "class method",
+         "operator", "builtin", "text", "none"],
+)  # fmt: skip
+def test_function_that_is_no_method_of_a_module_is_refused(function: Any) -> None:
+    with pytest.raises(
+        BadFunction, match=r"(?s)takes a bound method of an nn.Module, got .*; pass self.method"
+    ):
+        cache_compile(function)
+
+
+@pytest.mark.parametrize("name", ["quiet", "partial"])
+def test_decorated_method_is_refused_with_the_remedy(name: str) -> None:
+    with pytest.raises(BadFunction, match=r"Move the body into an undecorated method|pass self.method"):
+        cache_compile(getattr(Decorated(), name))
+
+
+# Configuration and backend.
+
+
+def test_configuration_that_differs_from_the_backends_is_refused_option_by_option(model: Plain) -> None:
+    backend = get_backend(compiler_config=with_limit(3))
+    with pytest.raises(
+        ConfigMismatch,
+        match=r"disagree \(debug.aclgraph.static_capture_size_limit: 5 / 3\); pass one of them",
+    ) as raised:
+        cache_compile(model.affine, config=with_limit(5), backend=backend)
+    assert raised.value.differing == ["debug.aclgraph.static_capture_size_limit: 5 / 3"]
+
+
+def test_configuration_changed_later_does_not_change_what_is_asked(model: Plain) -> None:
+    config = with_limit(3)
+    cached = cache_compile(model.affine, config=config)
+    config.debug.aclgraph.static_capture_size_limit = 5
+    assert "static_capture_size_limit=3" in cached.request().components["config"]
+
+
+def test_decompositions_of_the_backend_are_used_and_the_functions_own_win(model: Plain) -> None:
+    add, mul = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
+    backend = get_backend(custom_decompositions={add: plain, mul: plain})
+    cached = cache_compile(model.affine, backend=backend, custom_decompositions={mul: torch.relu})
+    same = cache_compile(model.affine, custom_decompositions={add: plain, mul: torch.relu})
+    assert cached.request() == same.request()
+
+
+@pytest.mark.parametrize(
+    "backend", ["npu", plain, functools.partial(plain)], ids=["text", "function", "partial"]
+)
+def test_backend_of_another_make_is_refused(model: Plain, backend: Any) -> None:
+    with pytest.raises(
+        BadConfig, match=r"expected what warmrank.get_npu_backend\(compiler_config=...\) returns"
+    ):
+        cache_compile(model.affine, backend=backend)
+
+
+# Other parameters.
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
     [
-        (1, 0, None, None, ""),
-        (2, 1, None, None, "world2global_rank1"),
-        (4, 3, 1, None, "world4global_rank3_tp_rank1"),
-        (4, 3, None, 0, "world4global_rank3_pp_rank0"),
-        (4, 3, 1, 0, "world4global_rank3_tp_rank1_pp_rank0"),
-        (1, 0, 0, 0, "tp_rank0_pp_rank0"),
+        ("guard", "guards"),
+        ("on_recompilation", "on_recompile"),
+        ("cachedir", "cache_dir"),
+        ("dynamics", "dynamic"),
+        ("tprank", "tp_rank"),
+        ("custom_decomposition", "custom_decompositions"),
     ],
 )
-def test_partition_name_appends_what_was_given(world_size, rank, tp_rank, pp_rank, expected):
-    assert partition_name(world_size=world_size, rank=rank, tp_rank=tp_rank, pp_rank=pp_rank) == expected
+def test_unknown_parameter_is_refused_with_the_nearest(model: Plain, name: str, nearest: str) -> None:
+    arguments: dict[str, Any] = {name: 1}
+    with pytest.raises(BadConfig, match=rf"no parameter '{name}'; did you mean '{nearest}'\?") as raised:
+        cache_compile(model.affine, **arguments)
+    assert raised.value.parameter == name
 
 
-def test_siblings_are_the_same_function_of_other_partitions(tmp_path: Path) -> None:
-    for partition in ("world2global_rank1", "world2global_rank0", "world1"):
-        add_variant(tmp_path / partition / "decode", partition.encode())
-        add_variant(tmp_path / partition / "prefill", partition.encode())
-    own = tmp_path / "world2global_rank0" / "decode"
-    assert [
-        path.parent.parent.name for path in sibling_variants(Place(model_dir=tmp_path, function_dir=own))
-    ] == [
-        "world1",
-        "world2global_rank1",
-    ]
-
-
-def test_siblings_of_a_partition_include_the_artifact_of_a_single_rank(tmp_path: Path) -> None:
-    alone = add_variant(tmp_path / "decode", b"made by one rank")
-    own = tmp_path / "world2global_rank0" / "decode"
-    assert sibling_variants(Place(model_dir=tmp_path, function_dir=own)) == (alone,)
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("guards", "never", "guards is 'never'; allowed: 'always', 'once', 'skip'"),
+        ("guards", True, "guards is True; allowed: 'always', 'once', 'skip'"),
+        ("on_recompile", "stop", "on_recompile is 'stop'; allowed: 'add', 'abandon'"),
+        ("dynamic", 1, r"dynamic is 1 \(int\); expected bool"),
+        ("global_rank", "0", r"global_rank is '0' \(str\); expected int"),
+        ("global_rank", True, r"global_rank is True \(bool\); expected int"),
+        ("tp_rank", 0.0, r"tp_rank is 0.0 \(float\); expected int"),
+        ("pp_rank", -1, "pp_rank is -1; ranks count from 0"),
+        ("ge_cache", "yes", r"ge_cache is 'yes' \(str\); expected bool"),
+        ("config", "reduce-overhead", r"config is 'reduce-overhead' \(str\); expected CompilerConfig"),
+        ("config", {"mode": "reduce-overhead"}, r"config is {.*} \(dict\); expected CompilerConfig"),
+        ("cache_dir", 3, r"cache_dir is 3 \(int\); expected"),
+        ("cache_dir", b"cache", r"cache_dir is b'cache' \(bytes\); expected"),
+        ("custom_decompositions", [plain], r"custom_decompositions is \[.*\] \(list\); expected"),
+    ],
+)
+def test_value_of_the_wrong_type_is_refused_by_name(model: Plain, name: str, value: Any, said: str) -> None:
+    with pytest.raises(BadConfig, match=said) as raised:
+        cache_compile(model.affine, **{name: value})
+    assert raised.value.parameter == name

@@ -22,7 +22,7 @@ from tests.support.small_models import Derived, Plain
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.worker.compile import compiler
 from warmrank.worker.errors import NotPortable, WorkerError
-from warmrank.worker.runtime import compiling
+from warmrank.worker.runtime import function as function_module
 from warmrank.worker.runtime.function import CachedFunction
 from warmrank.worker.runtime.options import LaunchDefaults
 
@@ -30,14 +30,6 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 # Several variants.
-
-
-def test_shape_that_the_trace_covers_needs_no_second_variant(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    for rows in (2, 3, 7):
-        x = torch.ones(rows, 4)
-        assert torch.equal(function(x), model_of(function).affine(x))
-    assert len(files(cache)) == 1
 
 
 def test_what_was_traced_before_changes_nothing_in_an_artifact(tmp_path: Path) -> None:
@@ -68,15 +60,6 @@ def test_shape_that_the_trace_does_not_cover_adds_a_variant(cache: Path) -> None
     assert "sizes [2, 4] -> [3, 4]" in reason(function)
 
 
-def test_every_variant_is_found_again(cache: Path) -> None:
-    for rows in (2, 3):
-        warm(Plain().affine, cache, torch.ones(rows, 4), dynamic=False)
-    function = cached(Plain().affine, cache, dynamic=False)
-    for rows in (3, 2):
-        function(torch.ones(rows, 4))
-        assert outcome(function) == "loaded"
-
-
 def test_second_trace_abandons_the_cache_where_that_was_asked(cache: Path) -> None:
     function = cached(Plain().affine, cache, dynamic=False, on_recompile="abandon")
     inputs = [torch.ones(rows, 4) for rows in (2, 3, 2, 5)]
@@ -98,7 +81,7 @@ class Counts(nn.Module):
 
 
 def test_function_that_changes_itself_runs_eagerly_after_some_traces(cache, monkeypatch, caplog):
-    monkeypatch.setattr(compiling, "MAX_TRACES_OF_CHANGING", 2)
+    monkeypatch.setattr(function_module, "MAX_TRACES_OF_CHANGING", 2)
     model = Counts()
     function = cached(model.forward, cache)
     with caplog.at_level(logging.WARNING, logger="torchair"):
@@ -108,18 +91,6 @@ def test_function_that_changes_itself_runs_eagerly_after_some_traces(cache, monk
     assert len(function.variants) == 2
     assert caplog.text.count("Counts.forward was traced 2 times in this process") == 1
     assert "self.calls: 0 -> 1" in caplog.text
-
-
-def test_function_that_runs_eagerly_after_too_many_traces_still_uses_what_is_loaded(cache, monkeypatch):
-    monkeypatch.setattr(compiling, "MAX_TRACES", 2)
-    function = cached(Plain().affine, cache, dynamic=False)
-    sizes = (2, 3, 4, 2, 3)
-    for rows in sizes:
-        x = torch.ones(rows, 4)
-        assert torch.equal(function(x), model_of(function).affine(x))
-    assert len(function.variants) == 2
-    found = [variant.runner.statistics for variant in function.variants]
-    assert [(one.warm_up_runs, one.replays) for one in found] == [(1, 1), (1, 1)]
 
 
 def test_threads_that_call_at_once_compile_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,27 +148,6 @@ def test_two_functions_bound_under_one_name_are_not_mistaken_for_each_other(cach
 
 
 # Which calls fit.
-
-
-def test_arguments_that_the_method_does_not_take_are_a_type_error(cache: Path) -> None:
-    function = cached(Plain().affine, cache)
-    for _ in range(2):
-        with pytest.raises(TypeError, match=r"unexpected keyword argument 'y'|missing a required argument"):
-            function(y=ROWS)
-        function(ROWS)
-
-
-def test_keyword_and_default_arguments_are_taken_as_the_method_does(cache: Path) -> None:
-    model = Plain()
-    function = cached(model.scaled, cache)
-    assert torch.equal(function(x=ROWS), model.scaled(ROWS))
-    assert torch.equal(function(ROWS, 3.0, negate=True), model.scaled(ROWS, 3.0, negate=True))
-
-
-def test_number_is_followed(cache: Path) -> None:
-    function = cached(Plain().repeated, cache)
-    for times in (2, 3, 0, 1):
-        assert torch.equal(function(ROWS, times), model_of(function).repeated(ROWS, times))
 
 
 def test_state_of_the_process_is_followed(cache: Path) -> None:
@@ -262,22 +212,6 @@ def test_artifact_of_another_rank_is_adopted(cache: Path) -> None:
     function = partition(cache, 1)
     assert torch.equal(function(ROWS), model_of(function).affine(ROWS))
     assert (outcome(function), reason(function)) == ("adopted", "fits world2global_rank0")
-
-
-def test_artifact_that_was_adopted_lies_in_the_own_partition(cache: Path) -> None:
-    for rank in (0, 1):
-        partition(cache, rank)(ROWS)
-    found = files(cache)
-    assert [name.split("/")[1] for name in found] == ["world2global_rank0", "world2global_rank1"]
-    assert len({(cache / name).read_bytes() for name in found}) == 1
-    assert len({(cache / name).stat().st_ino for name in found}) == 2
-
-
-def test_artifact_of_another_world_size_is_adopted(cache: Path) -> None:
-    partition(cache, 0, world_size=2)(ROWS)
-    function = partition(cache, 3, world_size=4)
-    function(ROWS)
-    assert outcome(function) == "adopted"
 
 
 # Collectives.
@@ -359,13 +293,6 @@ def test_one_class_at_two_places_shares_an_artifact_and_no_weights(cache: Path) 
     check(stack)
     assert [outcome(function) for function in functions(stack)] == ["compiled", "loaded"]
     assert len(files(cache)) == 1
-
-
-def test_one_class_at_two_places_with_other_attributes_shares_nothing(cache: Path) -> None:
-    stack = Stack(Block(cache), Block(cache, factor=3))
-    check(stack)
-    assert [outcome(function) for function in functions(stack)] == ["compiled", "compiled"]
-    assert reason(functions(stack)[1]) == "self.factor: 2 -> 3"
 
 
 def test_subclass_that_overrides_is_not_taken_for_its_base(cache: Path) -> None:
@@ -466,10 +393,8 @@ def test_tensor_of_the_users_own_kind_is_refused_by_name(cache: Path) -> None:
         cached(Asking().forward, cache)(torch.ones(2, 3).as_subclass(Marked))
 
 
-@pytest.mark.usefixtures("no_grad")
-def test_kind_of_device_is_looked_at(cache: Path) -> None:
-    function = cached(Asking().forward, cache)
-    function(torch.ones(2, 3))
-    here: Any = function.variants[0]
-    assert here.fits((torch.ones(4, 5),), {})
-    assert not here.fits((torch.ones(4, 5, device="meta"),), {})
+def test_one_class_at_two_places_with_other_attributes_shares_nothing(cache: Path) -> None:
+    stack = Stack(Block(cache), Block(cache, factor=3))
+    check(stack)
+    assert [outcome(function) for function in functions(stack)] == ["compiled", "compiled"]
+    assert reason(functions(stack)[1]) == "self.factor: 2 -> 3"

@@ -13,11 +13,10 @@ import torch
 
 import warmrank
 from tests.support.devices import warm
-from tests.support.small_models import Cached, Plain
+from tests.support.small_models import Cached
 from tests.support.tracing import cached
 from warmrank.inference import cache_compile
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
-from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics, total
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import NotCapturable
@@ -28,9 +27,22 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 Graph = Callable[..., tuple[Any, ...]]
 
 
-def runner(graph: Graph, *classes: str, aliased: tuple[int, ...] = (), **options: Any) -> GraphRunner:
-    facts = GraphFacts(input_classes=classes, num_outputs=1, aliased_outputs=aliased)
-    return GraphRunner(graph, facts, CpuBackend(), CaptureOptions(**options))
+def runner(
+    graph: Graph,
+    *classes: str,
+    aliased: tuple[int, ...] = (),
+    of_module: tuple[int, ...] = (),
+    backend: CpuBackend | None = None,
+    **options: Any,
+) -> GraphRunner:
+    facts = GraphFacts(
+        input_classes=classes,
+        num_outputs=1,
+        aliased_outputs=aliased,
+        input_names=("self.weight", "cache", "x")[: len(classes)],
+        module_inputs=of_module,
+    )
+    return GraphRunner(graph, facts, backend or CpuBackend(), CaptureOptions(**options))
 
 
 def doubled(x: torch.Tensor) -> tuple[Any, ...]:
@@ -52,13 +64,6 @@ def ones(*shape: int) -> torch.Tensor:
 
 
 # Capture and replay.
-
-
-def test_cloned_output_is_not_overwritten() -> None:
-    run = warm(runner(doubled, "user", clone_output=True), ones(3))
-    first = run(ones(3))[0]
-    run(ones(3) * 5)
-    assert torch.equal(first, ones(3) * 2)
 
 
 def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:
@@ -173,18 +178,6 @@ class Failing(CpuBackend):
         return super().capture(*given, **options)
 
 
-def runner_calls(
-    graph: Graph, *classes: str, backend: CpuBackend | None = None, **options: Any
-) -> GraphRunner:
-    facts = GraphFacts(input_classes=classes, num_outputs=1, aliased_outputs=())
-    return GraphRunner(graph, facts, backend or CpuBackend(), CaptureOptions(**options))
-
-
-def counted_calls(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
-    cache.add_(x.sum())
-    return (cache * 1.0,)
-
-
 def done(run: Any) -> tuple[int, int, int]:
     """How often it ran, captured and replayed."""
     found = run.statistics
@@ -195,7 +188,7 @@ def done(run: Any) -> tuple[int, int, int]:
 
 
 def test_first_call_runs_second_captures_third_replays() -> None:
-    run = runner_calls(doubled, "user")
+    run = runner(doubled, "user")
     found = []
     for value in (1.0, 2.0, 3.0):
         assert torch.equal(run(torch.full((3,), value))[0], torch.full((3,), 2 * value))
@@ -204,25 +197,9 @@ def test_first_call_runs_second_captures_third_replays() -> None:
     assert run.statistics.eager_calls == 0
 
 
-def test_recapture_at_a_new_address_happens_at_once() -> None:
-    run = warm(runner_calls(counted_calls, "mutated", "user"), torch.zeros(2), torch.ones(1))
-    caches = [torch.zeros(2) for _ in range(3)]
-    for cache in caches:
-        assert torch.equal(run(cache, torch.ones(1))[0], torch.ones(2))
-    assert (done(run), run.statistics.recaptures) == ((1, 3, 3), 2)
-
-
-def test_shape_that_ran_once_runs_without_capture_when_others_took_all_that_the_limit_allows() -> None:
-    run = runner_calls(doubled, "user", limit=1)
-    for size in (1, 2, 2, 1, 1):
-        assert torch.equal(run(torch.ones(size))[0], torch.ones(size) * 2)
-    assert done(run) == (2, 1, 1)
-    assert run.statistics.eager_causes == (("static_capture_size_limit is reached", 2),)
-
-
 def test_recapture_that_failed_is_tried_again_at_the_next_call() -> None:
     backend = Failing()
-    run = runner_calls(lambda weight, x: (weight * x,), "state", "user", backend=backend)
+    run = runner(lambda weight, x: (weight * x,), "state", "user", backend=backend)
     weights = [torch.ones(3), torch.ones(3) * 2]
     warm(run, weights[0], torch.ones(3))(weights[0], torch.ones(3))
     backend.times = 1
@@ -238,7 +215,7 @@ def test_recapture_that_failed_is_tried_again_at_the_next_call() -> None:
 @pytest.mark.parametrize("pool", ["own", "given"])
 def test_output_of_a_first_call_is_never_overwritten(pool: str) -> None:
     options: dict[str, Any] = {"pool": warmrank.graph_pool_handle("cpu")} if pool == "given" else {}
-    run = runner_calls(doubled, "user", **options)
+    run = runner(doubled, "user", **options)
     kept = [(size, run(torch.ones(size))[0]) for size in (8, 4)]
     for size in (8, 4, 8, 4):
         run(torch.full((size,), NAN))
@@ -247,54 +224,7 @@ def test_output_of_a_first_call_is_never_overwritten(pool: str) -> None:
         assert torch.equal(value, torch.ones(size) * 2)
 
 
-def test_output_of_a_first_call_may_be_fed_to_the_call_that_captures() -> None:
-    run = runner_calls(doubled, "user")
-    x = torch.ones(3)
-    for number in range(1, 6):
-        (x,) = run(x)
-        assert torch.equal(x, torch.full((3,), 2.0**number))
-
-
-@pytest.mark.parametrize("options", [{}, {"reuse_in_function": False}], ids=["shared pool", "own pools"])
-def test_shape_that_comes_once_takes_nothing_of_a_pool(options: dict[str, Any]) -> None:
-    run = warm(runner_calls(doubled, "user", **options), torch.ones(64))
-    assert run.statistics.pools == ()
-    run(torch.ones(64))
-    before = run.statistics.pools
-    for size in range(100, 200):
-        run(torch.ones(size))
-    assert run.statistics.pools == before
-    assert run.statistics.captures == 1
-
-
-# Threads.
-
-
-def test_threads_that_meet_new_shapes_run_each_once_and_capture_it_once() -> None:
-    run = runner_calls(doubled, "user", clone_output=True, limit=64)
-
-    def call(value: int) -> bool:
-        with torch.no_grad():
-            x = torch.full((1 + value % 20,), float(value))
-            return torch.equal(run(x)[0], x * 2)
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(call, range(400)))
-    assert done(run) == (20, 20, 380)
-
-
 # Cached functions.
-
-
-def test_models_cache_is_written_once_by_every_call(tmp_path: Path) -> None:
-    model, wanted = (Cached().requires_grad_(requires_grad=False) for _ in range(2))
-    wanted.load_state_dict(model.state_dict())
-    function = cached(model.accumulate, tmp_path)
-    for _ in range(4):  # runs, captures, replays twice
-        x = torch.randn(2, 4)
-        torch.testing.assert_close(function(x), wanted.accumulate(x))
-        torch.testing.assert_close(model.get_buffer("cache"), wanted.get_buffer("cache"))
-    assert done(function) == (1, 1, 3)
 
 
 class Model(torch.nn.Module):
@@ -412,23 +342,6 @@ class Uncapturable(CpuBackend):
         raise NotCapturable(msg, operator="aten.item.default")
 
 
-def runner_statistics(
-    graph: Graph,
-    *classes: str,
-    backend: CpuBackend | None = None,
-    of_module: tuple[int, ...] = (),
-    **options: Any,
-) -> GraphRunner:
-    facts = GraphFacts(
-        input_classes=classes,
-        num_outputs=1,
-        aliased_outputs=(),
-        input_names=("self.weight", "cache", "x")[: len(classes)],
-        module_inputs=of_module,
-    )
-    return GraphRunner(graph, facts, backend or CpuBackend(), CaptureOptions(**options))
-
-
 def used(weight: torch.Tensor, cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
     cache.add_(x)
     return (weight * cache + x,)
@@ -438,7 +351,7 @@ def using(
     *, captures: bool = True, **options: Any
 ) -> tuple[GraphRunner, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A runner after a call that captured, if calls of it do so, and the inputs of that call."""
-    run = runner_statistics(used, "state", "mutated", "user", of_module=(0,), **options)
+    run = runner(used, "state", "mutated", "user", of_module=(0,), **options)
     inputs = torch.ones(4), torch.zeros(4), torch.ones(4)
     if captures:
         warm(run, *inputs)
@@ -449,14 +362,8 @@ def using(
 # Causes of recapture.
 
 
-def test_new_address_of_a_parameter_is_named() -> None:
-    run, weight, cache, x = using()
-    run(weight.clone(), cache, x)
-    assert run.statistics.recapture_causes == (("parameter or buffer self.weight has a new address", 1),)
-
-
 def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
-    run = runner_statistics(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", of_module=(0,))
+    run = runner(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", of_module=(0,))
     weight, cache = torch.arange(4.0).reshape(2, 2), torch.zeros(2, 2)
     warm(run, weight, cache)(weight, cache)
     assert torch.equal(run(weight.T, cache)[0], weight.T * 2)
@@ -464,7 +371,7 @@ def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
 
 
 def test_user_inputs_of_other_strides_where_elements_overlap_are_read_correctly() -> None:
-    run = runner_statistics(lambda weight, cache, x: (x * 2,), "state", "state", "user", of_module=(0, 1))
+    run = runner(lambda weight, cache, x: (x * 2,), "state", "state", "user", of_module=(0, 1))
     weight = torch.ones(1)
     warm(run, weight, weight, torch.ones(2, 3))
     assert torch.equal(
@@ -495,7 +402,7 @@ def test_frozen_parameter_at_another_address_is_not_looked_at() -> None:
 
 def test_graph_that_cannot_be_captured_runs_without_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.ones(4)
-    run = runner_statistics(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable(x))
+    run = runner(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable(x))
     weight, cache = torch.ones(4), torch.zeros(4)
     warm(run, weight, cache, x)
     with caplog.at_level(logging.WARNING, logger="torchair"):
@@ -521,41 +428,7 @@ def test_call_without_capture_has_a_cause(options: dict[str, Any], cause: str) -
     assert run.statistics.warm_up_runs == 0
 
 
-def test_module_state_that_a_graph_returned_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    run = runner_statistics(lambda weight, cache: (cache.add_(1.0) * 2,), "state", "mutated", of_module=(0,))
-    weight = torch.ones(1)
-    (returned,) = warm(run, weight, torch.zeros(4))(weight, torch.zeros(4))
-    with caplog.at_level(logging.WARNING, logger="torchair"):
-        run(weight, returned)
-    assert "mutated input cache lies in memory that a captured graph returned" in caplog.text
-
-
-# The value.
-
-
-def test_total_counts_a_shared_pool_once() -> None:
-    shared = PoolStatistics(handle=(0, 3), num_graphs=2, size_bytes=10, saved_bytes=5)
-    own = PoolStatistics(handle=None, num_graphs=1, size_bytes=7, saved_bytes=0)
-    part = CaptureStatistics(
-        captures=1, replays=2, warm_up_runs=3, eager_causes=(("x", 1),), pools=(shared, own)
-    )
-    summed = total([part, part])
-    assert (summed.captures, summed.replays, summed.eager_calls) == (2, 4, 2)
-    assert summed.warm_up_runs == 6
-    assert (summed.pool_bytes, summed.saved_bytes) == (10 + 7 + 7, 5)
-
-
 # Cached functions.
-
-
-def test_statistics_of_a_function_add_up_its_variants(tmp_path: Path) -> None:
-    model = Plain().requires_grad_(requires_grad=False)
-    function = cached(model.affine, tmp_path, dynamic=False)
-    for rows in (2, 3, 2, 3, 3):
-        function(torch.ones(rows, 4))
-    assert len(function.variants) == 2
-    found = function.statistics
-    assert (found.warm_up_runs, found.captures, found.replays) == (2, 2, 3)
 
 
 def test_warm_up_loads_and_captures_without_running(tmp_path: Path) -> None:

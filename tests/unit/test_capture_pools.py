@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 import warmrank
 from tests.support.devices import warm
 from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
-from warmrank.worker.devices.arena import (
-    ALIGNMENT,
-    ArenaPool,
-    Lifetime,
-    Segment,
-    buffers,
-    planned,
-    tensor_in,
-)
+from warmrank.worker.devices.arena import ALIGNMENT, Lifetime, Segment, planned, tensor_in
 from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.runtime.artifact import GraphFacts
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -189,11 +180,6 @@ def test_threads_of_two_functions_with_one_pool_do_not_mix() -> None:
 # Handles.
 
 
-def test_handle_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(DeviceUnavailable, match="there is no device kind 'tpu'"):
-        warmrank.graph_pool_handle("tpu")
-
-
 def test_tensor_in_a_block_keeps_its_memory_when_the_segment_is_gone() -> None:
     segment = Segment(1 << 16)
     tensor = tensor_in(segment.block(0, 1 << 16), 0, (1 << 14,), (1,), torch.float32).fill_(3.0)
@@ -202,14 +188,6 @@ def test_tensor_in_a_block_keeps_its_memory_when_the_segment_is_gone() -> None:
     others = [torch.zeros(1 << 14) for _ in range(8)]
     assert tensor.eq(3.0).all()
     assert not any(other.any() for other in others)
-
-
-def test_buffers_never_lie_where_an_input_lies() -> None:
-    pool = ArenaPool()
-    (value,), _, first = buffers(pool, [torch.ones(4)], frozenset({0}))
-    _, _, second = buffers(pool, [value * 0, value], frozenset({0, 1}))
-    assert torch.equal(value, torch.ones(4))
-    assert second is not first
 
 
 def block(size_bytes: int, first: int, last: int) -> Lifetime:

@@ -89,28 +89,6 @@ def test_tensor_whose_storage_is_too_small_is_refused_by_name(mode: str, cache: 
 
 
 @torch.no_grad()
-def test_values_and_places_of_tensors_may_change_without_a_compile(cache: Path) -> None:
-    model = Model()
-    function = cached(model.forward, cache)
-    for number in range(4):
-        model.weight.data = torch.full((4, 4), float(number))
-        model.layer = nn.Linear(4, 4)
-        torch.testing.assert_close(function(X), model(X))
-    assert len(function.variants) == 1
-
-
-def test_modes_of_autograd_take_turns_without_a_full_check(cache, monkeypatch):
-    model = Model().requires_grad_(False)
-    function = cached(model.forward, cache)
-    for _ in range(3):
-        function(X)
-    monkeypatch.setattr(function, "ensure", None)
-    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad) * 2:
-        with mode():
-            function(X)
-
-
-@torch.no_grad()
 def test_argument_that_the_artifact_was_not_made_for_is_a_miss_without_guards_too(cache: Path) -> None:
     model = Model()
     function = cached(model.forward, cache, guards="skip", dynamic=False)

@@ -1,28 +1,55 @@
-"""The command line: exit codes, error blocks, what goes to stdout, and what it does not import."""
+"""The command line: launches, exit codes, what reaches a terminal."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
+from tests.support.fake_rank import FakeWorld
 from tests.support.launching import loaded_config, make_report, store_launch, write_config
-from tests.support.stored import blob_path, make_partition, overwrite
+from tests.support.processes import await_true
+from tests.support.stored import FUNCTIONS, make_partition, save_key_pair
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.cli.demo import prepare, run_process
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.cli.options import as_argument
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.errors import CompileForbidden, ForbiddenCompile, LaunchFailed
+from warmrank.orchestrator.errors import (
+    CannotStart,
+    CompileForbidden,
+    ConfigError,
+    DemoFailed,
+    ForbiddenCompile,
+    LaunchFailed,
+    NotOurs,
+)
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher
+from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Failure, Report, from_json
+from warmrank.orchestrator.signals import Terminated
+from warmrank.orchestrator.ui import outputs
+from warmrank.worker.errors import NotYet, WorkloadError
+from warmrank.worker.keys.environment import environment
 
 
 def run(*arguments: str | Path) -> Result:
@@ -65,66 +92,6 @@ def failed() -> LaunchFailed:
     return LaunchFailed("build", [failure], num_ranks=2)
 
 
-def test_help_names_the_exit_codes():
-    text = " ".join(run("--help").stdout.split())
-    assert "0 every rank is warm; 1 the launch failed; 2 bad input or config; 3 something missed" in text
-
-
-def test_import_brings_neither_torch_nor_ray():
-    code = "import warmrank.orchestrator.cli.main, sys; print(sorted({'torch', 'ray'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_module_runs_without_installation(tmp_path: Path):
-    command = [sys.executable, "-m", "warmrank", "launch", str(tmp_path / "absent.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "absent.yaml" in done.stderr
-
-
-def test_launch_prints_the_table_and_ends_with_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, make_report())
-    result = run("launch", write_config(tmp_path))
-    assert result.exit_code == 0
-    assert "Llama.prefill" in result.stdout
-    assert "loaded" in result.stdout
-
-
-def test_launch_hands_overrides_and_no_compile_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    fake = launching(monkeypatch, make_report())
-    run("launch", write_config(tmp_path), "--set", "ranks=2", "--set", "parallel.tp=2", "--no-compile")
-    assert fake.config is not None
-    assert fake.config.ranks == 2
-    assert fake.options["no_compile"] is True
-
-
-def test_launch_writes_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, make_report())
-    run("launch", write_config(tmp_path), "--json", tmp_path / "report.json")
-    report = from_json((tmp_path / "report.json").read_text())
-    assert replace(report, config=()) == make_report()
-    assert report.config[0].endswith("tiny.yaml")
-
-
-def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, make_report())
-    result = run("launch", write_config(tmp_path), "--json", "-")
-    assert replace(from_json(result.stdout), config=()) == make_report()
-    assert "Llama.prefill" in result.stderr
-
-
-def test_report_that_cannot_be_written_is_bad_input_before_the_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    fake = launching(monkeypatch, make_report())
-    (tmp_path / "file").touch()
-    result = run("launch", write_config(tmp_path), "--json", tmp_path / "file" / "report.json")
-    assert result.exit_code == 2
-    assert "--json" in result.stderr
-    assert fake.config is None
-
-
 def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     launching(monkeypatch, failed())
     report = tmp_path / "report.json"
@@ -152,125 +119,6 @@ def test_launch_ends_with_the_code_of_its_error(
     assert run("launch", write_config(tmp_path)).exit_code == exit_code
 
 
-def test_error_is_one_block_without_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, failed())
-    result = run("launch", write_config(tmp_path))
-    assert "error: stage build failed on 1 of 2 ranks" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_defect_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, ZeroDivisionError())
-    assert isinstance(run("launch", write_config(tmp_path)).exception, ZeroDivisionError)
-
-
-def test_misspelt_key_is_named_with_place_and_remedy(tmp_path: Path):
-    path = write_config(tmp_path, rankz=2)
-    result = run("launch", path)
-    assert result.exit_code == 2
-    text = " ".join(result.stderr.split())
-    assert f"where {path}: rankz found an unknown key" in text
-    assert text.endswith("remedy did you mean ranks?")
-
-
-def test_preseed_here_tells_what_it_brought(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    result = run("preseed", tmp_path / "tiny.yaml", "--here", "--json")
-    (node,) = json.loads(result.stdout)
-    assert (result.exit_code, node["num_partitions"], node["num_files"]) == (0, 2, 4)
-
-
-def test_preseed_of_an_unknown_launch_ends_with_three(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    result = run("preseed", tmp_path / "tiny.yaml", "--here", "--set", "workload.arguments.layers=9")
-    assert result.exit_code == 3
-    assert "miss" in result.stdout
-
-
-def test_preseed_with_a_damaged_blob_ends_with_four(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
-    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
-    assert run("preseed", tmp_path / "tiny.yaml", "--here").exit_code == 4
-
-
-def test_preseed_without_a_store_there_ends_with_four(tmp_path: Path):
-    result = run("preseed", write_config(tmp_path), "--here")
-    assert result.exit_code == 4
-    assert "remedy" in result.stderr
-
-
-def test_verify_with_a_fault_ends_with_four(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
-    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
-    result = run("store", "verify", tmp_path / "tiny.yaml", "--json")
-    assert result.exit_code == 4
-    assert len(json.loads(result.stdout)["faults"]) >= 1
-
-
-def test_ls_marks_the_launch_of_the_config(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    result = run("ls", tmp_path / "tiny.yaml", "--long")
-    assert result.exit_code == 0
-    assert "* the launch of this config" in result.stdout
-    assert "world2global_rank1" in result.stdout
-
-
-def test_ls_without_a_store_says_what_to_name():
-    result = run("ls")
-    assert result.exit_code == 2
-    assert "--store PATH" in result.stderr
-
-
-def test_show_json_holds_artifacts(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    shown = run("show", "world2global_rank0", "--store", tmp_path / "store", "--json")
-    assert [entry["function"] for entry in json.loads(shown.stdout)["artifacts"]] == [
-        "Llama.prefill",
-        "Llama.decode",
-    ]
-
-
-def test_show_of_an_unknown_partition_ends_with_two(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    result = run("show", "world9global_rank0", "--store", tmp_path / "store")
-    assert result.exit_code == 2
-    assert "world2global_rank0" in result.stderr
-
-
-def test_show_of_a_config_alone_asks_for_a_partition_and_names_those_there_are(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    config = write_config(tmp_path)
-    result = run("show", config)
-    assert result.exit_code == 2
-    said = " ".join(result.stderr.split())
-    assert "is a config; name a partition too: world2global_rank0, world2global_rank1" in said
-
-
-def test_explain_works_before_the_first_launch(tmp_path: Path):
-    result = run("explain", write_config(tmp_path))
-    assert result.exit_code == 0
-    assert result.stdout.startswith("compile, unless the cache holds it: there is no store at ")
-
-
-def test_explain_json_names_the_outlook(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    found = json.loads(run("explain", tmp_path / "tiny.yaml", "--json").stdout)
-    assert found["outlook"] == "load"
-
-
-def test_readable_of_what_is_no_artifact_is_an_error(tmp_path: Path):
-    path = tmp_path / "compiled_module"
-    path.write_bytes(b"nothing of ours")
-    path.chmod(0o600)
-    result = run("show", path)
-    assert result.exit_code == 1
-    assert "no usable artifact" in result.stderr
-
-
 def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
     config = loaded_config(tmp_path)
     manifest = make_partition(config.cache_dir, rank=0, world_size=1)
@@ -278,30 +126,6 @@ def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
     result = run("store", "publish", tmp_path / "tiny.yaml", "--json")
     assert result.exit_code == 0
     assert [len(json.loads(result.stdout)[name]) for name in ("published", "committed", "kept")] == [1, 0, 0]
-
-
-def test_publish_ends_with_four_while_something_waits_still(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    manifest = make_partition(config.cache_dir, rank=0, world_size=1)
-    add_partition(config.cache_dir, launch_key(config), manifest)
-    result = run("store", "publish", tmp_path / "tiny.yaml", "--set", "store.trust.policy=require")
-    assert result.exit_code == 4
-    assert "waits: world1global_rank0" in result.stdout
-
-
-def test_publish_without_a_store_is_bad_input(tmp_path: Path):
-    assert run("store", "publish", write_config(tmp_path, store=None)).exit_code == 2
-
-
-def test_publish_imports_neither_torch_nor_ray(tmp_path: Path):
-    code = (
-        "import sys; from warmrank.orchestrator.store.stores import publish_late;"
-        "from warmrank.orchestrator.config.reading import load;"
-        f"from pathlib import Path; publish_late(load(Path({str(write_config(tmp_path))!r})));"
-        "print(sorted({'torch', 'ray'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -320,42 +144,225 @@ def test_old_name_is_one_line_with_the_new_one(old: str, new: str):
     assert f"is now: warmrank {new}" in line
 
 
-def test_launch_wants_a_config_or_a_demo(tmp_path: Path):
-    assert run("launch").exit_code == 2
-    assert run("launch", write_config(tmp_path), "--demo", tmp_path / "out").exit_code == 2
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> FakeWorld:
+    found = FakeWorld()
+    monkeypatch.setattr(driver, "ray_launcher", lambda _config: InProcessLauncher(found.make_worker))
+    return found
 
 
-def test_show_writes_source_of_artifacts_only(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    result = run("show", "world2global_rank0", "--store", tmp_path / "store", "--out", tmp_path / "x.py")
-    assert result.exit_code == 2
+def launch(tmp_path: Path, *options: str, **more: Any) -> Result:
+    data: dict[str, Any] = {
+        "workload": {"entrypoint": "json:dumps"},
+        "ranks": 1,
+        "cache_dir": str(tmp_path / "cache"),
+        **more,
+    }
+    config = tmp_path / "launch.yaml"
+    config.write_text(yaml.safe_dump(data))
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["launch", str(config), *options])
+
+
+def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_failed(
+    tmp_path, world, monkeypatch
+):
+    def refuse(path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    world.raises["build", 0] = WorkloadError("no such model")
+    monkeypatch.setattr(outputs, "write_whole", refuse)
+    result = launch(tmp_path, "--json", str(tmp_path / "report.json"))
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "WorkloadError: no such model" in result.stderr
+    assert "report not written: [Errno 28] No space left on device" in result.stderr
+
+
+def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_only(tmp_path, world):
+    _, public = save_key_pair(generate_key_pair("ci"), tmp_path)
+    trust = {"policy": "require", "trusted_keys": {"ci": str(public)}}
+    store = {"path": str(tmp_path / "store"), "trust": trust}
+    result = launch(tmp_path, store=store)
+    assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
+    assert "store.trust.signing_key" in result.stderr
+    assert "mode: ro" in result.stderr
+    assert launch(tmp_path, store={**store, "mode": "ro"}).exit_code != ExitCode.BAD_INPUT
+    assert launch(tmp_path, "--no-compile", store=store).exit_code != ExitCode.BAD_INPUT
 
 
 @pytest.mark.parametrize(
-    "command", [("config", "check"), ("explain",), ("launch",), ("ls",), ("preseed",), ("doctor",)]
-)
-def test_commands_take_their_config_as_an_option(tmp_path: Path, command: tuple[str, ...]):
-    absent = tmp_path / "absent.yaml"
-    result = run(*command, "--config", absent)
-    assert result.exit_code == 2
-    assert f"where     {absent}" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "arguments", "expected"),
+    ("more", "key"),
     [
-        (["--set", "a=b", "--config", "c.yaml"], ["config"], ["c.yaml", "--set", "a=b"]),
-        (
-            ["--config=c.yaml", "--here", "--", "x", "--config", "y"],
-            ["config", "words"],
-            ["c.yaml", "--here", "--", "x", "--config", "y"],
-        ),
-        (["--config", "c.yaml", "part"], ["partition", "config"], ["part", "c.yaml"]),
-        (["name", "--config", "c.yaml"], ["name"], ["name", "--config", "c.yaml"]),
-        (["c.yaml", "--config"], ["config"], ["c.yaml", "--config"]),
+        ({"workload": {"entrypoint": "absent_of_all:f"}}, "workload.entrypoint"),
+        ({"ray": {"num_cpus_per_rank": 4096.0}}, "ranks, ray.num_cpus_per_rank, ray.num_cpus"),
+        ({"cache_dir": f"{__file__}/x"}, "cache_dir"),
     ],
 )
-def test_config_option_is_put_where_the_argument_is_looked_for(
-    words: list[str], arguments: list[str], expected: list[str]
+def test_launch_refuses_in_the_words_of_config_check_what_every_rank_would_find(
+    tmp_path, world, monkeypatch, more, key
 ):
-    assert as_argument(words, arguments) == expected
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
+    result = launch(tmp_path, **more)
+    checked = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, ["config", "check", str(tmp_path / "launch.yaml")]
+    )
+    assert (result.exit_code, checked.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
+    assert f"launch.yaml: {key}" in result.stderr
+    assert f"error: {key}" in checked.stdout
+    for line in checked.stdout.splitlines()[1:]:
+        assert " ".join(line.split()) in " ".join(result.stderr.split())
+    assert not [word for word in ("expected ", "rank was", "ranks were", "stage") if word in result.stderr]
+    assert world.called("build") == []
+
+
+def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(tmp_path, world, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    result = launch(tmp_path)
+    assert (result.exit_code, world.called("build")) == (ExitCode.FAULT, [])
+    assert "error: unusable cache" in result.stderr
+
+
+def launch_failed(*kinds: str) -> LaunchFailed:
+    failures = [
+        WorkerFailure(rank=rank, stage="build", kind=kind, message="") for rank, kind in enumerate(kinds)
+    ]
+    return LaunchFailed("build", failures, num_ranks=2)
+
+
+def caused_by(cause: Exception) -> CannotStart:
+    message = "no Ray cluster can be joined at '10.0.0.1:6379'"
+    return CannotStart(message, blames_cluster=ray_session.is_unreachable(cause))
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_raises():
+    """Also where the tests run in the background of a shell, which lets its jobs ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError([]), 2),
+        (NotYet("cuda", instead="use cpu"), 2),
+        (CannotStart("no CPUs"), 1),
+        (caused_by(ConnectionRefusedError()), 5),
+        (caused_by(TimeoutError()), 5),
+        (caused_by(OSError(errno.EHOSTUNREACH, "no route")), 5),
+        (caused_by(socket.gaierror(socket.EAI_NONAME, "no such host")), 1),
+        (DemoFailed("cold failed", exit_code=3), 3),
+        (PermissionError("denied"), 1),
+        (launch_failed("WorkloadError"), 2),
+        (launch_failed("UnusableCache", "UnusableCache"), 4),
+        (launch_failed("WorkloadError", "died"), 5),
+    ],
+)
+def test_exit_code_of_error(error: Exception, code: int):
+    assert exit_code_of(error) == code
+
+
+HOSTILE = "de\x1b]0;owned\x07code\x1b[2J\x9b31m\u202e\x7f"
+
+
+@pytest.mark.parametrize("arguments", [("ls", "--long"), ("show", "world2global_rank0", "--json")])
+def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
+    config = loaded_config(tmp_path)
+    functions = {f"{HOSTILE}.decode": FUNCTIONS["Llama.decode"]}
+    here = {**environment(), HOSTILE: HOSTILE}
+    store_launch(config, tmp_path / "work", here=here, functions=functions)
+    wide = CliRunner(env={"COLUMNS": "400"})  # so that nothing is folded
+    result = wide.invoke(app, [*arguments, "--store", str(tmp_path / "store")])
+    assert (result.exit_code, "owned" in result.stdout) == (0, True)
+    assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(result.output)
+
+
+def cold() -> Report:
+    return make_report("compiled", trace_s=1.0, wall_s=10.0)
+
+
+def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
+    store = tmp_path / "out" / "store"
+    store.mkdir(parents=True)
+    with pytest.raises(NotOurs, match="no demo made it"):
+        prepare(tmp_path / "out")
+    assert store.exists()
+
+
+def test_terminated_demo_ends_its_launch_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out, has_handler = tmp_path / "out", tmp_path / "has_handler"
+    code = f"""
+import signal, sys, time
+def end(*_):
+    open({str(out)!r}, 'w').write('cleaned up')
+    sys.exit(143)
+signal.signal(signal.SIGTERM, end)
+open({str(has_handler)!r}, 'w').close()
+time.sleep(600)
+"""
+    original = subprocess.Popen.wait
+    waits: list[str] = []
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waits.append("wait")
+        if len(waits) == 1:
+            assert await_true(has_handler.exists, timeout_s=60)
+            raise Terminated
+        return original(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(Terminated):
+        run_process([sys.executable, "-c", code])
+    assert out.read_text() == "cleaned up"
+
+
+TEXT = (Path(__file__).parents[2] / "docs" / "launch.md").read_text()
+CODES, BY_COMMAND = TEXT.partition("## Exit codes\n")[2].split("### By command")
+
+
+def rows(text: str) -> list[tuple[str, ...]]:
+    """The rows of the first table in a text, without its head."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [tuple(cell.strip() for cell in line) for line in lines[2:]]
+
+
+def commands() -> set[str]:
+    return set(names(get_command(app)))
+
+
+def names(command: Any, above: str = "") -> Iterator[str]:
+    for name, each in command.commands.items():
+        if hasattr(each, "commands"):
+            yield from names(each, f"{above}{name} ")
+        else:
+            yield f"{above}{name}"
+
+
+def test_table_of_codes_is_the_enumeration():
+    assert [(int(code), name.strip("`")) for code, name, _ in rows(CODES)] == [
+        (code.value, code.name) for code in ExitCode
+    ]
+
+
+def test_every_command_has_its_row():
+    named = [name for cell, _ in rows(BY_COMMAND) for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(named) == len(set(named))
+    assert set(named) == commands()
+
+
+def test_commands_name_known_codes_only():
+    known = {code.value for code in ExitCode} | {126, 127}  # those two are the user's own command's
+    for command, text in rows(BY_COMMAND):
+        codes = {int(code) for code in re.findall(r"(?:^|[;,(] ?)(\d+)\b", text)}
+        assert codes <= known, command
+
+
+def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    launching(monkeypatch, make_report())
+    result = run("launch", write_config(tmp_path), "--json", "-")
+    assert replace(from_json(result.stdout), config=()) == make_report()
+    assert "Llama.prefill" in result.stderr

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import options as option_table
 from tests.support.options import with_value
-from tests.support.small_models import Plain
-from warmrank.inference import cache_compile
 from warmrank.worker.configs import compiler_config
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import (
@@ -105,15 +99,6 @@ def through_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - bytes made here
 
 
-def test_import_of_the_configuration_does_not_import_torch() -> None:
-    code = (
-        "import sys; from warmrank.worker.configs import options; "
-        "from warmrank.worker.configs.compiler_config import CompilerConfig; CompilerConfig(); "
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def values(option: Any) -> st.SearchStrategy[Any]:
     """Allowed values of an option, and its default."""
     found = {
@@ -161,33 +146,6 @@ def test_a_value_of_another_kind_never_changes_a_configuration(data: st.DataObje
 @pytest.fixture(autouse=True)
 def _nothing_said_yet() -> None:
     compiler_config._warn_once.cache_clear()
-
-
-def test_a_cached_function_says_it_at_its_first_call(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    model = Plain()
-    config = with_value("experimental_config.npu_fx_pass", True, "reduce-overhead")
-    cached = cache_compile(model.affine, config=config, cache_dir=tmp_path)
-    # The module may move to its device after this, so nothing can be said yet.
-    assert caplog.messages == []
-    caplog.set_level(logging.WARNING)
-    with torch.no_grad():
-        cached(torch.ones(2, 4))
-        cached(torch.ones(3, 4))
-    said = [message for message in caplog.messages if "npu_fx_pass" in message]
-    assert len(said) == 1
-
-
-def test_mode_of_engine_torchair_is_refused_on_another_device(tmp_path: Any) -> None:
-    cached = cache_compile(
-        Plain().affine, config=with_value("mode", "npugraph_ex", "npugraph_ex"), cache_dir=tmp_path
-    )
-    with pytest.raises(BadConfig, match="mode npugraph_ex is TorchAir's own"):
-        cached(torch.ones(2, 4))
-
-
-def test_the_page_holds_every_option_as_it_is_declared() -> None:
-    stale = f"{option_table.PAGE.name} is stale: run python -m tests.support.options"
-    assert option_table.written() == option_table.table().strip(), stale
 
 
 SUPER_KERNEL = "experimental_config.aclgraph._super_kernel_optimize_options"
@@ -246,3 +204,8 @@ def test_option_without_effect_says_so_once(case, kind, caplog):
         with_value(dotted, value, mode).check(kind, engine=engine)
     text = f"config.{dotted} has no effect on device {kind} in mode {mode}: {why}"
     assert caplog.messages == ([text] if why else [])
+
+
+def test_the_page_holds_every_option_as_it_is_declared() -> None:
+    stale = f"{option_table.PAGE.name} is stale: run python -m tests.support.options"
+    assert option_table.written() == option_table.table().strip(), stale

@@ -1,17 +1,20 @@
+"""Stores that are opened, and places that do not answer."""
+
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.backends import WaywardBackend, unavailable
-from tests.support.stored import LAUNCH_KEY, OFF, make_partition
+from tests.support.backends import WaywardBackend, new_file, unavailable
+from tests.support.stored import OFF
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.deadline import Ticks
-from warmrank.cache_store.backends.places import Circuits
+from warmrank.cache_store.backends.deadline import TICK_S, Answer, Deadline, Ticks
+from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend, TierMode
 from warmrank.cache_store.connect import TierSpec, is_left_alone, open_store
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.store import Store
@@ -60,17 +63,6 @@ def states(store: Store) -> list[tuple[str, str]]:
     return [(tier.location.rpartition("/")[2], tier.state) for tier in store.tiers]
 
 
-def test_store_of_one_directory_is_made(near):
-    store = open_store([near], trust=OFF)
-    assert (store.location, store.problems, states(store)) == (near.location, [], [("near", "used")])
-    assert Path(near.location, "FORMAT").is_file()
-
-
-def test_places_that_are_all_off_are_no_store(near):
-    with pytest.raises(StoreUnavailable, match="every place of it is off"):
-        open_store([changed(near, mode="off")], trust=OFF)
-
-
 def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreUnavailable, match=r"ftp://bucket/x"):
@@ -110,44 +102,11 @@ def test_required_place_that_cannot_be_read_as_a_store_is_an_error(near, far, te
         open_store([near, changed(far, mode="required")], trust=OFF)
 
 
-@UNREADABLE
-def test_only_place_that_cannot_be_read_as_a_store_is_an_error(near, text, error):
-    spoil(near, text)
-    with pytest.raises(error):
-        open_store([near], trust=OFF)
-
-
 def test_hanging_place_among_others_is_left_out(near, hanging):
     store = open_store([near, hanging], trust=OFF)
     assert states(store) == [("near", "used"), ("hangs", "away")]
     assert ["no answer within 0.2 s" in line for line in store.problems] == [True]
     assert store.is_behind
-
-
-def test_hanging_place_is_waited_for_once_in_a_process(near, hanging, monkeypatch):
-    assert not is_left_alone(hanging.location, {})
-    open_store([near, hanging], trust=OFF)
-    assert is_left_alone(hanging.location, {})
-    monkeypatch.setattr(connect, "open_backend", OPEN_BACKEND)
-    assert states(open_store([near, hanging], trust=OFF)) == [("near", "used"), ("hangs", "away")]
-    assert not Path(hanging.location).exists()
-
-
-def test_hanging_place_that_is_the_only_one_is_an_error(hanging):
-    with pytest.raises(StoreUnavailable, match="no answer within") as caught:
-        open_store([hanging], trust=OFF)
-    assert not caught.value.required
-
-
-def test_hanging_place_that_is_required_is_an_error_that_says_so(near, hanging):
-    with pytest.raises(StoreUnavailable, match="required store /hangs") as caught:
-        open_store([near, changed(hanging, mode="required")], trust=OFF)
-    assert caught.value.required
-
-
-def test_third_place_is_refused(near, far):
-    with pytest.raises(ValueError, match="one near and one far place"):
-        open_store([near, far, changed(far, location="/third")], trust=OFF)
 
 
 def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monkeypatch):
@@ -165,42 +124,171 @@ def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monke
     assert len(waits) == 2 + 1  # 0.2 s are two ticks; then one look at each
 
 
-def test_fault_of_transport_at_opening_leaves_the_place_alone(near, far, monkeypatch):
-    def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
-        if spec == far:
-            raise unavailable("connection refused", transport=True)
-        return WaywardBackend()
-
-    monkeypatch.setattr(connect, "open_backend", open_backend)
-    assert states(open_store([near, far], trust=OFF)) == [("near", "used"), ("far", "away")]
-    assert is_left_alone(far.location, {})
+NAME = "ac/ab/one"
 
 
-def test_refusal_at_opening_does_not_leave_the_place_alone(near, far):
-    Path(far.location).mkdir()
-    Path(far.location, "stranger").touch()
-    assert states(open_store([near, far], trust=OFF)) == [("near", "used"), ("far", "away")]
-    assert not is_left_alone(far.location, {})
+class FakeTime:
+    """Ticks that take no time; `slept_s` is how much would have passed, as long as it `passes`.
+
+    How many ticks a thread takes depends on the machine, so a test that counts them says when time stops.
+    """
+
+    def __init__(self, *, tick_s: float = TICK_S) -> None:
+        self.slept_s = 0.0
+        self.passes: Callable[[], bool] = lambda: True
+        self._tick_s = tick_s
+
+    def ticks(self) -> Ticks:
+        return Ticks(clock=lambda: self.slept_s, wait=self._wait)
+
+    def pass_until(self, seconds: float) -> None:
+        while self.slept_s < seconds:
+            threading.Event().wait(0.001)
+
+    def _wait(self, event: threading.Event, timeout_s: float) -> bool:
+        if event.wait(0.001):
+            return True
+        if self.passes():
+            self.slept_s += max(timeout_s, self._tick_s)
+        return False
 
 
-@pytest.mark.parametrize("mode", ["ro", "rw", "required"])
-def test_object_store_is_opened_as_its_mode_says(monkeypatch, mode):
-    asked: list[tuple[str, object, object, object]] = []
-
-    class FakeObjects(WaywardBackend):
-        def __init__(self, url, *, create, writable, answer_s, options):
-            super().__init__()
-            asked.append((url, create, writable, dict(options)))
-
-    monkeypatch.setattr("warmrank.cache_store.backends.objects.store.ObjectBackend", FakeObjects)
-    open_store([TierSpec(location="s3://bucket/x", mode=mode, options={"region": "r"})], trust=OFF)
-    assert asked == [("s3://bucket/x", mode == "rw", mode != "ro", {"region": "r"})]
+def ping_now(tier: Tier, answer: Answer) -> None:
+    """Answer at once, unless the backend hangs."""
+    assert isinstance(tier.backend, WaywardBackend)
+    if not tier.backend.hangs:
+        answer("")
 
 
-def test_partition_goes_into_both_places_and_comes_out_of_the_near_one_alone(near, far, tmp_path):
-    store = open_store([near, far], trust=OFF)
-    manifest = make_partition(tmp_path / "cache")
-    ref = store.publish_partition(LAUNCH_KEY, manifest, tmp_path / "cache").ref
-    assert not store.is_behind
-    outcome = open_store([near], trust=OFF).fetch_partitions([ref], tmp_path / "fetched")
-    assert [len(outcome.partitions), len(outcome.faults)] == [1, 0]
+@pytest.fixture
+def fast() -> WaywardBackend:
+    return WaywardBackend()
+
+
+@pytest.fixture
+def slow() -> Iterator[WaywardBackend]:
+    backend = WaywardBackend()
+    yield backend
+    backend.thaw()
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def deadline_of(fast: WaywardBackend, slow: WaywardBackend, time: FakeTime) -> Callable[..., Deadline]:
+    def make(*, far_mode: TierMode = "rw", only_far: bool = False) -> Deadline:
+        tiers = [Tier(name="far", backend=slow, mode=far_mode)]
+        if not only_far:
+            tiers.insert(0, Tier(name="near", backend=fast))
+        return Deadline(tiers, ticks=time.ticks(), ping=ping_now)
+
+    return make
+
+
+def put(view: TieredBackend) -> tuple[str, ...]:
+    return view.put_new([new_file(NAME, b"data")])
+
+
+def test_hanging_place_among_others_is_left_out_of_a_verb(deadline_of, fast, slow):
+    slow.hangs = True
+    deadline = deadline_of()
+    assert deadline.run(put) == (NAME,)
+    assert fast.stat([NAME])
+    assert [tier.state.state for tier in deadline.tiers] == ["used", "away"]
+    assert deadline.problems == [str(deadline.tiers[1].away())]
+
+
+def test_place_that_is_left_alone_is_asked_no_more(deadline_of, slow, time):
+    slow.hangs = True
+    deadline = deadline_of()
+    deadline.run(put)
+    asked = len(slow.calls)
+    time.passes = lambda: False  # a wait would last for ever
+    deadline.run(lambda view: view.stat([NAME]))
+    assert len(slow.calls) == asked
+    assert len(deadline.problems) == 1
+
+
+def test_verb_left_behind_is_refused_its_next_call(deadline_of, fast, slow):
+    slow.hangs = True
+    refusals: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def verb(view: TieredBackend) -> tuple[str, ...]:
+        try:
+            return put(view)
+        except StoreUnavailable as error:
+            refusals.put(str(error))
+            raise
+
+    deadline_of().run(verb)
+    slow.thaw()
+    assert "given up" in refusals.get(timeout=60)
+    assert slow.stat([NAME]).keys() == {NAME}
+
+
+def test_fault_of_transport_leaves_the_place_out_at_once(deadline_of, slow, time):
+    slow.failure = unavailable("connection refused", transport=True)
+    deadline = deadline_of()
+    time.passes = lambda: False  # a wait would last for ever
+    assert deadline.run(put) == (NAME,)
+    assert deadline.tiers[1].circuit.reason == "connection refused"
+
+
+def test_long_verb_on_a_living_place_is_not_left_behind(deadline_of, time):
+    deadline = deadline_of()
+
+    def verb(view: TieredBackend) -> str:
+        time.pass_until(100)
+        return "done"
+
+    assert deadline.run(verb) == "done"
+    assert [tier.circuit.is_open for tier in deadline.tiers] == [False, False]
+
+
+def test_slow_ping_of_a_starved_process_opens_no_circuit(fast, slow):
+    """Each tick takes ten seconds: in all this process ran for less than the patience."""
+    time = FakeTime(tick_s=10.0)
+    pending: list[Answer] = []
+
+    def ping_slowly(tier: Tier, answer: Answer) -> None:
+        pending.append(answer)
+
+    deadline = Deadline([Tier(name="far", backend=slow)], ticks=time.ticks(), ping=ping_slowly)
+
+    def verb(view: TieredBackend) -> str:
+        time.pass_until(300)
+        pending[0]("")
+        time.passes = lambda: time.slept_s < 400
+        time.pass_until(400)
+        return "done"
+
+    time.passes = lambda: time.slept_s < 300
+
+    assert deadline.run(verb) == "done"
+    assert not slow.hangs
+    assert not deadline.tiers[0].circuit.is_open
+
+
+def test_interrupt_of_the_caller_is_not_held_back(fast):
+    views: list[TieredBackend] = []
+    begun = threading.Event()
+    release = threading.Event()
+
+    def interrupted(event: threading.Event, timeout_s: float) -> bool:
+        begun.wait(60)
+        raise KeyboardInterrupt
+
+    def verb(view: TieredBackend) -> None:
+        views.append(view)
+        begun.set()
+        release.wait(60)
+
+    deadline = Deadline([Tier(name="near", backend=fast)], ticks=Ticks(wait=interrupted), ping=ping_now)
+    with pytest.raises(KeyboardInterrupt):
+        deadline.run(verb)
+    release.set()
+    with pytest.raises(StoreUnavailable, match="given up"):
+        views[0].stat([NAME])

@@ -18,7 +18,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.support.tracing import ROWS, outcome, reason
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
-from warmrank.worker.errors import BackwardNotSupported
 
 
 class Decoder(nn.Module):
@@ -72,13 +71,6 @@ def test_copys_function_is_bound_to_the_copy(way: str, called: bool, tmp_path: P
     torch.testing.assert_close(other(ROWS), other.decode(ROWS), rtol=0, atol=0)
     torch.testing.assert_close(model(ROWS), model.decode(ROWS), rtol=0, atol=0)
     assert outcome(other.cached_decode) == ("loaded" if called else "compiled")
-
-
-def test_copied_list_of_layers_has_a_function_each(tmp_path: Path) -> None:
-    layers = nn.Sequential(Decoder(tmp_path), Decoder(tmp_path))
-    other: Any = copy.deepcopy(layers)
-    assert [layer.cached_decode.module for layer in other] == list(other)
-    torch.testing.assert_close(other(ROWS), layers(ROWS), rtol=0, atol=0)
 
 
 def _serve(model: Decoder, results: Any) -> None:
@@ -158,13 +150,6 @@ def test_change_of_what_the_called_function_reads_is_a_miss(tmp_path: Path) -> N
     assert "scale" in reason(model.cached_outer)
 
 
-def test_function_that_calls_itself(tmp_path: Path) -> None:
-    for expected in ("compiled", "loaded"):
-        model = Nested(tmp_path)
-        torch.testing.assert_close(model.cached_often(ROWS, 3), model.inner(torch.relu(ROWS)), rtol=0, atol=0)
-        assert outcome(model.cached_often) == expected
-
-
 def test_function_inside_torch_compile(tmp_path: Path) -> None:
     model = Nested(tmp_path)
     compiled = torch.compile(model.outer, backend="eager", fullgraph=True)
@@ -215,26 +200,3 @@ def test_threads_and_hooks_call_one_function(tmp_path: Path) -> None:
     for scale, result in zip((1.0, 2.0, 3.0, 4.0), results, strict=True):
         torch.testing.assert_close(result, model.inner(ROWS * scale))
     assert len(seen) == 4
-
-
-class Helper:
-    def __init__(self) -> None:
-        self.weight = nn.Parameter(torch.ones(4))
-
-
-def test_weights_outside_of_the_module_demand_no_no_grad(tmp_path: Path) -> None:
-    outside, helper = nn.Linear(4, 4), Helper()
-
-    class Reaching(nn.Module):
-        def forward(self, x: torch.Tensor, layer: nn.Module) -> Any:
-            return outside(x) * helper.weight + layer(x)
-
-    with torch.enable_grad():
-        for expected in ("compiled", "loaded"):
-            model = Reaching()
-            function = cache_compile(model.forward, cache_dir=tmp_path)
-            for _ in range(3):
-                torch.testing.assert_close(function(ROWS, outside), model.forward(ROWS, outside).detach())
-            assert outcome(function) == expected
-        with pytest.raises(BackwardNotSupported, match="argument x"):
-            function(ROWS.clone().requires_grad_(), outside)

@@ -1,20 +1,30 @@
+"""The store in a directory: durable names, odd files, moves."""
+
 from __future__ import annotations
 
 import errno
-import json
+import itertools
 import os
+import socket
 import stat
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.support.backends import MemoryBackend
 from tests.support.stored import stored
+from warmrank.cache_store.backends import directory, durability
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.objects.store import _FORMAT_DATA
+from warmrank.cache_store.backends.durability import choose_flush, file_system_type, flush_all
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
-from warmrank.cache_store.records.documents import _USUAL_BYTES, read_stored_form
+from warmrank.cache_store.gc.trash import restore
+from warmrank.cache_store.layout import blob_name, trash_name
+from warmrank.cache_store.records.documents import quarantine_if_damaged
+from warmrank.cache_store.steps import Step
 
 NAME = "ac/ab/one"
 
@@ -35,35 +45,11 @@ def failing(number: int):
     return fail
 
 
-def test_new_store_writes_its_format(backend, root):
-    assert json.loads((root / "FORMAT").read_bytes()) == {"format": 1, "digest": "sha256"}
-
-
 def test_newer_store_is_refused_by_name(backend, root):
     (root / "FORMAT").chmod(0o600)
     (root / "FORMAT").write_text('{"format":2,"digest":"blake3"}')
     with pytest.raises(NewerFormat, match=r"format 2.*upgrade warmrank"):
         DirectoryBackend(root)
-
-
-def test_damaged_format_is_corrupt(backend, root):
-    (root / "FORMAT").chmod(0o600)
-    (root / "FORMAT").write_text('{"format":1')
-    with pytest.raises(Corrupt, match=r'FORMAT: .*restore its one line, {"format":1,"digest":"sha256"}'):
-        DirectoryBackend(root)
-
-
-def test_object_store_seen_as_a_directory_is_told_by_its_remedy(backend, root):
-    (root / "FORMAT").chmod(0o600)
-    (root / "FORMAT").write_bytes(_FORMAT_DATA)
-    with pytest.raises(Corrupt, match="opened by its URL"):
-        DirectoryBackend(root)
-
-
-def test_no_store_is_an_error_when_none_may_be_created(root):
-    with pytest.raises(StoreUnavailable, match="there is no store at"):
-        DirectoryBackend(root, create=False)
-    assert not root.exists()
 
 
 def test_directory_with_other_files_is_no_store(root):
@@ -78,22 +64,6 @@ def test_store_whose_creation_was_cut_short_is_completed(root):
     (root / "tmp" / "host-1-x").mkdir(parents=True)
     DirectoryBackend(root)
     assert (root / "FORMAT").exists()
-
-
-def test_store_below_a_file_is_unavailable(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreUnavailable, match="Not a directory"):
-        DirectoryBackend(tmp_path / "file" / "store")
-
-
-def test_stored_files_are_read_only(backend, root):
-    backend.put_new([new_file()])
-    assert stat.S_IMODE((root / NAME).stat().st_mode) & 0o333 == 0
-
-
-def test_put_new_leaves_nothing_in_tmp(backend, root):
-    backend.put_new([new_file()])
-    assert list((root / "tmp").iterdir()) == []
 
 
 def test_put_new_that_fails_leaves_nothing(backend, root, monkeypatch):
@@ -120,21 +90,6 @@ def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
     monkeypatch.setattr(os, "link", record)
     backend.put_new([new_file("ac/ab/1"), new_file("ac/ab/2")])
     assert list(dict.fromkeys(steps)) == ["bytes of 2", "link ac/ab/1", "link ac/ab/2", "names of 3"]
-
-
-def test_put_new_with_a_fault_in_one_of_many_files_creates_none(backend, root):
-    files = [new_file(f"cas/sha256/ab/{number}") for number in range(20)]
-    files[10] = NewFile(name="cas/sha256/ab/10", source=b"other", expected=digest_bytes(b"data"))
-    with pytest.raises(Corrupt, match="source of cas/sha256/ab/10"):
-        backend.put_new(files)
-    assert (stored(root, "cas"), list((root / "tmp").iterdir())) == ([], [])
-
-
-@pytest.mark.parametrize("size_bytes", [0, _USUAL_BYTES - 1, _USUAL_BYTES, _USUAL_BYTES + 1])
-def test_document_is_read_whole_whatever_its_size(backend, size_bytes):
-    data = os.urandom(size_bytes)
-    backend.put_new([new_file(data=data)])
-    assert read_stored_form(backend, NAME) == data
 
 
 def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypatch):
@@ -174,19 +129,6 @@ def test_put_new_recognises_its_own_link_whose_answer_was_lost(backend, monkeypa
     assert backend.put_new([new_file()]) == (NAME,)
 
 
-def test_put_new_without_hard_links_says_so(backend, monkeypatch):
-    monkeypatch.setattr(os, "link", failing(errno.EPERM))
-    with pytest.raises(StoreUnavailable, match="file system that has hard links"):
-        backend.put_new([new_file()])
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
-def test_fault_of_the_file_system_is_unavailable(backend, monkeypatch, number):
-    monkeypatch.setattr(os, "open", failing(number))
-    with pytest.raises(StoreUnavailable, match=os.strerror(number)):
-        backend.open(NAME)
-
-
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac/../../outside", "", "ac\\ab"])
 def test_name_that_leaves_the_store_is_refused(backend, name):
     for call in (backend.open, lambda name: backend.stat([name]), lambda name: backend.move(name, None)):
@@ -194,18 +136,268 @@ def test_name_that_leaves_the_store_is_refused(backend, name):
             call(name)
 
 
-def test_list_leaves_tmp_out(backend, root):
-    (root / "tmp").mkdir(exist_ok=True)
-    (root / "tmp" / "left").touch()
-    assert [info.name for info in backend.list("")] == ["FORMAT"]
+ODD_NAMES = [b"a\\b", b"a\nb", b"\xff\xfe"]
 
 
-def test_last_file_of_the_trash_takes_its_directories_with_it(backend, root):
-    trashed = [f"trash/20260131T120000Z/ac/ab/{name}" for name in ("one", "two", "three")]
-    for name in trashed:
-        backend.put_new([new_file(name)])
-    backend.move(trashed[0], None)
-    backend.move(trashed[1], NAME)
-    assert stored(root, "trash") == [root / trashed[2]]
-    backend.move(trashed[2], None)
-    assert list((root / "trash").iterdir()) == []
+def make_socket(path: Path) -> None:
+    os.chdir(path.parent)  # a socket's address is short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+
+
+OBSTACLES: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "link to nowhere": lambda path: path.symlink_to("/nonexistent"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "link to a file": lambda path: path.symlink_to("../../FORMAT"),
+    "directory": Path.mkdir,
+    "socket": make_socket,
+}
+
+
+@pytest.fixture(params=OBSTACLES)
+def obstacle(
+    request: pytest.FixtureRequest, backend: DirectoryBackend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    monkeypatch.chdir(root)
+    path = root / NAME
+    path.parent.mkdir(parents=True)
+    OBSTACLES[request.param](path)
+    return path
+
+
+def test_what_is_no_file_is_corrupt(backend, obstacle):
+    with pytest.raises(Corrupt, match="expected a regular file"):
+        backend.open(NAME)
+
+
+def test_what_is_no_file_goes_into_quarantine_and_makes_way(backend, obstacle):
+    assert backend.put_new([new_file()]) == ()
+    with pytest.raises(Corrupt) as raised:
+        backend.open(NAME)
+    quarantine_if_damaged(backend, NAME, raised.value)
+    assert backend.put_new([new_file()]) == (NAME,)
+    with backend.open(NAME) as file:
+        assert file.read() == b"data"
+    bad, _ = sorted(backend.list("quarantine/"), key=lambda info: info.is_regular)
+    assert backend.move(bad.name, None)
+    assert (len(stored(backend.root, "quarantine")), list((backend.root / "tmp").iterdir())) == (1, [])
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("directory", ["ac/ab", "trash/20200101T000000Z", "quarantine"])
+def test_odd_name_is_left_out_and_said(backend, root, caplog, directory, name):
+    (root / directory).mkdir(parents=True, exist_ok=True)
+    Path(os.fsdecode(os.fsencode(root / directory) + b"/" + name)).touch()
+    backend.put_new([new_file(f"{directory}/good")])
+    assert [info.name for info in backend.list(directory.partition("/")[0])] == [f"{directory}/good"]
+    assert "1 entries" in caplog.text
+    assert "names that no store gives" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("of_root", "umask", "expected"),
+    [(0o755, 0o002, 0o755), (0o700, 0o000, 0o755), (0o775, 0o002, 0o775), (0o775, 0o022, 0o755)],
+)
+def test_others_may_write_into_new_directories_only_where_they_may_into_the_root(
+    root, of_root, umask, expected
+):
+    root.mkdir()
+    root.chmod(of_root)
+    before = os.umask(umask)
+    try:
+        backend = DirectoryBackend(root)
+        backend.put_new([new_file("cas/sha256/ab/one")])
+        backend.move("cas/sha256/ab/one", "trash/20260131T120000Z/cas/sha256/ab/one")
+    finally:
+        os.umask(before)
+    made = [path for path in root.rglob("*") if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {expected}
+    assert len(made) == 9
+
+
+TRASHED = "trash/20260131T120000Z/ac/ab/one"
+
+
+def unsupported(path: Path, target: Path) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+@pytest.fixture(params=["rename", "link", "unsupported"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How files are moved: network file systems have links only, and some others refuse the rename."""
+    types = frozenset({"link"}) if request.param == "link" else None
+    monkeypatch.setattr(directory, "type_of", lambda path: "ext4")
+    if types is not None:
+        monkeypatch.setattr(directory, "_RENAME_TYPES", types)
+    if request.param == "unsupported":
+        monkeypatch.setattr(directory, "rename_new", unsupported)
+    return str(request.param)
+
+
+@pytest.fixture
+def moving(root: Path, way: str) -> DirectoryBackend:
+    return DirectoryBackend(root)
+
+
+def test_rename_does_not_replace(tmp_path):
+    (tmp_path / "one").write_bytes(b"one")
+    (tmp_path / "two").write_bytes(b"two")
+    with pytest.raises(FileExistsError):
+        directory.rename_new(tmp_path / "one", tmp_path / "two")
+    assert ((tmp_path / "one").read_bytes(), (tmp_path / "two").read_bytes()) == (b"one", b"two")
+
+
+def test_moved_file_counts_from_its_move(moving):
+    moving.put_new([new_file()])
+    made = moving.stat([NAME])[NAME].modified_s
+    for number in itertools.count():
+        moving.put_new([new_file(f"ac/ab/{number}", b"")])
+        later = moving.stat([f"ac/ab/{number}"])[f"ac/ab/{number}"].modified_s
+        if later > made:
+            break
+    moving.move(NAME, TRASHED)
+    assert moving.stat([TRASHED])[TRASHED].modified_s >= later
+
+
+def test_move_that_was_cut_short_between_its_calls_is_finished(moving, root):
+    moving.put_new([new_file()])
+    (root / TRASHED).parent.mkdir(parents=True)
+    os.link(root / NAME, root / TRASHED)
+    assert moving.move(TRASHED, NAME)
+    assert (stored(root, "trash"), (root / NAME).read_bytes()) == ([], b"data")
+
+
+@pytest.mark.parametrize("way", ["link", "unsupported"], indirect=True)
+def test_move_that_stands_still_takes_no_newer_file_away(moving, root, monkeypatch):
+    """Two evictors: while the first stands between its two calls, the name is moved and created anew."""
+    first, second = (trash_name(NAME, datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)) for second in (1, 2))
+    moving.put_new([new_file(data=b"old")])
+    meanwhile: list[object] = []
+
+    def at(step: Step) -> None:
+        if step == Step.MOVE_LINKED and not meanwhile:
+            meanwhile.append("begun")
+            other = DirectoryBackend(root)
+            meanwhile.append(other.move(NAME, second))
+            meanwhile.append(other.put_new([new_file(data=b"new")]))
+
+    monkeypatch.setattr(directory, "reached", at)
+    assert not moving.move(NAME, first)
+    assert meanwhile == ["begun", True, (NAME,)]
+    assert (root / NAME).read_bytes() == b"new"
+    assert ((root / second).read_bytes(), stored(root, "tmp")) == (b"old", [])
+
+
+def test_move_makes_a_directory_again_that_another_process_removes(moving, root, way, monkeypatch):
+    moving.put_new([new_file()])
+    real = directory.rename_new if way == "rename" else os.link
+    removed: list[Path] = []
+
+    def call(source: Path, target: Path) -> None:
+        if target.parent.is_dir() and not removed:
+            removed.append(target)
+            target.parent.rmdir()
+            target.parent.parent.rmdir()
+        real(source, target)
+
+    monkeypatch.setattr(*((directory, "rename_new") if way == "rename" else (os, "link")), call)
+    assert moving.move(NAME, TRASHED)
+    assert (removed, stored(root, "trash")) == ([root / TRASHED], [root / TRASHED])
+
+
+def test_directory_deeper_than_any_stack_is_removed(moving, root):
+    top = root / "quarantine" / "deep"
+    top.mkdir(parents=True)
+    directory = os.open(top, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("a", dir_fd=directory)
+        below = os.open("a", os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    os.close(directory)
+    assert [info.name for info in moving.list("quarantine/")] == ["quarantine/deep"]
+    assert moving.move("quarantine/deep", None)
+    assert (list(moving.list("quarantine/")), list((root / "tmp").iterdir())) == ([], [])
+
+
+MOUNTS = r"""/dev/sda / ext4 rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+nas:/export /mnt/shared nfs4 rw 0 0
+scratch /mnt/shared/scratch lustre rw 0 0
+/dev/sdb /mnt/with\040blank xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/home/store", "ext4"),
+        ("/mnt/shared/store", "nfs4"),
+        ("/mnt/shared", "nfs4"),
+        ("/mnt/sharedstore", "ext4"),
+        ("/mnt/shared/scratch/a/b", "lustre"),
+        ("/mnt/with blank/store", "xfs"),
+    ],
+)
+def test_file_system_type_is_that_of_the_deepest_mount(path, expected):
+    assert file_system_type(Path(path), MOUNTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "flush"), [("ext4", "syncfs"), ("xfs", "syncfs"), ("nfs4", "fsync"), ("fuse.gpfs", "fsync")]
+)
+def test_choose_flush_trusts_syncfs_on_local_file_systems_only(tmp_path, monkeypatch, kind, flush):
+    table = tmp_path / "mounts"
+    table.write_text(f"device / {kind} rw 0 0\n")
+    monkeypatch.setattr(durability, "_MOUNTS", table)
+    assert choose_flush(tmp_path) == flush
+
+
+class Calls:
+    """Counts what is flushed, and how."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fsynced: list[str] = []
+        self.synced: list[Path] = []
+        monkeypatch.setattr(durability, "_fsync", lambda path: self.fsynced.append(path.name))
+        monkeypatch.setattr(durability, "_sync_file_system", self.synced.append)
+
+
+def paths(root: Path, count: int) -> list[Path]:
+    return [root / f"{number:02d}" for number in range(count)]
+
+
+def test_flush_all_syncs_the_file_system_once_for_many(tmp_path, monkeypatch):
+    calls = Calls(monkeypatch)
+    flush_all(paths(tmp_path, 20), root=tmp_path, flush="syncfs")
+    assert (calls.synced, calls.fsynced) == ([tmp_path], [])
+
+
+def test_flush_all_reports_what_cannot_be_flushed(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        flush_all([tmp_path / "gone"], root=tmp_path, flush="fsync")
+
+
+THROWN, OTHER = blob_name("1" * 64), blob_name("2" * 64)
+EARLY, LATE = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2))
+
+
+@pytest.fixture
+def with_trash() -> MemoryBackend:
+    return MemoryBackend()
+
+
+def put(with_trash: MemoryBackend, name: str, data: bytes = b"data") -> None:
+    with_trash.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
+
+
+def read(with_trash: MemoryBackend, name: str) -> bytes:
+    with with_trash.open(name) as file:
+        return file.read()
+
+
+def test_restore_brings_back_what_is_gone(with_trash):
+    put(with_trash, trash_name(THROWN, EARLY))
+    assert restore(with_trash, [THROWN]) == {THROWN}
+    assert [info.name for info in with_trash.list("")] == [THROWN]

@@ -1,26 +1,28 @@
-"""`warmrank doctor` as people run it: exit codes, JSON, the table, and what the nodes of a cluster share."""
+"""The doctor: this machine, nodes, software and devices."""
 
 from __future__ import annotations
 
 import json
-import re
+import os
 import socket
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.launching import loaded_config, store_launch, write_config
+from tests.support import ascend_machine as ascend
+from tests.support.launching import loaded_config, store_launch
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.doctor import (
-    LEVELS,
-    Finding,
-    NodeFindings,
-)
-from warmrank.orchestrator.doctor.nodes import check_clock, check_environments, check_resources, no_answer
-from warmrank.orchestrator.nodes import Node
-
-NODES = tuple(Node(node_id=f"{number:02x}" * 28, address="", host=f"atlas-{number}") for number in range(16))
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig
+from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
+from warmrank.orchestrator.doctor.nodes import check_resources
+from warmrank.worker.ascend import chips
+from warmrank.worker.ascend.chips import Installation, visible_devices
+from warmrank.worker.ascend.places import Places
+from warmrank.worker.ascend.versions import package_problems
+from warmrank.worker.errors import DeviceUnavailable
 
 TORCH = """
 import sys, types
@@ -51,24 +53,6 @@ def levels(result: Result) -> dict[str, str]:
     return {finding["check"]: finding["level"] for finding in node["findings"]}
 
 
-def test_node_by_itself_is_looked_at_without_a_config():
-    result = run("--device", "cpu")
-    assert result.exit_code == 0, result.stdout
-    assert "versions.torch" in result.stdout
-    assert "store." not in result.stdout
-
-
-def test_json_has_a_stable_shape():
-    found = json.loads(run("--device", "cpu", "--json").stdout)
-    assert set(found) == {"schema_version", "device", "config", "worst", "cluster", "nodes"}
-    assert (found["schema_version"], found["device"], found["config"]) == (2, "cpu", "")
-    (node,) = found["nodes"]
-    assert set(node) == {"node", "findings", "environment"}
-    assert set(node["node"]) == {"node_id", "address", "host"}
-    assert all(set(finding) == {"check", "level", "what", "remedy"} for finding in node["findings"])
-    assert all(finding["level"] in LEVELS for finding in node["findings"])
-
-
 def test_npu_on_a_machine_without_one_says_what_is_missing():
     if Path("/dev/davinci0").exists():
         pytest.skip("this machine has NPUs")
@@ -78,57 +62,10 @@ def test_npu_on_a_machine_without_one_says_what_is_missing():
     assert (found["devices.present"], found["ascend.cann"]) == ("error", "error")
 
 
-def test_config_brings_its_store_and_its_disk(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    (tmp_path / "cache").mkdir(mode=0o700)
-    result = run(tmp_path / "tiny.yaml", "--json")
-    assert result.exit_code == 0, result.stdout
-    names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
-    assert {levels(result)[name] for name in names} == {"ok"}
-
-
-def test_device_of_the_config_is_looked_for_unless_another_is_named(tmp_path: Path):
-    path = write_config(tmp_path, device="cuda")
-    assert json.loads(run(path, "--json").stdout)["device"] == "cuda"
-    assert json.loads(run(path, "--device", "cpu", "--json").stdout)["device"] == "cpu"
-
-
-def test_store_that_cannot_be_used_ends_with_one(tmp_path: Path):
-    (tmp_path / "store").write_bytes(b"")
-    result = run(write_config(tmp_path))
-    assert result.exit_code == 1
-    assert re.search(r"error +store.reachable", result.stdout)
-
-
 def test_bad_config_ends_with_two_and_so_does_all_nodes_without_one(tmp_path: Path):
     assert run(tmp_path / "absent.yaml").exit_code == 2
     result = run("--all-nodes")
     assert (result.exit_code, "CONFIG" in result.stderr) == (2, True)
-
-
-def test_all_nodes_of_a_config_without_a_cluster_is_this_machine(tmp_path: Path):
-    result = run(write_config(tmp_path, store=None), "--all-nodes", "--json")
-    assert len(json.loads(result.stdout)["nodes"]) == 1
-
-
-def test_cluster_that_is_not_there_is_an_error_for_the_node(tmp_path: Path):
-    result = run(write_config(tmp_path, store=None, ray={"address": "127.0.0.1:1"}), "--json")
-    assert levels(result)["network.ray"] == "error"
-
-
-def test_check_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def broken() -> str:
-        raise ValueError("odd file")
-
-    monkeypatch.setattr(socket, "if_nameindex", broken)
-    result = run(write_config(tmp_path, store=None), "--json")
-    found = levels(result)
-    assert (found["network"], found["disk.cache_dir"]) == ("note", "ok")
-    assert "ValueError: odd file" in result.stdout
-
-
-def found_on(node: Node, *findings: Finding, **environment: str) -> NodeFindings:
-    return NodeFindings(node=node, findings=findings, environment=environment)
 
 
 def test_room_for_ranks_is_counted_node_by_node():
@@ -138,19 +75,201 @@ def test_room_for_ranks_is_counted_node_by_node():
     assert (found.level, "24 on 2 nodes have room for 2" in found.what) == ("error", True)
 
 
-def test_nodes_that_differ_are_named_with_what_differs():
-    nodes = [*(found_on(node, cann="9.1.0", torch="2.12.0") for node in NODES[:3])]
-    assert [item.level for item in check_environments(nodes)] == ["ok"]
-    assert [item.level for item in check_environments(nodes[:1])] == []
-    nodes += [found_on(NODES[3], cann="9.0.0", torch="2.12.0"), no_answer(NODES[4], "died")]
-    (found,) = check_environments(nodes)
-    assert (found.level, "differ in cann" in found.what) == ("warning", True)
-    assert "'9.0.0' on atlas-3" in found.what
+FITS = {"python": "3.11.9", "torch": "2.13.0+cpu", "ray": "2.60.0", "torch_npu": "2.13.0"}
+
+
+def checked_levels(findings: Iterable[Finding]) -> dict[str, str]:
+    return {finding.check: finding.level for finding in findings}
+
+
+def troubles(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings if finding.level != "ok"}
 
 
 @pytest.mark.parametrize(
-    ("clock_s", "level"),
-    [(1002.0, "ok"), (1100.0, "ok"), (1905.0, "error"), (101.0, "ok"), (100.0, "error")],
+    ("device", "name", "version"),
+    [
+        ("cpu", "python", "3.10.1"),
+        ("cpu", "torch", "2.10.0"),
+        ("cpu", "torch", "3.0.0"),
+        ("cpu", "ray", ""),
+        ("npu", "torch_npu", ""),
+    ],
 )
-def test_clock_that_object_stores_refuse_is_an_error(clock_s: float, level: str):
-    assert check_clock(clock_s, sent_s=1000.0, received_s=1005.0).level == level
+def test_version_outside_its_range_is_an_error(device: str, name: str, version: str):
+    assert not troubles(software.check_versions(device, FITS))
+    assert not troubles(software.check_versions("cpu", {**FITS, "torch_npu": ""}))
+    (found,) = troubles(software.check_versions(device, {**FITS, name: version})).values()
+    assert (found.check, found.level, bool(found.remedy)) == (f"versions.{name}", "error", True)
+
+
+def fake_torch(directory: Path, text: str) -> dict[str, str]:
+    """An environment in which ``import torch`` finds this text, after the package's own root."""
+    (directory / "torch.py").write_text(text)
+    return {**os.environ, "PYTHONPATH": str(directory)}
+
+
+@pytest.mark.parametrize(
+    ("text", "timeout_s", "said"),
+    [
+        ("raise ImportError('libhccl.so: no such file')", 60, "ImportError: libhccl.so: no such file"),
+        ("import os; os._exit(7)", 60, "the interpreter ended with status 7"),
+        ("import threading; threading.Event().wait()", 1, "no answer within 1 s"),
+    ],
+)
+def test_torch_that_does_not_import_is_an_error_with_its_words(tmp_path, text, timeout_s, said):
+    probe = software.probe_torch("cpu", fake_torch(tmp_path, text), timeout_s=timeout_s)
+    (found,) = software.check_probe(probe)
+    assert (found.check, found.level, said in found.what) == ("versions.import", "error", True)
+    assert machine.usable("cuda", probe).level == "note"
+
+
+def test_missing_and_unfit_software_of_ascend_is_named():
+    empty = dict.fromkeys(("cann", "cann_detail", "home", "nnal", "driver", "firmware", "soc"), "")
+    none = Installation(**empty, devices=(), chips=(), problems=("chip 3 is not healthy",))
+    expected = {"ascend.cann": "error", "ascend.driver": "error", "ascend.problems": "warning"}
+    assert checked_levels(software.check_ascend(none, FITS)) == expected
+    there = Installation(
+        **{**empty, "cann": "9.0.0", "driver": "25.2.0"}, devices=(0,), chips=(), problems=()
+    )
+    found = troubles(software.check_ascend(there, {**FITS, "torch": "2.12.0"}))
+    assert checked_levels(found.values()) == {"ascend.fit": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, []),
+        ({"num_files": 1024}, ["limits.files"]),
+        ({"num_ranks": 64}, ["limits.files"]),
+        ({"shm_bytes": 64 * 2**20}, ["limits.shared_memory"]),
+    ],
+)
+def test_limits_too_low_for_the_ranks_are_named(change: dict[str, Any], names: list[str]):
+    facts = {"num_files": 4096.0, "shm_bytes": 2**30, "num_ranks": 8, **change}
+    assert list(troubles(machine.judge_limits(**facts))) == names
+
+
+def test_cluster_must_listen_and_ports_of_hccl_be_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        environ = {"HCCL_IF_BASE_PORT": str(port - 1)}
+        found = checked_levels(
+            machine.check_network("npu", environ, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
+        )
+    assert found == {"network.hccl_ports": "warning", "network.ray": "ok"}
+    assert not list(machine.check_network("cpu", {}, spans_nodes=False, ray_address="auto"))
+    (gone,) = machine.check_network("cpu", {}, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
+    assert (gone.check, "refused" in gone.what) == ("network.ray", True)
+
+
+def store_levels(*tiers: dict[str, Any]) -> list[tuple[str, Level]]:
+    config = StoreConfig(tiers=tuple(TierConfig(**tier) for tier in tiers))
+    return [(finding.check, finding.level) for finding in storage.check_store(config)][:-1]
+
+
+def made_store(path: Path) -> dict[str, Any]:
+    from tests.support.stored import OFF
+    from warmrank.cache_store.connect import TierSpec, open_store
+
+    open_store([TierSpec(location=str(path))], trust=OFF)
+    return {"path": str(path)}
+
+
+def test_store_is_written_and_left_as_it_was(tmp_path: Path):
+    tier = made_store(tmp_path / "store")
+    before = sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert store_levels(tier) == [("store.reachable", "ok"), ("store.writable", "ok")]
+    assert sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file()) == before
+    assert store_levels({**tier, "mode": "ro"}) == [("store.reachable", "ok")]
+
+
+def full(_descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_cache_directory_that_cannot_hold_private_files_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "fsync", full)
+    said = {"file": "it is no directory", "open": "mode 0777", "cache": "No space left on device"}
+    for name, text in said.items():
+        (found,) = storage.check_disk(tmp_path / name)
+        assert (found.check, found.level, text in found.what) == ("disk.cache_dir", "error", True), found
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"f_bavail": 1000}, {"disk.free": "warning"}),
+        ({"f_bavail": 0}, {"disk.free": "error"}),
+        ({"f_favail": 9}, {"disk.free": "warning"}),
+        ({"f_favail": 0}, {"disk.free": "error"}),
+        ({"f_favail": 0, "f_files": 0}, {}),
+        ({"f_flag": os.ST_NOEXEC}, {"disk.execution": "warning"}),
+    ],
+)
+def test_disk_that_is_full_or_noexec_is_named(tmp_path, monkeypatch, change, expected):
+    room = {"f_frsize": 4096, "f_bavail": 2**30, "f_files": 2**20, "f_favail": 2**20, "f_flag": 0, **change}
+    monkeypatch.setattr(os, "statvfs", lambda _path: type("Room", (), room))
+    assert checked_levels(troubles(storage.check_disk(tmp_path / "cache")).values()) == expected
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    """A machine without anything of Ascend; tests lay it out below the path."""
+    chips._ask.cache_clear()
+    yield ascend.ascend_places(tmp_path)
+    chips._ask.cache_clear()
+
+
+# --- driver and firmware ---
+
+
+def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(places: Places, tmp_path: Path) -> None:
+    ascend.lay_out_driver(tmp_path, "25.0.rc1")
+    ascend.lay_out_cann(tmp_path / "cann", "9.9.0", build="V100R001C30SPC001B001")
+    assert package_problems(places) == ()  # CANN's own list has the driver's C21
+    info = tmp_path / "cann" / "aarch64-linux"
+    for file in info.iterdir():
+        file.write_text(file.read_text().replace(",[V100R001C21]", ""))
+    (problem,) = package_problems(places)
+    assert "CANN 9.9.0 (V100R001C30SPC001B001) and driver 25.0.rc1" in problem
+
+
+# --- NPUs ---
+
+
+# --- ASCEND_RT_VISIBLE_DEVICES ---
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("0, 1", "CANN would stop reading"),
+        ("0-3", "CANN would stop reading"),
+        ("0,", "CANN would stop reading"),
+        ("0,-1", "CANN would stop reading"),
+        ("npu:0", "CANN would stop reading"),
+        ("3,1", "rising order"),
+        ("1,1", "rising order"),
+        ("1,4,9", "it names 4, 9, but this machine has 4 NPUs, numbered from 0"),
+    ],
+)
+def test_visible_npus_that_cann_would_cut_short_are_refused(text: str, why: str) -> None:
+    with pytest.raises(DeviceUnavailable, match=why) as raised:
+        visible_devices({"ASCEND_RT_VISIBLE_DEVICES": text}, 4)
+    assert raised.value.actual == text
+    assert "unset it to use every NPU" in str(raised.value)
+
+
+def test_config_brings_its_store_and_its_disk(tmp_path: Path):
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    (tmp_path / "cache").mkdir(mode=0o700)
+    result = run(tmp_path / "tiny.yaml", "--json")
+    assert result.exit_code == 0, result.stdout
+    names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
+    assert {levels(result)[name] for name in names} == {"ok"}

@@ -311,7 +311,7 @@ def test_code_of_the_users_that_runs_untraced_is_refused(kind: str) -> None:
 @NEWER
 def test_bound_method_of_c_is_read_with_its_type() -> None:
     """CPython 3.11 crashes where ``Pattern.match`` is bound without one."""
-    module = Asks(lambda match=re.compile("a+").match: 2 if match("ab") else 3)
+    module = Asks(lambda match=re.compile("a+").match: 2 if match("ab") else 3)  # type: ignore[misc]
     assert misfits(compiled(module.forward, X), module.forward, X) == ()
 
 

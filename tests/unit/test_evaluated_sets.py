@@ -1,4 +1,7 @@
-"""Orders of sets and hashes of strings: a process that hashes otherwise does not load what relied on them."""
+"""Orders of sets and hashes of strings, for a process that hashes otherwise.
+
+It does not load what relied on them, and compiles the rest to the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ import torch
 from torch import nn
 
 from tests.support.processes import printed_by
+from tests.support.small_models import Cached
 from tests.support.tracing import compiled, misfits, since
 from warmrank.inference import cache_compile
+from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.runtime.artifact import parse
 
 X = torch.ones(2)
@@ -78,9 +83,13 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
     """For each case, True if a process with other hashes may load what another one compiled."""
     directory = tmp_path_factory.mktemp("artifacts")
     for seed in ("1", "2"):
-        printed = printed_by("tests.unit.test_evaluated_sets", str(directory), PYTHONHASHSEED=seed)
+        printed = printed_by("tests.unit.test_evaluated_sets", "sets", str(directory), PYTHONHASHSEED=seed)
     found: dict[str, bool] = json.loads(printed.splitlines()[-1])
     return found
+
+
+def test_frame_and_graph_are_equal_bytes_in_both_processes(fits: dict[str, bool]) -> None:
+    assert fits["equal bytes"]
 
 
 @since("2.13", "Dynamo traces neither hash nor pop of a set")
@@ -110,7 +119,41 @@ def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
     assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, X)
 
 
-def _main(directory: Path) -> None:
+class Rearranges(nn.Module):
+    """Splits and merges axes in all of the package's ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from einops.layers.torch import Rearrange
+
+        self.split = Rearrange("b (h d) -> b h d", h=2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        import einops
+
+        heads = einops.rearrange(x, "b (h d) -> h b d", h=4)
+        mean = einops.reduce(heads, "h b d -> b d", "mean")
+        packed, shapes = einops.pack([mean, einops.repeat(mean, "b d -> b (d k)", k=3)], "b *")
+        products = einops.einsum(mean, mean, "b d, c d -> b c")
+        return self.split(x).sum(1), products, *einops.unpack(packed, shapes, "b *")
+
+
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="einops marks itself allow_in_graph there, which is refused"
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_einops_is_loaded_by_a_process_that_hashes_otherwise(mode: str, tmp_path: Path) -> None:
+    """It goes over sets of names."""
+    pytest.importorskip("einops", reason="einops comes with pip install 'warmrank[test]'")
+    for seed, environment, outcome in (("1", {}, "compiled"), ("2", {"WARMRANK_NO_COMPILE": "1"}, "loaded")):
+        printed = printed_by(
+            "tests.unit.test_evaluated_sets", mode, str(tmp_path), PYTHONHASHSEED=seed, **environment
+        )
+        assert printed == f"{outcome}\n"
+
+
+def _compile_or_look(directory: Path) -> None:
     """Compile each case, or, where that is done, look at what fits."""
     fits = {}
     for number, (name, ask) in enumerate(CASES.items()):
@@ -119,8 +162,26 @@ def _main(directory: Path) -> None:
             fits[name] = not misfits(parse(file.read_bytes(), name), module.forward, X)
         else:
             file.write_bytes(compiled(module.forward, X).to_bytes())
+    stored, written = directory / "stored", compiled(Cached().store, torch.ones(2, 4)).to_bytes()
+    fits["equal bytes"] = stored.exists() and stored.read_bytes() == written
+    stored.write_bytes(written)
     sys.stdout.write(json.dumps(fits) + "\n")
 
 
+def _call_einops(mode: str, directory: str) -> None:
+    config = CompilerConfig()
+    config.mode = mode
+    module = Rearranges()
+    cached = cache_compile(
+        module.forward, cache_dir=directory, config=config, ge_cache=mode == "max-autotune"
+    )
+    for rows in (3, 5, 3):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(cached(x), module(x))
+    assert cached.last_result is not None
+    sys.stdout.write(f"{cached.last_result.outcome}\n")
+
+
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    what, where = sys.argv[1:]
+    _compile_or_look(Path(where)) if what == "sets" else _call_einops(what, where)

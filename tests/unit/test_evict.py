@@ -1,8 +1,8 @@
-"""What an evict takes and leaves, on a store in memory whose clock the tests move."""
+"""Evict: what goes, what stays, and what comes back."""
 
 from __future__ import annotations
 
-from datetime import date
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,14 @@ from tests.support.sealed_launches import DAY_S, GRACE_S, SHARED, Evicting, at_s
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.layout import PROBE, blob_name, launch_name, quarantine_name, used_name
+from warmrank.cache_store.layout import PROBE, launch_name
 from warmrank.cache_store.publish import publish
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.signing.keyring import generate_key_pair
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
-
-OTHER_KEY = "7" * 64
+from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
 
 
 @pytest.fixture
@@ -35,22 +36,6 @@ def test_old_record_goes_with_what_only_it_needs(memory):
     assert (memory.has(b"own 1"), memory.has(b"own 2"), memory.has(SHARED)) == (False, True, True)
     assert report.taken[0].name == old
     assert "unused for 30.0 d" in report.taken[0].reason
-
-
-def test_newest_record_of_each_key_stays(memory):
-    memory.launch()
-    kept = {memory.launch(), memory.launch(key=OTHER_KEY)}
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    assert memory.names("launch/") == kept
-
-
-def test_newest_record_of_each_environment_stays(memory):
-    memory.launch(environment={"torch": "1"})
-    kept = {memory.launch(environment={"torch": "1"}), memory.launch(environment={"torch": "2"})}
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    assert memory.names("launch/") == kept
 
 
 def test_record_of_several_environments_is_the_newest_of_each(memory):
@@ -88,15 +73,6 @@ def test_recently_used_record_stays(memory):
     assert memory.evict(older_than_s=7 * DAY_S).taken == ()
 
 
-def test_mark_of_use_stands_for_a_whole_day(memory):
-    used, _ = memory.launch(), memory.launch()
-    mark_used(memory.backend, used)
-    memory.pass_time(1.5 * DAY_S)
-    assert memory.evict(older_than_s=DAY_S).taken == ()
-    memory.pass_time(DAY_S)
-    assert memory.evict(older_than_s=DAY_S).taken[0].name == used
-
-
 def test_least_recently_used_go_until_the_rest_fits(memory):
     records = [memory.launch(own=bytes([number]) * 100_000) for number in range(4)]
     memory.pass_time(30 * DAY_S)
@@ -106,13 +82,6 @@ def test_least_recently_used_go_until_the_rest_fits(memory):
     assert memory.names("launch/") == {records[0], records[3]}
     assert report.remaining_bytes < 250_000
     assert "bytes too many" in report.taken[0].reason
-
-
-def test_nothing_younger_than_the_grace_goes(memory):
-    memory.launch(), memory.launch()
-    memory.publish({"Llama.own": b"no launch"}, 50)
-    memory.pass_time(GRACE_S)
-    assert memory.evict(older_than_s=0.0, max_bytes=0, keep=0).taken == ()
 
 
 def test_what_no_launch_committed_goes_after_the_grace(memory):
@@ -132,17 +101,6 @@ def test_young_manifest_protects_its_blobs(memory):
     assert memory.has(b"twice")
 
 
-def test_trash_is_emptied_by_a_later_run_after_the_grace(memory):
-    memory.launch(), memory.launch()
-    memory.pass_time(30 * DAY_S)
-    memory.evict(older_than_s=DAY_S)
-    in_trash = memory.names("trash/")
-    assert (len(in_trash), memory.evict().num_deleted) == (3, 0)
-    memory.pass_time(GRACE_S + 1)
-    report = memory.evict()
-    assert (report.num_deleted, memory.names("trash/")) == (3, set())
-
-
 def test_dry_run_writes_nothing_on_the_way(memory, monkeypatch):
     memory.launch(), memory.launch()
     memory.pass_time(30 * DAY_S)
@@ -151,45 +109,9 @@ def test_dry_run_writes_nothing_on_the_way(memory, monkeypatch):
     assert memory.evict(older_than_s=DAY_S, dry_run=True).taken
 
 
-def test_old_quarantine_is_removed(memory):
-    memory.launch()
-    name = quarantine_name(blob_name("1" * 64), "x")
-    put(memory, name)
-    memory.pass_time(20 * DAY_S)
-    memory.evict()
-    assert name in memory.names("quarantine/")
-    memory.pass_time(11 * DAY_S)
-    memory.evict()
-    assert memory.names("quarantine/") == set()
-
-
-def test_old_marks_are_removed_but_the_newest(memory):
-    record = memory.launch()
-    for day in (1, 6):
-        mark_used(memory.backend, record, today=date(2026, 2, day))
-        memory.pass_time(5 * DAY_S)
-    memory.evict()
-    assert memory.names("used/") == {used_name(record, "2026-02-06")}
-
-
 def test_empty_listing_is_refused(memory):
     with pytest.raises(EvictRefused, match="empty"):
         memory.evict()
-
-
-def test_store_with_blobs_and_no_record_is_refused(memory):
-    memory.publish({"Llama.own": b"no launch"}, 1)
-    memory.pass_time(30 * DAY_S)
-    with pytest.raises(EvictRefused, match="not one record"):
-        memory.evict(keep=0)
-    assert memory.has(b"no launch")
-
-
-def test_store_without_records_is_emptied_on_purpose(memory):
-    memory.publish({"Llama.own": b"no launch"}, 1)
-    memory.pass_time(30 * DAY_S)
-    memory.evict(expects_records=False)
-    assert not memory.has(b"no launch")
 
 
 @pytest.mark.parametrize("prefix", ["cas/sha256/", "ac/", "launch/", "dir/", "used/", "pins/", "trash/"])
@@ -233,25 +155,6 @@ def test_damaged_document_is_refused_with_the_remedy(memory, place):
         memory.evict(older_than_s=DAY_S)
 
 
-def test_document_of_a_newer_format_is_refused(memory):
-    memory.launch()
-    name = min(memory.names("ac/"))
-    memory.backend.move(name, None)
-    put(memory, name, b'{"format":99}\n')
-    with pytest.raises(EvictRefused, match="upgrade warmrank"):
-        memory.evict()
-
-
-def test_after_repair_it_runs(memory):
-    memory.launch(), memory.launch()
-    name = min(memory.names("ac/"))
-    memory.backend.move(name, None)
-    put(memory, name, b"damaged")
-    memory.pass_time(30 * DAY_S)
-    memory.store.verify(repair=True)
-    assert memory.evict(older_than_s=DAY_S).taken
-
-
 def test_record_committed_while_marking_keeps_what_it_needs(memory, monkeypatch):
     memory.launch()
     record = memory.publish({"Llama.own": b"late"}, 50)
@@ -271,17 +174,6 @@ def test_record_committed_after_the_trash_restores_what_it_needs(memory, monkeyp
     memory.evict()
     assert memory.store.verify().faults == ()
     assert memory.store.launches()[0].partitions == record.partitions
-
-
-def test_record_pinned_while_it_goes_comes_back_whole(memory, monkeypatch):
-    old, _ = memory.launch(), memory.launch()
-    memory.pass_time(30 * DAY_S)
-    prefix = old.rpartition("/")[2]
-    at_step(monkeypatch, Step.EVICT_MARKED, lambda: memory.store.pin(prefix))
-    report = memory.evict(older_than_s=DAY_S)
-    assert old in memory.names("launch/")
-    assert set(report.restored) >= {old}
-    assert memory.store.verify().faults == ()
 
 
 def test_record_used_while_it_goes_comes_back_whole(memory, monkeypatch):
@@ -313,21 +205,6 @@ def test_manifest_that_goes_before_its_record_is_written_comes_back(memory, monk
     memory.commit(record)
     assert memory.has(b"late")
     assert memory.store.verify().faults == ()
-
-
-def test_commit_whose_manifest_is_deleted_before_its_record_is_written_is_refused(memory, monkeypatch):
-    memory.launch()
-    record = memory.publish({"Llama.own": b"late"}, 50)
-
-    def others() -> None:
-        for _ in range(2):
-            memory.pass_time(GRACE_S + 1)
-            memory.evict()
-
-    at_step(monkeypatch, Step.COMMIT_CHECKED, others, of=publish)
-    with pytest.raises(NotInStore, match="publish these partitions"):
-        memory.commit(record)
-    assert (len(memory.names("launch/")), memory.store.verify().faults) == (1, ())
 
 
 def test_two_evicts_at_once_take_each_thing_once(memory, monkeypatch):
@@ -402,29 +279,6 @@ def test_commit_whose_manifest_was_deleted_is_refused(memory):
     assert len(memory.names("launch/")) == 1
 
 
-def test_what_is_needed_and_nowhere_is_a_problem(memory):
-    memory.launch()
-    (blob,) = [name for name in memory.names("cas/") if name.endswith(digest_bytes(b"own 1").sha256)]
-    memory.backend.move(blob, None)
-    assert [blob in problem for problem in memory.evict().problems] == [True]
-
-
-def test_clock_is_that_of_the_store(memory):
-    memory.backend.now_s = 5.0
-    assert evicting.store_time_s(memory.backend) == 5.0
-    assert memory.names("") == set()
-
-
-def test_young_junk_pushes_no_record_out(memory):
-    records = {memory.launch(), memory.launch()}
-    memory.pass_time(30 * DAY_S)
-    junk = b"junk" * 50_000
-    put(memory, blob_name(digest_bytes(junk).sha256), junk)
-    report = memory.evict(max_bytes=100_000)
-    assert (memory.names("launch/"), report.taken) == (records, ())
-    assert report.over_bytes > 0
-
-
 def test_what_a_dead_publisher_left_goes_after_a_day(memory):
     memory.launch()
     put(memory, "tmp/host-1-x/0", b"bytes")
@@ -440,15 +294,149 @@ def test_what_a_dead_publisher_left_goes_after_a_day(memory):
     assert memory.evict(grace_s=6 * DAY_S).num_deleted == 0
 
 
-def test_what_other_users_write_now_stops_no_evict(memory, monkeypatch):
+def pushed(memory: Evicting, root: Path, data: bytes, *, model: str = "8b") -> str:
+    """Push a directory of another tool; its listing's name."""
+    before = memory.names("dir/")
+    root.mkdir(exist_ok=True, mode=0o700)
+    (root / "kernel").write_bytes(data)
+    memory.store.push_directory("mine", root, {"model": model})
+    (new,) = memory.names("dir/") - before
+    return new
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Path:
+    return tmp_path / "tool"
+
+
+def test_old_listing_goes_with_what_only_it_needs(memory, tool):
     memory.launch()
-    real = memory.backend.list
+    pushed(memory, tool, b"first")
+    newest = pushed(memory, tool, b"second")
+    memory.pass_time(30 * DAY_S)
+    report = memory.evict(older_than_s=7 * DAY_S)
+    assert [choice.kind for choice in report.taken] == ["record", "blob"]
+    assert memory.names("dir/") == {newest}
+    assert (memory.has(b"first"), memory.has(b"second"), memory.has(SHARED)) == (False, True, True)
 
-    def fail(prefix: str) -> object:
-        if prefix == "tmp/":
-            raise StoreUnavailable(what="listing", where=prefix, reason="Permission denied")
-        return real(prefix)
 
-    monkeypatch.setattr(memory.backend, "list", fail)
-    (problem,) = memory.evict().problems
-    assert "not all of tmp/ could be looked at" in problem
+def test_push_while_its_blob_goes_leaves_a_whole_listing(memory, tool, monkeypatch):
+    memory.launch()
+    pushed(memory, tool, b"first")
+    pushed(memory, tool, b"second")
+    memory.pass_time(30 * DAY_S)
+    # A third push of the first bytes finds their blob, and writes its listing while an evict takes it.
+    at_step(monkeypatch, Step.EVICT_MARKED, lambda: pushed(memory, tool, b"first"))
+    memory.evict(older_than_s=7 * DAY_S)
+    assert memory.has(b"first")
+    assert memory.store.verify().faults == ()
+
+
+def test_damaged_listing_is_refused_with_the_remedy(memory, tool):
+    name = pushed(memory, tool, b"first")
+    memory.backend.move(name, None)
+    put(memory, name, b"damaged")
+    with pytest.raises(EvictRefused, match="verify --repair"):
+        memory.evict()
+
+
+OTHER_KEY = "7" * 64
+SIGNING = Trust(policy="require", signer=generate_key_pair("ci"))
+NEWER = b'{"format":99}\n'
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Evicting:
+    return Evicting(tmp_path, SIGNING)
+
+
+def put_unsigned(signed: Evicting, refs: tuple[PartitionRef, ...], *, key: str = LAUNCH_KEY) -> str:
+    """A record that claims to be the newest, by somebody who can write and not sign."""
+    data = make_record(refs, launch_key=key, created="9999-01-01T00:00:00+00:00").to_bytes()
+    name = launch_name(key, digest_bytes(data).sha256)
+    put(signed, name, OFF.seal("launch", key, data))
+    return name
+
+
+@pytest.mark.parametrize(
+    "trust",
+    [SIGNING, *(replace(SIGNING, policy=policy) for policy in ("warn", "off")), OFF, Trust(policy="require")],
+)
+def test_unsigned_record_takes_no_place_among_the_newest(signed, trust):
+    record = signed.launch()
+    signed.pass_time(30 * DAY_S)
+    fake = put_unsigned(signed, signed.store.launches()[0].partitions)
+    signed.store._trust = trust
+    signed.pass_time(30 * DAY_S)
+    signed.evict(older_than_s=DAY_S)
+    assert signed.names("launch/") == {record}
+    assert fake != record
+    signed.store._trust = SIGNING
+    assert signed.store.verify().faults == ()
+
+
+def test_unsigned_record_that_was_just_used_pushes_no_signed_one_out(signed):
+    records = {signed.launch(), signed.launch()}
+    junk = signed.publish({"Llama.own": b"junk" * 50_000}, 50, key=OTHER_KEY)
+    fake = put_unsigned(signed, junk.partitions, key=OTHER_KEY)
+    signed.pass_time(30 * DAY_S)
+    mark_used(signed.backend, fake)
+    signed.evict(max_bytes=100_000)
+    assert signed.names("launch/") == {*records, fake}
+    signed.pass_time(3 * DAY_S)
+    signed.evict(max_bytes=100_000, keep=0)
+    assert signed.names("launch/") == records
+
+
+@pytest.mark.parametrize("place", ["ac/", "launch/"])
+def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
+    old, new = signed.launch(), signed.launch()
+    name = f"ac/99/99{'0' * 62}" if place == "ac/" else launch_name(OTHER_KEY, "9" * 64)
+    put(signed, name, NEWER)
+    signed.pass_time(30 * DAY_S)
+    mark_used(signed.backend, new)
+    report = signed.evict(older_than_s=7 * DAY_S)
+    assert old not in signed.names("launch/")
+    assert name in signed.names(place)
+    (problem,) = report.problems
+    assert problem.startswith(f"{name} is kept, though what it needs is not known: untrusted (unsigned)")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30d", 2592000.0), ("12h", 43200.0), ("90min", 5400.0), ("1.5s", 1.5), ("2w", 1209600.0), ("0s", 0.0)],
+)
+def test_duration(text, seconds):
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("500GiB", 500 << 30),
+        ("2TB", 2 * 10**12),
+        ("1.5 MiB", 3 << 19),
+        ("1kB", 1000),
+        ("1KiB", 1024),
+        ("7B", 7),
+        ("0B", 0),
+    ],
+)
+def test_size(text, size):
+    assert parse_size_bytes(text) == size
+
+
+def test_nothing_younger_than_the_grace_goes(memory):
+    memory.launch(), memory.launch()
+    memory.publish({"Llama.own": b"no launch"}, 50)
+    memory.pass_time(GRACE_S)
+    assert memory.evict(older_than_s=0.0, max_bytes=0, keep=0).taken == ()
+
+
+def test_document_of_a_newer_format_is_refused(memory):
+    memory.launch()
+    name = min(memory.names("ac/"))
+    memory.backend.move(name, None)
+    put(memory, name, b'{"format":99}\n')
+    with pytest.raises(EvictRefused, match="upgrade warmrank"):
+        memory.evict()

@@ -1,36 +1,40 @@
-"""`warmrank exec` on this node: caches before the command, what it added afterwards, statuses."""
+"""Commands that run on nodes: stores before and after, output, signals."""
 
 from __future__ import annotations
 
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from tests.support.launching import loaded_config
-from tests.support.processes import PYTHONPATH
+from tests.support.launching import loaded_config, write_config
+from tests.support.processes import PYTHONPATH, marked, still_there
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
+from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
+from warmrank.cache_store.signing.keyring import generate
+from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.errors import BadArgument, UnknownNode
 from warmrank.orchestrator.exec.driver import Options, Outcome, execute
+from warmrank.orchestrator.exec.node import State
 from warmrank.orchestrator.exec.placement import HostGroup, parse_when
-from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.identity import launch_key
 
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")
 WAIT_S = 90.0
 
-Run = Callable[..., Outcome]
+Runs = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +49,7 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def run(said: list[str]) -> Run:
+def run(said: list[str]) -> Runs:
     def run(
         config: Config, words: Sequence[str], when: str = "exit", *, hosts: HostGroup | None = None
     ) -> Outcome:
@@ -65,7 +69,7 @@ def num_launches(config: Config) -> int:
     return len(open_store(path).launches(launch_key(config))) if (path / "FORMAT").exists() else 0
 
 
-def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run: Run) -> None:
+def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run: Runs) -> None:
     config = loaded_config(tmp_path)
     outcome = run(config, RANKS)
     assert (outcome.exit_code, outcome.problems, bool(outcome.record)) == (0, (), True)
@@ -75,16 +79,8 @@ def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run:
     assert list((config.cache_dir / ".queue").iterdir()) == []
 
 
-def test_config_without_a_workload_goes_by_its_name(tmp_path: Path, run: Run, said: list[str]) -> None:
-    config = loaded_config(tmp_path).model_copy(update={"workload": None})
-    assert (run(config, ("true",)).problems, said) == ((), [])
-    outcome = run(config, RANKS)
-    assert (outcome.exit_code, outcome.problems, num_launches(config)) == (0, (), 1)
-    assert identity(config)["name"] == config.name
-
-
 def test_last_host_of_a_world_commits_what_all_of_them_published(
-    tmp_path: Path, run: Run, said: list[str]
+    tmp_path: Path, run: Runs, said: list[str]
 ) -> None:
     def host(node: int, run_id: str = "job 7") -> Outcome:
         config = loaded_config(tmp_path, cache_dir=str(tmp_path / f"cache{node}"))
@@ -103,29 +99,6 @@ def test_last_host_of_a_world_commits_what_all_of_them_published(
     assert host(0).record == last.record
 
 
-def test_second_node_has_it_before_the_command_begins(tmp_path: Path, run: Run, said: list[str]) -> None:
-    run(loaded_config(tmp_path), RANKS)
-    other = loaded_config(tmp_path, cache_dir=str(tmp_path / "other"))
-    outcome = run(other, shell(f'test $(find "{other.cache_dir}" -name compiled_module | wc -l) = 2'))
-    assert (outcome.exit_code, outcome.nodes[0].found) == (0, True)
-    assert "2 partitions in the cache" in " ".join(said)
-
-
-def test_nothing_new_is_not_published_again(tmp_path: Path, run: Run, said: list[str]) -> None:
-    config = loaded_config(tmp_path)
-    run(config, RANKS)
-    outcome = run(config, (*RANKS, "--outcome", "loaded"))
-    assert (outcome.record, outcome.problems) == ("", ())
-    assert "nothing new to publish: 2 functions loaded, 0 compiled" in said
-
-
-def test_server_that_never_becomes_ready_is_stopped(tmp_path: Path, run: Run, said: list[str]):
-    config = loaded_config(tmp_path, timeouts={"ready_s": 0.1})
-    outcome = run(config, ("sleep", "600"), when=str(tmp_path / "never"))
-    assert outcome.exit_code == 1
-    assert "raise timeouts.ready_s" in " ".join(said)
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("options", "nnodes", "reason"),
@@ -139,7 +112,7 @@ def test_server_that_never_becomes_ready_is_stopped(tmp_path: Path, run: Run, sa
     ],
 )
 def test_what_is_not_whole_is_not_published(
-    tmp_path: Path, run: Run, options: tuple[str, ...], nnodes: int, reason: str
+    tmp_path: Path, run: Runs, options: tuple[str, ...], nnodes: int, reason: str
 ) -> None:
     config = loaded_config(tmp_path)
     hosts = HostGroup(nnodes=nnodes, node_rank=0, run_id="7") if nnodes > 1 else None
@@ -150,7 +123,7 @@ def test_what_is_not_whole_is_not_published(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "port"])
-def test_server_publishes_while_it_runs(tmp_path: Path, run: Run, kind: str) -> None:
+def test_server_publishes_while_it_runs(tmp_path: Path, run: Runs, kind: str) -> None:
     config = loaded_config(tmp_path)
     (port,) = free_ports(1)
     when, options = {
@@ -179,16 +152,7 @@ def test_server_publishes_while_it_runs(tmp_path: Path, run: Run, kind: str) -> 
     assert (outcome.exit_code, outcome.problems) == (143, ())
 
 
-def test_port_in_use_is_an_error_before_the_command(tmp_path: Path, run: Run) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        pytest.raises(BadArgument, match="already"),
-    ):
-        run(loaded_config(tmp_path), shell(f"touch {tmp_path}/ran"), str(server.getsockname()[1]))
-    assert not (tmp_path / "ran").exists()
-
-
-def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, run: Run) -> None:
+def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, run: Runs) -> None:
     (tmp_path / "store").write_text("in the way")
     config = loaded_config(tmp_path)
     outcome = run(config, RANKS)
@@ -199,21 +163,7 @@ def test_command_runs_without_its_store_and_what_it_made_waits(tmp_path: Path, r
     assert (len(late.published), len(late.committed), late.kept) == (2, 1, {})
 
 
-def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: Path, run: Run) -> None:
-    store = {"path": str(tmp_path / "store"), "mode": "required", "trust": {"policy": "off"}}
-    with pytest.raises(StoreUnavailable):
-        run(loaded_config(tmp_path, store=store), shell(f"touch {tmp_path}/ran"))
-    assert not (tmp_path / "ran").exists()
-
-
-def test_store_that_may_not_be_written_is_said_to_be_so(tmp_path: Path, run: Run) -> None:
-    run(loaded_config(tmp_path), RANKS)
-    store = {"path": str(tmp_path / "store"), "mode": "ro", "trust": {"policy": "off"}}
-    outcome = run(loaded_config(tmp_path, store=store), RANKS)
-    assert any("only read" in problem for problem in outcome.problems)
-
-
-def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[str]) -> None:
+def test_directories_of_tools_come_and_go(tmp_path: Path, run: Runs, said: list[str]) -> None:
     sync = {"sync": [{"tool": "vllm"}, {"tool": "mine", "variable": "MY_CACHE"}], "keys": ["model=llama"]}
     config = loaded_config(tmp_path, exec=sync)
     fill = 'echo graph > "$VLLM_CACHE_ROOT/graph"; mkdir -p "$MY_CACHE"; echo mine > "$MY_CACHE/file"'
@@ -225,35 +175,99 @@ def test_directories_of_tools_come_and_go(tmp_path: Path, run: Run, said: list[s
     assert "vllm: pulled 1 new of 1 file" in said
 
 
-def test_directories_of_another_model_do_not_come(tmp_path: Path, run: Run, said: list[str]) -> None:
-    sync = {"sync": [{"tool": "vllm"}]}
-    run(loaded_config(tmp_path, exec=sync), shell('mkdir -p "$VLLM_CACHE_ROOT"; touch "$VLLM_CACHE_ROOT/x"'))
-    workload = {"entrypoint": "models.other:workload"}
-    other = loaded_config(tmp_path, exec=sync, cache_dir=str(tmp_path / "other"), workload=workload)
-    assert run(other, shell('test ! -e "$VLLM_CACHE_ROOT/x"')).exit_code == 0
-    assert "vllm: nothing to pull" in " ".join(said)
+Cli = Callable[..., "subprocess.Popen[str]"]
 
 
-def test_journals_of_a_run_that_was_killed_go(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left = config.cache_dir / ".journal" / f"exec-{os.uname().nodename}-{ended.pid}-{'0' * 32}"
-    left.mkdir(parents=True, mode=0o700)
-    os.utime(left, (0, 0))
-    run(config, ("true",))
-    assert not left.exists()
+@pytest.fixture
+def mark() -> str:
+    return uuid.uuid4().hex
 
 
-def test_command_goes_on_where_its_journals_cannot_be_read(tmp_path: Path, run: Run) -> None:
-    config = loaded_config(tmp_path)
-    outcome = run(config, shell('echo broken > "$WARMRANK_JOURNAL_DIR/world2global_rank0-1.jsonl"'))
-    assert outcome.exit_code == 0
-    assert "the ranks' journals cannot be read" in " ".join(outcome.problems)
+@pytest.fixture
+def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
+    """Starts the command line; neither it nor what it started outlives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **changes: object) -> subprocess.Popen[str]:
+        environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "warmrank", "exec", str(write_config(tmp_path, **changes)), *arguments],
+            env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": PYTHONPATH},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+    assert still_there(marked(mark)) == []
 
 
-def test_other_nodes_are_unknown_where_there_is_no_cluster(tmp_path: Path) -> None:
-    options = Options(nodes=("far",), when=parse_when("none"), grace_s=1.0)
-    out, err = io.BytesIO(), io.BytesIO()
-    with pytest.raises(UnknownNode, match="far"):
-        execute(loaded_config(tmp_path), ("true",), options, say=print, out=out, err=err)
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (["--here", "--node", "a"], "--here and --node exclude each other"),
+        (["--nnodes", "2", "--node-rank", "0", "--run-id", "7"], "--nnodes goes with --here"),
+        (["--here", "--nnodes", "2", "--node-rank", "2", "--run-id", "7"], "--node-rank"),
+        (["--here", "--nnodes", "2", "--node-rank", "0"], "--run-id"),
+        (["--here", "--nnodes", "3", "--node-rank", "0", "--run-id", "7"], "not as many on each of 3 hosts"),
+        (["--publish-when", "0"], "expected exit, none, a port"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str], wrong: str) -> None:
+    done = CliRunner().invoke(app, ["exec", str(write_config(tmp_path)), *arguments, "--", "true"])
+    assert done.exit_code == 2
+    assert wrong in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("is_there", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_tool_s_directory_of_a_revoked_key_stops_the_command_though_nothing_is_pulled(
+    cli: Cli, tmp_path: Path, is_there: bool
+) -> None:
+    if is_there:
+        open_store(tmp_path / "store")
+    (tmp_path / "mine").mkdir(mode=0o700)
+    mark_signers(tmp_path / "mine", ["0" * 32])
+    generate(tmp_path / "keys", "ci")
+    trust = {"policy": "require", "keyring": str(tmp_path / "keys"), "revoked": ["0" * 32]}
+    ended = cli(
+        "--publish-when", "none", "--here", "--", "echo", "ran",
+        store={"path": str(tmp_path / "store"), "trust": trust},
+        exec={"sync": [{"tool": "mine", "path": str(tmp_path / "mine")}]},
+    )  # fmt: skip
+    out, err = ended.communicate(timeout=WAIT_S)
+    assert (ended.returncode, out) == (4, ""), err
+    assert "revoked" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
+def test_signals_go_to_the_command_and_nothing_is_left(
+    cli: Cli, mark: str, number: signal.Signals, status: int
+) -> None:
+    driver = cli("--", "bash", "-c", "setsid sleep 600 & echo up; exec sleep 600")
+    assert first_line(driver) == "up\n"
+    driver.send_signal(number)
+    assert driver.wait(WAIT_S) == status
+    assert still_there(marked(mark), timeout_s=0) == []
+
+
+def ended(status: int) -> State:
+    return State(output=[("out", b"bye\n")], status=status)
+
+
+def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: Path, run: Runs) -> None:
+    store = {"path": str(tmp_path / "store"), "mode": "required", "trust": {"policy": "off"}}
+    with pytest.raises(StoreUnavailable):
+        run(loaded_config(tmp_path, store=store), shell(f"touch {tmp_path}/ran"))
+    assert not (tmp_path / "ran").exists()

@@ -1,4 +1,4 @@
-"""Fetching: what arrives is whole, verified and private, or nothing does."""
+"""Fetch: verified private copies of what a store holds, once a node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import io
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,38 +17,30 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from filelock import FileLock
 
+from tests.support.backends import UnreadableBackend, new_file
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
+    REPOSITORY,
     backend_of,
     blob_path,
     function_dir,
     make_partition,
-    open_store,
     overwrite,
-    partition_name,
     stored,
 )
 from tests.support.stored import tree as all_files
-from warmrank.cache_store.cache_dir.local import add_variant
-from warmrank.cache_store.cache_dir.marks import UNVERIFIED
+from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
 from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import (
-    Corrupt,
-    NotInStore,
-    StoreError,
-    StoreUnavailable,
-    UnusableCache,
-)
-from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, UnusableCache
+from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.fetch.staging import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
-from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.records.manifest import PartitionRef
-from warmrank.cache_store.signing.keyring import generate_key_pair
-from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 DECODE = FUNCTIONS["Llama.decode"]
@@ -104,13 +98,6 @@ def count_opens(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return opened
 
 
-def fail_at(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, name, fail)
-
-
 def test_fetch_lays_out_what_was_published(store, ref, source, cache):
     (report,) = fetch(store, [ref], cache)
     assert tree(cache) == tree(source)
@@ -126,13 +113,6 @@ def test_fetched_files_are_private_copies(store, root, ref, cache):
     assert not path.samefile(blob_path(root, DECODE))
 
 
-def test_copies_of_one_blob_share_no_inode(store, source, cache):
-    refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
-    fetch(store, refs, cache)
-    inodes = {path.stat().st_ino for path in cache.rglob("compiled_module")}
-    assert len(inodes) == 6
-
-
 def test_many_partitions_read_each_blob_once(store, source, cache, monkeypatch):
     refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
     opened = count_opens(store, monkeypatch)
@@ -145,57 +125,12 @@ def test_many_partitions_read_each_blob_once(store, source, cache, monkeypatch):
     )
 
 
-def test_outcome_names_a_verified_copy_of_each_blob(store, source, cache):
-    refs = [publish(store, source, rank=rank, world_size=3) for rank in range(3)]
-    copies = store.fetch_partitions(refs, cache).copies
-    assert {copy.name for copy in copies} == {
-        blob_name(digest_bytes(data).sha256) for data in FUNCTIONS.values()
-    }
-    assert all(digest_bytes(copy.source.read_bytes()) == copy.expected for copy in copies)
-
-
-def test_new_function_comes_by_one_rename_and_nothing_is_flushed(store, ref, cache, monkeypatch):
-    fail_at(monkeypatch, "link", errno.EPERM)  # variants are linked one by one only beside others
-    store.fetch_partitions([ref], cache / "first")  # makes the mark, which is flushed
-    (cache / "second").mkdir(mode=0o700)
-    (cache / "second" / UNVERIFIED).touch(0o600)
-    fail_at(monkeypatch, "fsync", errno.EIO)
-    fetch(store, [ref], cache / "second")
-    assert tree(cache / "second") == tree(cache / "first") != {}
-
-
-def test_second_fetch_copies_nothing(store, ref, cache):
-    fetch(store, [ref], cache)
-    (report,) = fetch(store, [ref], cache)
-    assert (report.bytes_copied, report.num_already_there) == (0, 2)
-
-
-def test_unchanged_cache_is_not_read_again(store, ref, cache, monkeypatch):
-    monkeypatch.setattr(
-        "warmrank.cache_store.cache_dir.digest_index._TICK_NS", -(10**12)
-    )  # as if all were written long ago
-    fetch(store, [ref], cache)
-
-    def refuse(source: object, **options: Any) -> None:
-        raise AssertionError("read again")
-
-    monkeypatch.setattr("warmrank.cache_store.cache_dir.digest_index.digest_stream", refuse)
-    assert fetch(store, [ref], cache)[0].num_already_there == 2
-
-
 def test_damaged_local_copy_is_replaced_beside_it(store, ref, cache):
     fetch(store, [ref], cache)
     path = function_dir(cache, "world1global_rank0", "decode") / "compiled_module"
     path.write_bytes(b"")
     assert fetch(store, [ref], cache)[0].num_already_there == 1
     assert path.with_name("compiled_module.1").read_bytes() == DECODE
-
-
-def test_fetch_adds_a_variant_beside_what_is_there(store, ref, cache):
-    make_partition(cache, functions={"Llama.decode": b"local variant"})
-    fetch(store, [ref], cache)
-    found = variants(function_dir(cache, "world1global_rank0", "decode"))
-    assert [path.read_bytes() for path in found] == [b"local variant", DECODE]
 
 
 def test_missing_blob_is_a_miss_and_nothing_is_laid_out(store, root, ref, cache):
@@ -207,23 +142,6 @@ def test_missing_blob_is_a_miss_and_nothing_is_laid_out(store, root, ref, cache)
     assert not (cache / UNVERIFIED).exists()
 
 
-def test_fault_of_one_partition_is_its_own(store, root, source, cache):
-    functions = {"Llama.decode": b"rank one", "Llama.prefill": PREFILL}
-    refs = [publish(store, source, world_size=2)]
-    refs.append(publish(store, source, rank=1, world_size=2, functions=functions))
-    blob_path(root, b"rank one").unlink()
-    outcome = store.fetch_partitions(refs, cache)
-    assert [report.partition for report in outcome.partitions] == ["world2global_rank0"]
-    assert [found.ref for found in outcome.faults] == refs[1:]
-    assert not list(cache.rglob(partition_name(1, 2)))
-
-
-def test_missing_blob_that_lies_in_the_cache_is_no_miss(store, root, ref, cache):
-    fetch(store, [ref], cache)
-    blob_path(root, DECODE).unlink()
-    assert fetch(store, [ref], cache)[0].num_already_there == 2
-
-
 @pytest.mark.parametrize("what", ["blob", "manifest"])
 def test_what_an_evict_just_took_comes_back(store, ref, source, cache, what):
     name = blob_name(digest_bytes(DECODE).sha256) if what == "blob" else manifest_name(ref.manifest_key)
@@ -231,16 +149,6 @@ def test_what_an_evict_just_took_comes_back(store, ref, source, cache, what):
     fetch(store, [ref], cache)
     assert tree(cache) == tree(source)
     assert backend_of(store).stat([name])
-
-
-def test_missing_blob_of_a_store_that_cannot_be_listed_is_still_a_miss(store, root, ref, cache, monkeypatch):
-    blob_path(root, DECODE).unlink()
-
-    def refuse(prefix: str) -> None:
-        raise StoreUnavailable(what=prefix, where=str(root), reason="Permission denied")
-
-    monkeypatch.setattr(backend_of(store), "list", refuse)
-    assert isinstance(fault(store, ref, cache), NotInStore)
 
 
 @pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
@@ -253,15 +161,6 @@ def test_damaged_blob_is_quarantined_and_nothing_is_laid_out(store, root, ref, c
     bad, reason = stored(root, "quarantine")
     assert bad.read_bytes() == data
     assert "corrupt" in reason.read_text()
-
-
-@pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_damaged_blob_is_repaired_by_publishing_again(store, root, ref, source, cache, data):
-    overwrite(blob_path(root, DECODE), data)
-    assert isinstance(fault(store, ref, cache), Corrupt)
-    publish(store, source)
-    fetch(store, [ref], cache)
-    assert tree(cache) == tree(source)
 
 
 @pytest.mark.parametrize("data", [DAMAGE["flipped bit"], DAMAGE["truncated blob"]])
@@ -278,18 +177,6 @@ def test_damaged_blob_is_asked_for_once_more(store, root, ref, cache, monkeypatc
     monkeypatch.setattr(backend, "move", move_and_repair)
     assert fetch(store, [ref], cache)[0].bytes_copied == ALL_BYTES
     assert len(stored(root, "quarantine")) == 2
-
-
-def test_damaged_blob_of_a_store_that_cannot_be_written_is_still_corrupt(
-    store, root, ref, cache, monkeypatch
-):
-    overwrite(blob_path(root, DECODE), b"x" * len(DECODE))
-
-    def refuse(name: str, target: str | None) -> bool:
-        raise StoreUnavailable(what=name, where=str(root), reason="Read-only file system")
-
-    monkeypatch.setattr(backend_of(store), "move", refuse)
-    assert isinstance(fault(store, ref, cache), Corrupt)
 
 
 def test_swapped_blobs_are_corrupt(store, root, ref, cache):
@@ -316,14 +203,6 @@ def test_read_fault_of_the_store_is_unavailable_and_quarantines_nothing(store, r
     assert (tree(cache), stored(root, "quarantine")) == ({}, [])
 
 
-def test_place_of_the_store_that_is_required_must_not_be_away(store, ref, cache, monkeypatch):
-    away = StoreUnavailable(what="store", where="here", reason="silent", required=True)
-    fail_reads(store, monkeypatch, lambda: away)
-    with pytest.raises(StoreUnavailable, match="silent"):
-        store.fetch_partitions([ref], cache)
-    assert tree(cache) == {}
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monkeypatch, number):
     class Full(io.BytesIO):
@@ -335,36 +214,6 @@ def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monke
     assert isinstance(error, UnusableCache)
     assert os.strerror(number) in str(error)
     assert (tree(cache), stored(root, "quarantine")) == ({}, [])
-
-
-def test_function_directory_that_is_a_file_is_a_fault_of_its_partition(store, source, cache):
-    refs = [publish(store, source, rank=rank, world_size=2) for rank in range(2)]
-    blocked = function_dir(cache, partition_name(1, 2), "decode")
-    blocked.parent.mkdir(parents=True)
-    blocked.touch()
-    cache.chmod(0o700)
-    outcome = store.fetch_partitions(refs, cache)
-    assert [report.partition for report in outcome.partitions] == ["world2global_rank0"]
-    assert isinstance(outcome.faults[0].error, UnusableCache)
-
-
-def test_cache_directory_that_is_a_file_is_refused(store, ref, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UnusableCache):
-        store.fetch_partitions([ref], tmp_path / "file")
-
-
-def test_fetch_leaves_nothing_on_its_way(store, root, ref, cache):
-    overwrite(blob_path(root, DECODE), b"")
-    fault(store, ref, cache)
-    assert not [path for path in cache.iterdir() if path.name.startswith(".tmp")]
-
-
-def test_progress_takes_back_what_was_bad(store, root, ref, cache):
-    overwrite(blob_path(root, DECODE), DAMAGE["flipped bit"])
-    seen: list[Progress] = []
-    store.fetch_partitions([ref], cache, options=FetchOptions(on_progress=seen.append))
-    assert (seen[-1].done_bytes, seen[-1].done_files) == (len(PREFILL), 1)
 
 
 def test_staging_of_a_process_that_was_killed_is_swept(store, ref, cache):
@@ -385,50 +234,12 @@ def test_directory_is_marked_before_the_first_unsigned_copy(store, root, ref, ca
     assert (cache / UNVERIFIED).exists()
 
 
-def test_fetch_under_require_refuses_a_marked_directory(store, root, ref, cache):
-    fetch(store, [ref], cache)
-    strict = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
-    with pytest.raises(UnusableCache, match="empty this one"):
-        strict.fetch_partitions([ref], cache)
-    with pytest.raises(UnusableCache, match="empty this one"):
-        strict.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
-
-
-def test_signed_partitions_leave_no_mark(root, source, cache):
-    store = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
-    fetch(store, [publish(store, source)], cache)
-    assert tree(cache) == tree(source)
-    assert not (cache / UNVERIFIED).exists()
-
-
-def test_fetch_blob_marks_the_directory_under_another_policy(store, ref, cache):
-    store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
-    assert (cache / UNVERIFIED).exists()
-
-
 # One blob by its name alone.
 
 
 @pytest.fixture
 def fetch_decode(store: Store, cache: Path) -> Callable[[], Path]:
     return lambda: store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
-
-
-def test_fetch_blob_adds_a_variant(ref, fetch_decode):
-    path = fetch_decode()
-    assert (path.name, path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (
-        "compiled_module",
-        DECODE,
-        0o600,
-    )
-
-
-def test_fetch_blob_that_is_there_is_not_copied(store, ref, cache, fetch_decode, monkeypatch):
-    there = add_variant(cache / "decode", DECODE)
-    opened = count_opens(store, monkeypatch)
-    assert fetch_decode() == there
-    assert not opened
-    assert not (cache / UNVERIFIED).exists()
 
 
 @pytest.fixture
@@ -449,28 +260,6 @@ def test_fetch_blob_of_unknown_size_is_verified_by_its_name(ref, root, fetch_dec
     assert [path.read_bytes() for path in variants(cache / "decode")] == [DECODE]
 
 
-@pytest.mark.usefixtures("unknown_sizes")
-def test_fetch_blob_does_not_fill_the_disk(ref, fetch_decode, cache, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.fetch.blobs.MAX_BLOB_BYTES", 4)
-    with pytest.raises(Corrupt, match="at most 4 bytes"):
-        fetch_decode()
-    assert variants(cache / "decode") == ()
-
-
-def test_fetch_blob_of_an_unknown_digest_is_a_miss(store, tmp_path):
-    with pytest.raises(NotInStore, match="0" * 64):
-        store.fetch_blob("0" * 64, tmp_path / "cache" / "decode", cache_root=tmp_path / "cache")
-
-
-@pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
-def test_fetch_blob_quarantines_a_damaged_blob(root, ref, fetch_decode, cache, data):
-    overwrite(blob_path(root, DECODE), data)
-    with pytest.raises(Corrupt):
-        fetch_decode()
-    assert list((cache / "decode").iterdir()) == []
-    assert len(stored(root, "quarantine")) == 2
-
-
 def test_first_unchanged_fetch_reads_no_artifact_again(store, source, cache, monkeypatch):
     ref = publish(store, source)
     store.fetch_partitions([ref], cache)
@@ -487,14 +276,6 @@ def test_first_unchanged_fetch_reads_no_artifact_again(store, source, cache, mon
     assert [name for name in opened if name.startswith("compiled_module")] == []
 
 
-def test_copy_that_is_written_right_after_the_fetch_is_noticed(store, source, cache):
-    ref = publish(store, source)
-    store.fetch_partitions([ref], cache)
-    (first, *_) = sorted(cache.rglob("compiled_module"))
-    first.write_bytes(b"X" * first.stat().st_size)
-    assert store.fetch_partitions([ref], cache).bytes_read == first.stat().st_size
-
-
 def test_link_in_a_model_directory_leads_no_copy_away(store, source, cache, tmp_path):
     ref = publish(store, source)
     store.fetch_partitions([ref], cache)
@@ -505,3 +286,82 @@ def test_link_in_a_model_directory_leads_no_copy_away(store, source, cache, tmp_
     (fault,) = store.fetch_partitions([ref], cache).faults
     assert "expected a directory" in str(fault.error)
     assert list((tmp_path / "away").iterdir()) == []
+
+
+BYTES_OF_ALL = sum(len(data) for data in FUNCTIONS.values())
+
+
+def test_file_system_without_locks_fetches_all_the_same(store, ref, source, cache, monkeypatch, caplog):
+    def no_locks(self: FileLock) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(FileLock, "acquire", no_locks)
+    fetch(store, [ref], cache)
+    assert tree(cache) == tree(source)
+    assert "does not appear to support flock" in caplog.text
+
+
+FETCHER = """
+import sys
+from pathlib import Path
+from warmrank.cache_store.records.manifest import PartitionRef
+from tests.support.stored import open_store
+root, cache, *refs = sys.argv[1:]
+store, refs = open_store(Path(root)), [PartitionRef.model_validate_json(ref) for ref in refs]
+print(sum(report.bytes_copied for report in store.fetch_partitions(refs, Path(cache)).partitions))
+"""
+
+
+def test_processes_that_fetch_at_once_copy_once(store, root, source, cache):
+    refs = [publish(store, source, rank=rank, world_size=2) for rank in range(2)]
+    texts = [ref.model_dump_json() for ref in refs]
+    command = [sys.executable, "-c", FETCHER, str(root), str(cache), *texts]
+    processes = [
+        subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(4)
+    ]
+    copied = [int(process.communicate(timeout=400)[0]) for process in processes]
+    assert sum(copied) == 2 * BYTES_OF_ALL
+    assert tree(cache) == tree(source)
+
+
+DATA = b"the bytes of a blob"
+DIGEST = digest_bytes(DATA)
+BLOB = blob_name(DIGEST.sha256)
+DOCUMENT = "ac/ab/one"
+
+
+def bad_sector() -> OSError:
+    return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class Places:
+    """A near and a far place that both have one blob and one document, and a view of both."""
+
+    def __init__(self) -> None:
+        self.near, self.far = UnreadableBackend(), UnreadableBackend()
+        for place in (self.near, self.far):
+            place.put_new([new_file(BLOB, DATA), new_file(DOCUMENT, DATA)])
+        self.view = TieredBackend([Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)])
+
+    def copy(self, path: Path) -> list[int]:
+        """What was counted while the blob was copied to ``path``."""
+        counted: list[int] = []
+        Blobs(backend=self.view, permit=Permit(path.parent)).copy(DIGEST, path, counted.append)
+        return counted
+
+
+@pytest.fixture
+def places() -> Places:
+    return Places()
+
+
+def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(places, tmp_path):
+    places.near.failure, places.near.readable_bytes = bad_sector(), 3
+    counted = places.copy(tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert sum(counted) == len(DATA) < sum(abs(number) for number in counted)
+    assert [("store near" in line, os.strerror(errno.EIO) in line) for line in places.view.problems] == [
+        (True, True)
+    ]
+    assert [tier.circuit.is_open for tier in places.view.tiers] == [False, False]

@@ -1,30 +1,27 @@
-"""Dimension gears: what is allowed, which tensor carries them, how they become combinations."""
+"""Gears: allowed sizes, marks, padding, capture."""
 
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
 
+import warmrank
+from tests.support.tracing import cached, compiles_ahead, outcome
+from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.carried import set_dim_gears
-from warmrank.worker.gears.model import (
-    MAX_COMBINATIONS,
-    Axis,
-    GearedInput,
-    GearFacts,
-    checked_gears,
-    covering,
-    merged,
-)
+from warmrank.worker.gears.model import MAX_COMBINATIONS, checked_gears, covering, merged
 from warmrank.worker.gears.rules import geared_arguments
-from warmrank.worker.torch_private.marks import mark_geared, marked_dims, refuse_unbacked, traced_as
+from warmrank.worker.torch_private.marks import mark_geared, refuse_unbacked
 
 
 @dataclass
@@ -46,17 +43,6 @@ def test_geared_arguments_are_found_wherever_they_stand() -> None:
     batch = _Batch(x=tensors[0], rest=[{"k": tensors[1]}, (tensors[2],), tensors[4]])
     found = geared_arguments(_takes, (batch, tensors[0]), {"y": tensors[3]})
     assert [where for where, _ in found] == ["batch.x", "batch.rest[0]['k']", "batch.rest[1][0]", "y"]
-
-
-@pytest.mark.parametrize(
-    ("shape", "gears"),
-    [((2, 2), {0: [2, 4], 1: (2, 8)}), ((1,), {0: [1, 2]}), ((1,), {0: range(1, 101)}), ((2,), {0: [2, 2]})],
-    ids=["two dimensions", "fewest", "most", "repeated as in TorchAir"],
-)
-def test_allowed_gears_come_back_as_tuples(shape: Any, gears: Any) -> None:
-    given = {dim: list(sizes) for dim, sizes in gears.items()}
-    expected = {dim: tuple(sizes) for dim, sizes in gears.items()}
-    assert checked_gears(shape, given) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,31 +108,6 @@ def test_the_covering_combination_is_the_last_that_is_nowhere_smaller(combinatio
     assert covering(ordered, sizes) == (covers[-1] if covers else None)
 
 
-def _facts(combinations: list[tuple[int, int]], conditions: tuple[str, ...]) -> GearFacts:
-    axes = [
-        Axis(
-            source=f"L['{name}']", node=node, dim=0, gears=(1, 2), symbol=f"s{node}", position=node, number=-1
-        )
-        for node, name in enumerate("xy")
-    ]
-    return GearFacts(
-        axes=tuple(axes),
-        combinations=tuple(combinations),
-        inputs=(GearedInput(position=0, sizes=("s0", "3"), strides=("3", "1")),),
-        numbers=((2, "2*s0"),),
-        bound=(("s9", 3),),
-        outputs=(("s0", "3"), "s0 + s1", None),
-        conditions=conditions,
-        ahead=True,
-    )
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9))))
-def test_gear_facts_come_back_from_json(combinations: list[tuple[int, int]]) -> None:
-    facts = _facts(combinations, ("s0 == s1",))
-    assert GearFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-
-
 def marks_of(tensor: torch.Tensor) -> dict[str, object]:
     """What is written on a tensor; the ranges by their fields: Dynamo has a class of its own for them.
 
@@ -166,20 +127,365 @@ def test_mark_is_what_dynamos_own_function_writes() -> None:
     assert marks_of(mine).items() <= marks_of(dynamos).items()
 
 
-def test_marks_of_a_trace_are_put_back() -> None:
-    marked, plain = torch.ones(4, 4), torch.ones(4, 4)
-    torch._dynamo.mark_dynamic(marked, 1)
-    before = dict(vars(marked))
-    with traced_as([(marked, {0: 4}), (plain, {0: 4})]):
-        assert marked_dims(marked) == {0, 1}
-        assert marked_dims(plain) == {0}
-    assert vars(marked) == before
-    assert vars(plain) == {}
-
-
 def test_unbacked_mark_is_refused_by_dimension() -> None:
     x = torch.ones(4, 4)
     refuse_unbacked(x, "L['x']")
     torch._dynamo.decorators.mark_unbacked(x, 1)
     with pytest.raises(GearError, match=r"dimension 1 of .* is marked by .*mark_unbacked"):
         refuse_unbacked(x, "L['x']")
+
+
+class Model(nn.Module):
+    """One method for each thing that gears may meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        self.rows: torch.Tensor
+        self.register_buffer("rows", torch.zeros(16, 8))
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    def mlp(self, x: torch.Tensor) -> tuple[torch.Tensor, int, torch.Size]:
+        return functional.gelu(self.linear(x)), x.size(0), x.shape
+
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        heads = self.linear(x).view(batch, length, 2, 4).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(heads, heads, heads)
+        return mixed.transpose(1, 2).reshape(batch, length, width)
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(0)
+
+    def joined(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, y])
+
+    def written(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.rows.index_copy_(0, at, x)
+        return self.rows * 2
+
+    def viewed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[:, :1], x + 1
+
+    def branching(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.size(0) > 2 else x * 3
+
+    def squeezed(self, x: torch.Tensor) -> torch.Tensor:
+        row = x.squeeze(0)
+        return row * 2 if row.dim() == 2 else row * 3
+
+    def own(self) -> torch.Tensor:
+        return self.rows + 1
+
+
+def rows(count: int, *more: int) -> torch.Tensor:
+    return torch.randn(count, *(more or (8,)))
+
+
+def geared(tensor: torch.Tensor, *gears: int) -> torch.Tensor:
+    set_dim_gears(tensor, {0: gears})
+    return tensor
+
+
+def same(got: Any, wanted: Any) -> bool:
+    if isinstance(wanted, torch.Tensor):
+        return got.shape == wanted.shape and torch.allclose(got, wanted, atol=1e-5)
+    if isinstance(wanted, tuple) and type(wanted) is not torch.Size:
+        return all(same(one, other) for one, other in zip(got, wanted, strict=True))
+    return bool(got == wanted) and type(got) is type(wanted)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("first", [1, 2, 8])
+@pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
+@torch.no_grad()
+def test_one_compile_serves_every_gear_also_a_gear_of_one(tmp_path, name, more, first):
+    model = Model()
+    function = cached(getattr(model, name), tmp_path)
+    function(geared(rows(first, *more), 1, 2, 8))
+    compiled = function.last_result
+    for count in (1, 2, 8, 1, 2, 8):
+        x = rows(count, *more)
+        assert same(function(x), getattr(model, name)(x))
+    assert function.last_result is compiled
+    found = function.variants[0].runner.statistics
+    assert (found.warm_up_runs, found.captures, found.replays) == (3, 3, 4)
+
+
+@torch.no_grad()
+def test_a_shape_between_gears_is_an_error_that_says_all(tmp_path: Path) -> None:
+    function = cached(Model().add, tmp_path)
+    function(geared(rows(2), 2, 4), geared(rows(2), 2, 4))
+    with pytest.raises(GearError) as caught:
+        function(rows(3), rows(3))
+    for part in ("x dimension 0 is 3", "y dimension 0 is 3", "(4, 4), (2, 2)", 'on_gear_miss="pad"'):
+        assert part in str(caught.value)
+
+
+@torch.no_grad()
+def test_code_that_branches_on_a_gear_is_never_run_with_another(tmp_path: Path) -> None:
+    model = Model()
+    function = cached(model.branching, tmp_path)
+    x = geared(rows(4), 2, 3, 4)
+    assert same(function(x), x * 2)
+    with pytest.raises(GearError, match=r"asks for .*x\.size\(0\)"):
+        function(rows(2))
+
+
+@torch.no_grad()
+def test_a_function_without_gears_is_not_run_for_tensors_that_carry_some(tmp_path: Path) -> None:
+    function = cached(Model().mlp, tmp_path)
+    function(rows(2))
+    function(geared(rows(2), 2, 4))
+    assert len(function.variants) == 2
+    function(geared(rows(2), 2, 8))
+    assert len(function.variants) == 3
+
+
+@torch.no_grad()
+def test_an_artifact_with_gears_is_not_loaded_for_tensors_without(tmp_path: Path) -> None:
+    model = Model()
+    cached(model.mlp, tmp_path)(geared(rows(2), 2, 4))
+    without = cached(model.mlp, tmp_path)
+    x = rows(3)
+    assert same(without(x), model.mlp(x))
+    assert outcome(without) == "compiled"
+    again = cached(model.mlp, tmp_path)
+    again(geared(rows(4), 2, 4))
+    assert outcome(again) == "loaded"
+    again(rows(2))
+    assert len(again.variants) == 1
+
+
+@torch.no_grad()
+def test_all_gears_are_captured_ahead_largest_first(tmp_path: Path) -> None:
+    function = cached(Model().mlp, tmp_path)
+    variant = function.ensure((geared(rows(2), 2, 8, 4),), {})
+    inputs = variant.gear_inputs((rows(2),), {})
+    assert variant.stored.artifact.facts.gears is not None
+    position = variant.stored.artifact.facts.gears.inputs[0].position
+    counts = [call[position].shape[0] for call in inputs]
+    assert counts == [8, 4, 2]
+    variant.capture((rows(2),), {})
+    for count in (2, 4, 8):
+        function(rows(count))
+    found = variant.runner.statistics
+    assert (found.captures, found.replays, found.warm_up_runs) == (3, 3, 0)
+
+
+@compiles_ahead
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled_kernels_serve_every_gear(tmp_path: Path) -> None:
+    config = warmrank.CompilerConfig()
+    config.mode = "max-autotune"
+    model = Model()
+    function = cached(model.mlp, tmp_path, config=config)
+    function(geared(rows(4), 1, 4))
+    for count in (1, 4):
+        x = rows(count)
+        assert same(function(x), model.mlp(x))
+    with pytest.raises(GearError, match="x dimension 0 is 3"):
+        function(rows(3))
+    assert len(function.variants) == 1
+
+
+def padded(method: Any, cache: Path, **options: Any) -> Any:
+    return cached(method, cache, on_gear_miss="pad", **options)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
+@pytest.mark.parametrize("first", [1, 3, 8])
+@torch.no_grad()
+def test_every_size_up_to_the_largest_gear_gives_eagers_answer(tmp_path, name, more, first):
+    model = Model()
+    function = padded(getattr(model, name), tmp_path)
+    function(geared(rows(first, *more), 2, 8))
+    for count in (1, 2, 3, 5, 8, 3):
+        x = rows(count, *more)
+        assert same(function(x), getattr(model, name)(x))
+    assert len(function.variants) == 1
+    found = function.variants[0].runner.statistics
+    assert (found.warm_up_runs, found.captures) == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["mean", "joined"])
+@torch.no_grad()
+def test_a_function_that_mixes_rows_is_refused(tmp_path: Path, name: str) -> None:
+    function = padded(getattr(Model(), name), tmp_path)
+    arguments = [rows(3) for _ in range(2 if name == "joined" else 1)]
+    with pytest.raises(GearError, match="changes output 0: the function mixes rows"):
+        function(*(geared(x, 2, 4) for x in arguments))
+
+
+class Coupled(nn.Module):
+    def highest(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.amax(0)
+
+    def lowest(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.amin(0)
+
+    def every(self, x: torch.Tensor) -> torch.Tensor:
+        return (x > 0).all(0) | (x > 100)
+
+    def looked_up(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(4.0)[x.long()]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("values", [[3.5, -1.25, 2.5], [1.5, 2.5, 3.5], [-1.5, -2.5, -3.5]])
+@pytest.mark.parametrize("name", ["highest", "lowest", "every"])
+@torch.no_grad()
+def test_coupled_rows_are_refused_whatever_the_first_call_brings(tmp_path, name, values):
+    x = torch.tensor(values)[:, None].repeat(1, 4)
+    with pytest.raises(GearError, match="the function mixes rows"):
+        padded(getattr(Coupled(), name), tmp_path)(geared(x, 2, 4))
+
+
+@torch.no_grad()
+def test_a_function_that_writes_to_an_input_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GearError, match=r"writes to self.*rows"):
+        padded(Model().written, tmp_path)(geared(rows(3), 2, 4), geared(torch.arange(3), 2, 4))
+
+
+@torch.no_grad()
+def test_an_output_that_is_a_view_of_a_geared_input_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GearError, match="x has gears, and is state of the module or shares memory"):
+        padded(Model().viewed, tmp_path)(geared(rows(3), 2, 4))
+
+
+@torch.no_grad()
+def test_code_that_branches_on_the_size_sees_the_callers(tmp_path: Path) -> None:
+    model = Model()
+    function = padded(model.branching, tmp_path)
+    x = geared(rows(3), 2, 4)
+    assert same(function(x), model.branching(x))
+    with pytest.raises(GearError, match="does not hold"):
+        function(rows(1))
+
+
+@torch.no_grad()
+def test_padding_reads_no_rows_of_an_earlier_call(tmp_path: Path) -> None:
+    model = Model()
+    function = padded(model.add, tmp_path)
+    function(geared(rows(4), 4, 6), geared(rows(4), 4, 6))
+    function(torch.full((5, 8), float("nan")), rows(5))
+    x, y = rows(3), rows(3)
+    assert same(function(x, y), x + y)
+
+
+@torch.no_grad()
+def test_cut_outputs_are_overwritten_unless_they_are_cloned(tmp_path: Path) -> None:
+    config = CompilerConfig()
+    config.debug.aclgraph.enable_output_clone = True
+    model = Model()
+    function = padded(model.add, tmp_path, config=config)
+    function(geared(rows(4), 4, 6), geared(rows(4), 4, 6))
+    x, y = rows(3), rows(3)
+    kept = function(x, y)
+    function(rows(3), rows(3))
+    assert same(kept, x + y)
+
+
+@torch.no_grad()
+def test_random_numbers_are_not_padded(tmp_path: Path) -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand_like(x)
+
+    with pytest.raises(GearError, match="draws random numbers"):
+        padded(Noisy().forward, tmp_path, rng="allow")(geared(rows(3), 2, 4))
+
+
+@torch.no_grad()
+def test_numbers_and_strides_of_a_padded_call_are_the_callers(tmp_path: Path) -> None:
+    class Sizes(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+            return x @ y, x.size(0) * y.size(1), x.stride(0)
+
+    model = Sizes()
+    function = padded(model.forward, tmp_path)
+    x, y = torch.randn(8, 3).t(), torch.randn(8, 5)
+    set_dim_gears(x, {0: [2, 4]})
+    set_dim_gears(y, {1: [3, 6]})
+    assert same(function(x, y), model(x, y))
+    x, y = torch.randn(8, 2).t(), torch.randn(8, 2)
+    assert same(function(x, y), model(x, y))
+    assert len(function.variants) == 1
+
+
+class Marked(nn.Module):
+    """Two methods: one for any size, one for four rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+    def four(self, x: torch.Tensor) -> torch.Tensor:
+        return x.expand(4, 4) * 1
+
+
+def sizes(function: object) -> list[object]:
+    variant = function.variants[0]  # type: ignore[attr-defined]
+    guards = variant.stored.artifact.guards
+    return next(check[2]["sizes"] for check in guards.checks if check[1] == "tensor")
+
+
+@torch.no_grad()
+def test_mark_static_makes_the_traced_sizes_constants(tmp_path: Path) -> None:
+    function = cached(Marked().forward, tmp_path)
+    x = torch.rand(2, 4)
+    torch._dynamo.mark_static(x)
+    function(x)
+    assert sizes(function) == [2, 4]
+    y = torch.rand(3, 4)
+    assert torch.equal(function(y), torch.relu(y) + 1)
+    assert len(function.variants) == 2
+
+
+@torch.no_grad()
+def test_mark_dynamic_in_a_static_trace_serves_other_sizes(tmp_path: Path) -> None:
+    function = cached(Marked().forward, tmp_path, dynamic=False)
+    x = torch.rand(2, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    function(x)
+    assert sizes(function) == [None, 4]
+    y = torch.rand(5, 4)
+    assert torch.equal(function(y), torch.relu(y) + 1)
+    assert len(function.variants) == 1
+
+
+@torch.no_grad()
+def test_mark_dynamic_of_a_size_that_the_code_fixes_is_refused(tmp_path: Path) -> None:
+    x = torch.rand(4, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    with pytest.raises(GearError, match=r"marked as dynamic is none.*[ (]x\.size\(\)\[0\]"):
+        cached(Marked().four, tmp_path)(x)
+
+
+@torch.no_grad()
+def test_maybe_mark_dynamic_of_a_size_that_the_code_fixes_is_a_constant(tmp_path: Path) -> None:
+    function = cached(Marked().four, tmp_path)
+    x = torch.rand(4, 4)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    assert torch.equal(function(x), x)
+    y = torch.rand(1, 4)
+    assert torch.equal(function(y), y.expand(4, 4))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@torch.no_grad()
+def test_mark_unbacked_is_refused_by_name(tmp_path: Path, strict: bool) -> None:
+    x = torch.rand(4, 4)
+    torch._dynamo.decorators.mark_unbacked(x, 0, strict=strict)
+    with pytest.raises(
+        GearError, match=r"dimension 0 of x is marked by torch._dynamo.decorators.mark_unbacked"
+    ):
+        cached(Marked().forward, tmp_path)(x)

@@ -15,7 +15,7 @@ from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.errors import RandomOp
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.lowering import LoweredGraph
-from warmrank.worker.torch_private.operators import aliased_arguments, memory_of, mutated_arguments
+from warmrank.worker.torch_private.operators import memory_of, mutated_arguments
 from warmrank.worker.torch_private.recording import RANDOM, traits_of
 from warmrank.worker.torch_private.tracing import Trace
 
@@ -195,15 +195,6 @@ def test_schema_says_what_is_written(target: Any, positions: tuple[int, ...]) ->
     assert mutated_arguments(target) == positions
 
 
-@pytest.mark.parametrize(
-    ("target", "positions"),
-    [(aten.add.Tensor, ()), (aten.view.default, (0,)), (aten.slice.Tensor, (0,)), (aten.add_.Tensor, (0,))],
-    ids=str,
-)
-def test_schema_says_what_is_shared(target: Any, positions: tuple[int, ...]) -> None:
-    assert aliased_arguments(target) == positions
-
-
 def memory(trace_: Trace, name: str) -> set[int]:
     (node,) = [node for node in trace_.lowered.graph.graph.nodes if node.name == name]
     return set(memory_of(node.meta["val"]))
@@ -217,15 +208,6 @@ def test_memory_of_a_composite_operator_without_a_copy_is_that_of_its_input() ->
     trace_ = traced(Turned().forward, torch.ones(2, 4), torch.ones(2, 4), dynamic=False)
     assert memory(trace_, "einsum") == memory(trace_, "arg0_1")
     assert memory(trace_, "broadcast_tensors") == memory(trace_, "arg0_1") | memory(trace_, "arg1_1")
-
-
-@pytest.mark.parametrize(
-    ("operator", "written"),
-    [(aten.add.Tensor, ()), (aten.add_.Tensor, (0,)), (aten.add.out, ("out",)), (aten.copy_.default, (0,))],
-    ids=str,
-)
-def test_what_is_written_stands_where_a_call_gives_it(operator: Any, written: tuple[Any, ...]) -> None:
-    assert traits_of(operator).written == written
 
 
 @pytest.mark.parametrize(

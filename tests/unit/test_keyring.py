@@ -1,33 +1,36 @@
+"""The keyring, the trust settings of a config, and places that ask for signatures."""
+
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from warmrank.cache_store.errors import Conflict, Corrupt, UnusableCache
+from tests.support.stored import publish_launch
+from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
+from warmrank.cache_store.signing import trust_policy
 from warmrank.cache_store.signing.keyring import (
-    Keyring,
     Revocation,
     generate,
     generate_key_pair,
     key_id,
     load_public_key,
     load_signer,
-    name_fault,
-    private_path,
-    public_path,
     read_keyring,
     revocation_of,
     revoke,
-    trust_key,
 )
+from warmrank.cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
+from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.config.store import TrustConfig, locate_trust
+from warmrank.orchestrator.store.stores import open_store
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")
@@ -36,26 +39,6 @@ REVOCATION = f"revoked/{key_id(OTHER.public_key)}.json"
 
 def other_revoked(reason: str = "") -> Revocation:
     return revocation_of(key_id(OTHER.public_key), name="other", reason=reason, now=NOW)
-
-
-def test_generated_key_signs_and_is_trusted(tmp_path):
-    signer = generate(tmp_path / "keys", "ci")
-    assert key_id(load_signer(private_path(tmp_path / "keys", "ci")).public_key) == key_id(signer.public_key)
-    assert [key_id(key) for key in read_keyring(tmp_path / "keys").trusted.values()] == [
-        key_id(signer.public_key)
-    ]
-
-
-def test_keyring_that_is_not_there_is_empty(tmp_path):
-    assert read_keyring(tmp_path / "gone") == Keyring()
-
-
-@pytest.mark.parametrize("use", [read_keyring, lambda keys: generate(keys, "other")])
-def test_keyring_below_a_directory_that_others_can_write_is_refused(tmp_path, use):
-    generate(tmp_path / "open" / "keys", "ci")
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(UnusableCache, match="open has mode 0777"):
-        use(tmp_path / "open" / "keys")
 
 
 @pytest.mark.parametrize(("name", "load"), [("ci.pem", load_signer), ("trusted/ci.pub.pem", load_public_key)])
@@ -88,69 +71,11 @@ def test_link_that_others_can_change_is_refused_on_the_way_to_a_key(tmp_path, na
         read_keyring(keys)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
-def test_link_of_another_user_is_refused_on_the_way_to_a_keyring(tmp_path):
-    generate(tmp_path / "keys", "ci")
-    (tmp_path / "sticky").mkdir()
-    (tmp_path / "sticky").chmod(0o1777)
-    (tmp_path / "sticky" / "keys").symlink_to(tmp_path / "keys")
-    read_keyring(tmp_path / "sticky" / "keys")
-    os.lchown(tmp_path / "sticky" / "keys", 12345, 12345)
-    with pytest.raises(UnusableCache, match="uid 12345"):
-        read_keyring(tmp_path / "sticky" / "keys")
-
-
-def test_generate_overwrites_no_key(tmp_path):
-    first = generate(tmp_path, "ci")
-    with pytest.raises(Conflict, match="never overwritten"):
-        generate(tmp_path, "ci")
-    assert key_id(load_signer(private_path(tmp_path, "ci")).public_key) == key_id(first.public_key)
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "../ci", "-ci", "ci.pem", "ci.pub", "\u00e9", "a b", "n" * 65, "0" * 32]
-)
-def test_names_that_are_none_are_refused(name, tmp_path):
-    assert name_fault(name)
-    for make in (private_path, public_path):
-        with pytest.raises(ValueError, match="key name"):
-            make(tmp_path, name)
-
-
-def test_trust_key_takes_no_name_of_another_key(tmp_path):
-    generate(tmp_path, "ci")
-    with pytest.raises(Conflict, match="--name"):
-        trust_key(tmp_path, "ci", OTHER.public_key)
-
-
-def test_trust_key_refuses_a_revoked_key(tmp_path):
-    revoke(tmp_path, other_revoked("lost"))
-    with pytest.raises(Conflict, match=r"revoked on 2026-01-31T12:00:00\+00:00 \(lost\)"):
-        trust_key(tmp_path, "other", OTHER.public_key)
-    assert read_keyring(tmp_path).trusted == {}
-
-
-def test_revocation_round_trips(tmp_path):
-    revocation, is_new = revoke(tmp_path, other_revoked("lost"))
-    assert is_new
-    assert read_keyring(tmp_path).revoked == {key_id(OTHER.public_key): revocation}
-
-
-def test_revoke_again_keeps_the_first(tmp_path):
-    first, _ = revoke(tmp_path, other_revoked("lost"))
-    assert revoke(tmp_path, other_revoked("found")) == (first, False)
-    assert read_keyring(tmp_path).revoked == {first.key_id: first}
-
-
 def test_revocations_at_once_are_all_kept(tmp_path):
     ids = [f"{number:032x}" for number in range(16)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda wanted: revoke(tmp_path, Revocation(key_id=wanted)), ids))
     assert sorted(read_keyring(tmp_path).revoked) == ids
-
-
-def failing(descriptor: int) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_revocations_at_once_are_all_kept_where_locks_do_nothing(tmp_path, monkeypatch):
@@ -168,22 +93,6 @@ def test_revocations_at_once_are_all_kept_where_locks_do_nothing(tmp_path, monke
     assert sorted(read_keyring(tmp_path).revoked) == ids
 
 
-def test_key_revoked_at_once_where_locks_do_nothing_has_one_revocation(tmp_path, monkeypatch):
-    together = threading.Barrier(2)
-
-    def without_lock(*args: object, **kwargs: object) -> contextlib.nullcontext[None]:
-        together.wait(timeout=30)
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr("warmrank.cache_store.signing.keyring.FileLock", without_lock)
-    with ThreadPoolExecutor(2) as pool:
-        (one, one_is_new), (two, two_is_new) = pool.map(
-            lambda reason: revoke(tmp_path, other_revoked(reason)), ["lost", "stolen"]
-        )
-    assert {one_is_new, two_is_new} == {True, False}
-    assert one == two == read_keyring(tmp_path).revoked[key_id(OTHER.public_key)]
-
-
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format":1,"name":"","reason":""}'])
 def test_damaged_revocation_is_not_passed_over(tmp_path, text):
     standing, _ = revoke(tmp_path, other_revoked())
@@ -192,39 +101,6 @@ def test_damaged_revocation_is_not_passed_over(tmp_path, text):
         read_keyring(tmp_path)
     with pytest.raises(Corrupt, match="restore it"):
         revoke(tmp_path, other_revoked())
-
-
-@pytest.mark.parametrize("name", [f"{'1' * 31}.json", "ci.json", f"{'1' * 32}.json~"])
-def test_revocation_of_no_key_is_not_passed_over(tmp_path, name):
-    standing, _ = revoke(tmp_path, other_revoked())
-    path = tmp_path / "revoked" / f"{standing.key_id}.json"
-    path.rename(path.with_name(name))
-    with pytest.raises(Corrupt, match=r"a name such as <key id>\.json"):
-        read_keyring(tmp_path)
-
-
-def test_key_is_believed_again_once_its_revocation_is_removed(tmp_path):
-    standing, _ = revoke(tmp_path, other_revoked())
-    (tmp_path / "revoked" / f"{standing.key_id}.json").unlink()
-    assert trust_key(tmp_path, "other", OTHER.public_key)
-    assert read_keyring(tmp_path).revoked == {}
-
-
-def test_revocation_that_could_not_be_written_whole_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(UnusableCache, match="No space left"):
-        revoke(tmp_path, other_revoked())
-    assert read_keyring(tmp_path).revoked == {}
-
-
-def test_revocation_shows_its_layout(tmp_path):
-    standing, _ = revoke(tmp_path, other_revoked("lost"))
-    assert json.loads((tmp_path / "revoked" / f"{standing.key_id}.json").read_text()) == {
-        "format": 1,
-        "name": "other",
-        "reason": "lost",
-        "when": "2026-01-31T12:00:00+00:00",
-    }
 
 
 @pytest.mark.parametrize(
@@ -256,14 +132,164 @@ def test_keyring_of_another_user_is_refused(tmp_path, place):
         read_keyring(tmp_path / "keys")
 
 
-def test_other_files_beside_trusted_keys_are_not_trusted_and_named(tmp_path, caplog):
-    generate(tmp_path, "ci")
-    public_path(tmp_path, "ci").rename(tmp_path / "trusted" / "ci.pem")
-    assert read_keyring(tmp_path).trusted == {}
-    assert "ci.pem" in caplog.text
+REVOKED_ID = "1" * 32
 
 
-def test_keyring_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "keys").write_text("")
-    with pytest.raises(UnusableCache, match="expected a directory"):
-        read_keyring(tmp_path / "keys")
+@pytest.fixture(autouse=True)
+def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user's keyring would be."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
+    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    return tmp_path
+
+
+def config(**fields: object) -> TrustConfig:
+    return TrustConfig.model_validate(fields)
+
+
+@pytest.mark.parametrize("name", ["ci", "build.farm", "ci_2"])
+def test_signing_key_without_slash_or_suffix_is_a_key_of_the_keyring(tmp_path, usual, name):
+    generate(usual, name)
+    assert locate_trust(config(signing_key=name), base=tmp_path).signing_key == usual / f"{name}.pem"
+
+
+def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, usual):
+    signer = generate(usual, "ci")
+    revoke(usual, Revocation(key_id=key_id(signer.public_key)))
+    located = locate_trust(config(revoked=[REVOKED_ID]), base=tmp_path)
+    assert set(located.revoked) == {REVOKED_ID, key_id(signer.public_key)}
+
+
+def test_damaged_revocations_stop_the_launch(tmp_path, usual):
+    generate(usual, "ci")
+    (usual / "revoked" / f"{REVOKED_ID}.json").write_text("")
+    with pytest.raises(Corrupt, match="revocation at"):
+        locate_trust(config(), base=tmp_path)
+
+
+def test_store_of_a_config_signs_with_the_keyring_until_the_key_is_revoked(tmp_path, usual):
+    signer = generate(usual, "ci")
+    file = tmp_path / "launch.yaml"
+    file.write_text(
+        "workload: {entrypoint: 'a:b'}\nranks: 1\n"
+        f"store: {{path: {tmp_path / 'store'}, trust: {{policy: require, signing_key: ci}}}}\n"
+    )
+    publish_launch(_store(file), tmp_path / "cache")
+    assert len(_store(file).launches()) == 1
+    revoke(usual, Revocation(key_id=key_id(signer.public_key), reason="lost"))
+    assert _store(file).launches() == ()
+    with pytest.raises(Untrusted, match=r"revoked.*lost"):
+        publish_launch(_store(file), tmp_path / "other", environment={"torch": "2.12.0"})
+
+
+def _store(file: Path) -> Store:
+    config = load(file).store
+    assert config is not None
+    return open_store(config)
+
+
+OWN = Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o755, is_above=False)
+ROOT = Entry(path="/", uid=0, mode=stat.S_IFDIR | 0o755, is_above=True)
+
+
+def place(*entries: Entry, file_system: str = "ext4") -> StorePlace:
+    return StorePlace(file_system=file_system, entries=entries)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (Entry(path="/store", uid=8, mode=OWN.mode, is_above=False), "belongs to uid 8"),
+        (Entry(path="/store", uid=0, mode=OWN.mode, is_above=False), "belongs to uid 0"),
+        (Entry(path="/store/FORMAT", uid=8, mode=stat.S_IFREG | 0o644, is_above=False), "/store/FORMAT"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o775, is_above=False), "others can write /store"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o757, is_above=False), "mode 0757"),
+        (Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o1777, is_above=False), "mode 1777"),
+        (Entry(path="/data", uid=8, mode=OWN.mode, is_above=True), "/data belongs to uid 8"),
+        (Entry(path="/data", uid=0, mode=stat.S_IFDIR | 0o777, is_above=True), "others can write /data"),
+    ],
+)
+def test_place_that_others_can_write_asks_for_signatures(entry, reason):
+    choice = resolve_policy(place(OWN, entry, ROOT), uid=7)
+    assert choice.policy == "require"
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/prefix", "gs://bucket", "az://container"])
+def test_object_store_asks_for_signatures(location):
+    assert choose_policy(location).policy == "require"
+
+
+@pytest.fixture
+def on_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that counts as one on a local disk, wherever the tests run."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
+    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    return tmp_path
+
+
+def test_directory_on_a_network_file_system_is_not_touched(on_local_disk, monkeypatch):
+    monkeypatch.setattr(Path, "resolve", lambda self: pytest.fail("looked at a mount that may be dead"))
+    assert "nfs4" in choose_policy("/mnt/nowhere/store").reason
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("name", ["ac/ab/key", "launch/ab/key/record", "trash/time/dir/ab/key/listing"])
+def test_store_with_a_document_of_another_user_asks_for_signatures(on_local_disk, mode, name):
+    path = on_local_disk / "store" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    (on_local_disk / "store").chmod(mode)
+    assert choose_policy(str(on_local_disk / "store")).policy == "off"
+    os.chown(path, 12345, 12345)
+    assert f"{path} belongs to uid 12345" in choose_policy(str(on_local_disk / "store")).reason
+
+
+@pytest.mark.parametrize("directory", ["launch/ab/key", "ac/ab", "trash/20260131T120000Z/ac/ab"])
+def test_directory_of_names_that_others_can_write_asks_for_signatures(on_local_disk, directory):
+    (on_local_disk / "store" / directory).mkdir(parents=True)
+    assert choose_policy(str(on_local_disk / "store")).policy == "off"
+    (on_local_disk / "store" / directory).chmod(0o775)
+    assert (
+        f"others can write {on_local_disk}/store/{directory}"
+        in choose_policy(str(on_local_disk / "store")).reason
+    )
+
+
+@pytest.mark.parametrize("target", ["/store", "../store"])
+@pytest.mark.parametrize("name", ["open/link", "open/link/below", "first"])
+def test_link_that_others_can_change_asks_for_signatures(on_local_disk, name, target):
+    (on_local_disk / "store").mkdir()
+    (on_local_disk / "open").mkdir()
+    (on_local_disk / "open" / "link").symlink_to(f"{on_local_disk}/store" if target[0] == "/" else target)
+    (on_local_disk / "first").symlink_to("open/link")
+    assert choose_policy(str(on_local_disk / name)).policy == "off"
+    (on_local_disk / "open").chmod(0o777)
+    assert f"others can write {on_local_disk}/open" in choose_policy(str(on_local_disk / name)).reason
+
+
+def test_link_on_a_network_file_system_asks_for_signatures(on_local_disk, tmp_path):
+    (on_local_disk / "store").mkdir()
+    (on_local_disk / "shared").mkdir()
+    (on_local_disk / "shared" / "link").symlink_to(on_local_disk / "store")
+    (on_local_disk / "first").symlink_to(on_local_disk / "shared" / "link")
+    assert choose_policy(str(on_local_disk / "first")).policy == "off"
+    with (on_local_disk / "mounts").open("a") as mounts:
+        mounts.write(f"server:/x {on_local_disk}/shared nfs4 rw 0 0\n")
+    assert "nfs4" in choose_policy(str(on_local_disk / "first")).reason
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.sshfs", "cifs", "9p", ""])
+def test_file_system_that_may_be_shared_asks_for_signatures(kind):
+    choice = resolve_policy(place(OWN, ROOT, file_system=kind), uid=7)
+    assert choice.policy == "require"
+    assert (kind or "not known") in choice.reason

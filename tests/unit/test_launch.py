@@ -1,24 +1,30 @@
-"""The driver from start to commit, over ranks without torch."""
+"""A launch: outcomes, failures, further attempts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.launching import Recorder
+from tests.support.launching import NodeLauncher, Recorder
+from tests.support.stored import store_config
 from warmrank.cache_store.errors import Conflict, NewerFormat
-from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.causes import DIED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.rank_host import InProcessLauncher
-from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.report import Report
+from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch.driver import Launch, launch
+from warmrank.orchestrator.launch.failures import Compiling
+from warmrank.orchestrator.launch.report import Report, from_json, to_json
+from warmrank.orchestrator.launch.rounds import settle_all
+from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
-from warmrank.worker.errors import CompileForbidden as ForbiddenOnRank
+from warmrank.orchestrator.store.stores import make
 
 
 def config_of(tmp_path: Path, num_ranks: int = 2, **changes: Any) -> Config:
@@ -74,65 +80,12 @@ def test_cold_launch_compiles_each_function_once_and_others_adopt(launches: Laun
     }
 
 
-def test_warm_launch_loads_everything(launches: Launches) -> None:
-    launches()
-    assert set(outcomes(launches()).values()) == {"loaded"}
-
-
-def test_rank_without_a_partition_adopts_from_one_that_has_it(launches: Launches) -> None:
-    launches()
-    del launches.world.held[1, FUNCTIONS[0]]
-    assert outcomes(launches())[1, FUNCTIONS[0]] == "adopted"
-
-
 def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launches) -> None:
     launches.world.kind_of = lambda rank: rank // 2
     report = launches(4)
     assert report.totals.num_compiled == 4
     assert report.totals.num_adopted == 4
     assert report.totals.num_artifacts == 4
-
-
-def test_rounds_are_bounded(launches: Launches) -> None:
-    launches.world.kind_of = lambda rank: rank
-    report = launches(6, max_rounds=2)
-    assert report.totals.num_compiled == 12
-    assert len([name for name, _ in launches.recorder.started if name == "compile"]) == 3
-
-
-def test_no_compile_lists_every_miss_with_its_reason_and_ranks(launches: Launches) -> None:
-    with pytest.raises(CompileForbidden) as caught:
-        launches(no_compile=True)
-    assert [(miss.function, miss.ranks) for miss in caught.value.misses] == [
-        (FUNCTIONS[0], (0, 1)),
-        (FUNCTIONS[1], (0, 1)),
-    ]
-    assert "Model.decode on ranks 0-1: nothing lies there" in str(caught.value)
-
-
-def test_no_compile_compiles_nothing_after_a_refusal_either(launches: Launches) -> None:
-    launches()
-    launches.world.kind_of = lambda rank: rank
-    with pytest.raises(CompileForbidden, match="refused: another kind"):
-        launches(no_compile=True)
-    assert launches.world.called("compile") == []
-
-
-def test_no_compile_in_the_environment_counts_too(launches, monkeypatch):
-    monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
-    with pytest.raises(CompileForbidden):
-        launches()
-
-
-@pytest.mark.parametrize("method", ["build", "first_call", "verify"])
-def test_rank_that_would_have_to_compile_in_any_stage_is_a_miss(launches: Launches, method: str) -> None:
-    error = ForbiddenOnRank("Model.f misses", function="Model.f")
-    launches.world.raises = {(method, rank): error for rank in (0, 1)}
-    with pytest.raises(CompileForbidden) as caught:
-        launches()
-    assert [(miss.function, miss.reason, miss.ranks) for miss in caught.value.misses] == [
-        ("Model.f", "Model.f misses", (0, 1))
-    ]
 
 
 @pytest.mark.parametrize(
@@ -148,24 +101,6 @@ def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(launches, erro
     assert report.record == ""
     assert f"stage commit: {error}" in report.problems
     assert any(problem.startswith("not committed: ") for problem in report.problems)
-
-
-def test_all_ranks_take_each_capture_step_before_the_next(launches: Launches) -> None:
-    launches()
-    assert [(function, rank) for rank, function in launches.world.called("capture")] == [
-        (FUNCTIONS[0], 0),
-        (FUNCTIONS[0], 1),
-        (FUNCTIONS[1], 0),
-        (FUNCTIONS[1], 1),
-    ]
-
-
-def test_npus_with_too_few_streams_are_named_before_the_first_capture(launches: Launches) -> None:
-    launches.world.stream_problem = lambda rank: "too many streams" if rank else ""
-    report = launches(3, device="npu")
-    assert "ranks 1-2: too many streams" in report.problems
-    methods = [method for method, *_ in launches.world.calls]
-    assert methods.index("stream_problem") < methods.index("capture")
 
 
 def test_ranks_with_different_numbers_of_captures_fail_by_name(launches: Launches) -> None:
@@ -195,21 +130,6 @@ def test_failure_stops_the_launch_and_names_stage_rank_and_cause(launches, metho
     assert "rank 1: RuntimeError: no such luck" in str(error)
 
 
-def test_equal_causes_are_grouped(launches: Launches) -> None:
-    launches.world.raises = {("build", rank): ValueError("bad") for rank in (0, 1, 2, 5)}
-    text = str(launches.failure(6))
-    assert "stage build failed on 4 of 6 ranks" in text
-    assert text.count("ValueError") == 1
-    assert "ranks 0-2, 5" in text
-
-
-def test_function_that_compiles_nowhere_fails_the_launch(launches: Launches) -> None:
-    launches.world.broken = {FUNCTIONS[0]: "GraphBreak: it broke"}
-    error = launches.failure()
-    assert error.stage == "compile"
-    assert "ranks 0-1: GraphBreak in Model.prefill: it broke" in str(error)
-
-
 def test_output_that_differs_from_the_reference_fails_the_launch(launches: Launches) -> None:
     launches.world.max_error = 0.5
     assert "logits with eager: largest difference 0.5, allowed 0.1" in str(launches.failure())
@@ -225,53 +145,250 @@ def test_ranks_are_taken_down_after_an_interrupt(launches: Launches) -> None:
     assert launches.world.stopped == [0, 1]
 
 
-def test_unusable_cache_directory_is_a_failure_of_start(launches: Launches) -> None:
-    (launches.tmp_path / "cache").write_text("a file")
-    error = launches.failure()
-    assert error.stage == "start"
-    assert "UnusableCache" in str(error)
+def config_of_attempts(tmp_path: Path, **changes: Any) -> Config:
+    data: dict[str, Any] = {
+        "name": "tiny",
+        "workload": {"entrypoint": "models.tiny:workload"},
+        "ranks": 2,
+        "parallel": {"tp": 2},
+        "cache_dir": str(tmp_path / "cache"),
+        "store": store_config(tmp_path / "store"),
+        **changes,
+    }
+    return parse(data)
 
 
-def test_ranks_in_different_environments_become_a_problem(launches: Launches) -> None:
-    launches.world.environments = {1: {"python": "cpython 3.12"}, 0: {"python": "cpython 3.11"}}
-    report = launches()
-    (problem,) = report.problems
-    assert "rank 1: another environment than rank 0: " in problem
-    assert "cpython 3.11" in problem
-    (other,) = report.other_environments
-    assert (other.ranks, other.environment) == ((1,), {"python": "cpython 3.12"})
+class Losing(InProcessLauncher):
+    """Loses rank 1 in one stage of the first so many gangs, or does not bring them up."""
 
-
-class LateLauncher:
-    """Ranks that never answer in one stage; an interrupted call leaves after another rank's failure."""
-
-    def __init__(self, inner: InProcessLauncher, stage: str, late: int, failing: int | None = None) -> None:
-        self.inner, self.stage, self.late, self.failing = inner, stage, late, failing
+    def __init__(self, world: FakeWorld, stage: str, times: int = 1, kind: str = DIED) -> None:
+        super().__init__(world.make_worker)
+        self.stage, self.times, self.kind = stage, times, kind
+        self.log: list[str] = []
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        return self.inner.start(num_ranks, timeout_s=timeout_s)
+        self.log.append("start")
+        if self.stage == "start" and self.times > 0:
+            self.times -= 1
+            msg = "1 of 2 rank processes did not start in time"
+            raise CannotStart(msg, may_pass=self.kind == DIED)
+        return super().start(num_ranks, timeout_s=timeout_s)
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
     ) -> Iterator[tuple[int, Any]]:
-        for rank, answer in self.inner.call(stage, method, arguments, timeout_s=timeout_s):
-            if stage != self.stage:
-                yield rank, answer
-            elif rank == self.failing:
-                yield rank, WorkerFailure(rank=rank, stage=stage, kind="died", message="its process ended")
-            elif rank != self.late:
-                yield rank, answer
+        if stage == self.stage and self.times > 0:
+            self.times -= 1
+            yield 1, ProcessStatus(state="R", doing="something")
+            yield 1, WorkerFailure(rank=1, stage=stage, kind=self.kind, message="its process ended")
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 
     def release(self) -> None:
-        self.inner.release()
-
-    def stop(self) -> None:
-        self.inner.stop()
+        self.log.append("release")
+        super().release()
 
 
-def test_ranks_still_out_after_a_failure_are_named_but_not_blamed(launches: Launches) -> None:
-    launcher = LateLauncher(InProcessLauncher(launches.world.make_worker), "build", late=1, failing=0)
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld()
+
+
+def run(config: Config, launcher: Losing, heard: Recorder | None = None) -> Report:
+    return Launch(config, launcher=launcher, listener=heard).run()
+
+
+STAGES = ("start", "fetch", "build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("stage", STAGES)
+def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(
+    tmp_path: Path, world: FakeWorld, stage: str
+) -> None:
+    launcher = Losing(world, stage)
+    report = run(config_of_attempts(tmp_path), launcher)
+    assert (report.outcome, report.exit_code, report.failure) == ("warm", 0, None)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == [stage, ""]
+    assert launcher.log == ["start", "release", "start", "release"]
+    assert report.record
+
+
+def test_budget_that_is_spent_ends_the_launch_with_its_report(tmp_path: Path, world: FakeWorld) -> None:
+    launch = Launch(config_of_attempts(tmp_path), launcher=Losing(world, "load", times=2))
     with pytest.raises(LaunchFailed) as caught:
-        launch(config_of(launches.tmp_path), launcher=launcher)
-    assert [failure.rank for failure in caught.value.failures] == [0]
-    assert caught.value.silent == (1,)
+        launch.run()
+    report = launch.failed(caught.value, exit_code=5)
+    assert from_json(to_json(report)) == report
+    assert (report.outcome, report.exit_code, report.record) == ("failed", 5, "")
+    assert report.failure is not None
+    assert (report.failure.stage, report.failure.causes[0].kind) == ("load", DIED)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == ["load", "load"]
+    assert [rank.rank for rank in report.ranks] == [0, 1]
+    assert not list((tmp_path / "store").glob("launch/*/*"))
+
+
+class Hanging(Losing):
+    """Rank 1 never answers in a stage."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        called = {rank: values for rank, values in arguments.items() if stage != self.stage or rank == 0}
+        yield from super(Losing, self).call(stage, method, called, timeout_s=timeout_s)
+
+
+def stored(tmp_path: Path, **place: str) -> dict[str, Any]:
+    return {"store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}, **place}}
+
+
+def test_publish_that_hangs_leaves_a_warm_launch_without_a_record(tmp_path: Path, world: FakeWorld) -> None:
+    report = run(config_of_attempts(tmp_path, **stored(tmp_path)), Hanging(world, "commit"))
+    assert (report.outcome, report.record) == ("warm", "")
+    assert "not committed: rank 1 could not publish to the store" in report.problems
+
+
+def test_publish_that_hangs_ends_a_launch_that_may_not_do_without_the_store(
+    tmp_path: Path, world: FakeWorld
+) -> None:
+    config = config_of_attempts(tmp_path, **stored(tmp_path, mode="required"), retries={"hang": 0})
+    assert config.store is not None
+    make(config.store)
+    with pytest.raises(LaunchFailed) as caught:
+        run(config, Hanging(world, "commit"))
+    assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(TIMEOUT, (1,))]
+
+
+class LostLate(Losing):
+    """Loses rank 0 when all is committed, before it has said what became of its node's artifacts."""
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if method == "node_report":
+            yield 0, WorkerFailure(rank=0, stage=stage, kind=DIED, message="its process ended")
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+
+def test_rank_lost_after_the_commit_costs_no_attempt(tmp_path: Path, world: FakeWorld) -> None:
+    node_caches = {"operators": {"path": str(tmp_path / "operators")}}
+    launcher = LostLate(world, "never")
+    report = run(config_of_attempts(tmp_path, node_caches=node_caches), launcher)
+    assert report.record
+    assert launcher.log.count("start") == 1
+    (problem,) = (text for text in report.problems if "node artifacts" in text)
+    assert "its process ended" in problem
+
+
+NODES = ("a", "a", "b", "b")
+PREFILL, DECODE = FUNCTIONS
+
+
+class Rounds:
+    """The rounds of launches of four ranks on two nodes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.world = FakeWorld()
+        self.recorder = Recorder()
+
+    def __call__(
+        self, avoid: Iterable[Compiling] = (), *, nodes: tuple[str, ...] = NODES, host: str = ""
+    ) -> Any:
+        self.world.calls.clear()
+        self.recorder = Recorder()
+        launcher = NodeLauncher(nodes, self.root, self.world.make_worker, host=host)
+        return self.on(launcher, nodes, avoid)
+
+    def on(self, launcher: NodeLauncher, nodes: tuple[str, ...], avoid: Iterable[Compiling] = ()) -> Any:
+        num_ranks = len(nodes)
+        config = parse({"workload": {"entrypoint": "a:b"}, "ranks": num_ranks, "parallel": {"dp": num_ranks}})
+        stages = Stages(config, launcher, self.recorder)
+        steps.start(stages, None, no_compile=False)
+        probes = steps.build_and_probe(stages)
+        return settle_all(stages, probes, no_compile=False, avoid=avoid)
+
+    def compiled(self) -> list[tuple[int, str]]:
+        return [(rank, *functions) for rank, functions in self.world.called("compile")]
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Rounds:
+    return Rounds(tmp_path)
+
+
+def fail(rounds: Rounds, *ranks: int, error: Exception | None = None) -> None:
+    rounds.world.raises = {("compile", rank): error or RuntimeError("no such luck") for rank in ranks}
+
+
+def test_failed_compile_is_retried_on_another_node(rounds: Rounds) -> None:
+    fail(rounds, 0)
+    ledger = rounds()
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE), (2, PREFILL)]
+    assert {slot: result.outcome for slot, result in ledger.items() if slot[1] == PREFILL} == {
+        (0, PREFILL): "adopted",
+        (1, PREFILL): "adopted",
+        (2, PREFILL): "compiled",
+        (3, PREFILL): "adopted",
+    }
+
+
+def broken_prefill(rounds: Rounds) -> LaunchFailed:
+    """Prefill compiles nowhere, decode everywhere."""
+    rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
+    with pytest.raises(LaunchFailed) as caught:
+        rounds()
+    return caught.value
+
+
+def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Rounds) -> None:
+    error = broken_prefill(rounds)
+    assert error.stage == "compile"
+    assert [(failure.rank, failure.kind, failure.function) for failure in error.failures] == [
+        (0, "GraphBreak", PREFILL),
+        (2, "GraphBreak", PREFILL),
+    ]
+    assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
+
+
+def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rounds) -> None:
+    rounds.world.broken = {PREFILL: "FunctionRaised: ValueError: bad shape (m.py:3 in M.prefill)"}
+    with pytest.raises(LaunchFailed) as caught:
+        rounds()
+    assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
+    assert [(failure.rank, failure.kind) for failure in caught.value.failures] == [(0, "FunctionRaised")]
+    assert caught.value.failures[0].message == "ValueError: bad shape (m.py:3 in M.prefill)"
+    assert caught.value.failures[0].remedy.startswith("correct that line")
+    assert not rounds.recorder.problems
+    assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
+
+
+class DeadlyLauncher(NodeLauncher):
+    """A rank dies, once, while ranks compile."""
+
+    victim = 0
+    is_dead = False
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        if method == "compile" and not self.is_dead:
+            self.is_dead = True
+            died = WorkerFailure(rank=self.victim, stage=stage, kind="died", message="its process ended")
+            yield self.victim, died
+            return
+        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+
+
+def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, tmp_path: Path) -> None:
+    launcher = DeadlyLauncher(NODES, tmp_path, rounds.world.make_worker)
+    config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 4, "parallel": {"dp": 4}})
+    report = launch(config, launcher=launcher)
+    compiled = [
+        (rank.host, found.function)
+        for rank in report.ranks
+        for found in rank.functions
+        if found.outcome == "compiled"
+    ]
+    assert sorted(compiled) == [("a", DECODE), ("b", PREFILL)]

@@ -1,10 +1,7 @@
-"""Configs: what is accepted, what is refused, and what the refusal says."""
+"""The config of a launch, its stores and its identity."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.processes import python
 from warmrank.orchestrator.config.doubts import Machine, doubts
-from warmrank.orchestrator.config.entrypoint import EntrypointFault
-from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.reading import groups, load, parse
+from warmrank.orchestrator.config.reading import Config, groups, load, parse
 from warmrank.orchestrator.errors import ConfigError
-from warmrank.worker.rank.workload import not_imported
+from warmrank.orchestrator.launch.identity import launch_key
 
 MINIMAL = """
 workload: {entrypoint: "models.tiny:workload", arguments: {layers: 4}}
@@ -39,44 +35,6 @@ def refusal(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load(path, overrides)
     return str(caught.value)
-
-
-def test_relative_paths_resolve_against_the_current_directory(file: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "configs" / "tiny.yaml"
-    elsewhere.parent.mkdir()
-    elsewhere.write_text(MINIMAL + "cache_dir: cache\nstore: {path: store, trust: {signing_key: key.pem}}\n")
-    config = load(elsewhere)
-    assert config.store is not None
-    assert config.cache_dir == tmp_path / "cache"
-    assert config.store.tiers[0].path == str(tmp_path / "store")
-    assert config.store.trust.signing_key == tmp_path / "key.pem"
-
-
-def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
-    config = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
-    assert config.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
-    assert config.timeouts.compile_s == 1.5
-
-
-@pytest.mark.parametrize("key", ["node_silent_s", "lease_s"])
-def test_limit_that_comes_before_the_second_look_is_refused(file: Path, key: str) -> None:
-    fine = ("watch.every_s=20", "watch.node_silent_s=40", "watch.lease_s=40")
-    assert f"{key} 39 is less than two looks, every_s 20 apart" in refusal(file, *fine, f"watch.{key}=39")
-    assert load(file, fine).watch.every_s == 20
-
-
-def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
-    file.write_text(MINIMAL + "timeouts: {compile: 3}\n")
-    text = refusal(file)
-    assert str(file) in text
-    assert "timeouts.compile: found an unknown key with value 3 (int)" in text
-    assert "did you mean timeouts.compile_s?" in text
-
-
-def test_every_problem_is_listed(file: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(file, ("rankz=1", "guards=never", "ray.omp_num_threads=none"))
-    assert [problem.key for problem in caught.value.problems] == ["guards", "ray.omp_num_threads", "rankz"]
 
 
 @pytest.mark.parametrize(
@@ -108,85 +66,16 @@ def test_unusable_value_is_refused(file: Path, override: str) -> None:
     assert override.partition("=")[0].partition(".")[0] in refusal(file, override)
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("workload.entrypoint=nocolon", "expected module:function that returns a warmrank.Workload"),
-        ("name='../x'", "expected name for people: letters, digits, '.', '-', '_'"),
-        ("node_caches={'A B': {path: /a}}", "expected a name of at most 64 characters: a-z, 0-9, '-', '_': "),
-        ("exec.sync=[{tool: 'A B'}]", "expected a name of at most 64 characters: a-z, 0-9, '-', '_': "),
-        ("exec.sync=[{tool: x, path: a}]", "expected directory on each node, absolute, ~ or $NAME first"),
-        ("exec.sync=[{tool: x, variable: '1'}]", "expected a name of letters, digits and '_': environment"),
-        ("store={path: /a, trust: {revoked: ['1']}}", "expected 32 digits, each 0-9 or a-f: list of ids"),
-    ],
-)
-def test_patterns_are_told_in_plain_words_only(file: Path, override: str, words: str) -> None:
-    text = refusal(file, override)
-    assert words in text
-    assert "match pattern" not in text
-
-
-def test_axes_that_do_not_fill_the_ranks_are_refused_with_the_numbers(file: Path) -> None:
-    assert "parallel tp 3 x pp 1 x dp 1 = 3, but ranks = 2" in refusal(file, "parallel.tp=3")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("ranks: 1\nranks: 2\n", "tiny.yaml:2: found the key 'ranks' twice"),
-        ("ranks: [1\n", "broken YAML"),
-        ("- ranks\n", "found ['ranks'] (list) at the top level"),
-        ("", "found None (NoneType) at the top level"),
-        ("1: 2\n", "the key 1 (int)"),
-        ("ranks: 2024-01-01\n", "ranks: found datetime.date(2024, 1, 1) (date)"),
-    ],
-)
-def test_file_that_is_no_mapping_of_plain_data_is_refused(file: Path, text: str, expected: str) -> None:
-    file.write_text(text)
-    assert expected in refusal(file)
-
-
-axis = st.integers(min_value=1, max_value=4)
-
-
-@given(tp=axis, pp=axis, dp=axis)
-def test_groups_of_each_role_divide_the_ranks(tp: int, pp: int, dp: int) -> None:
-    found = groups(config_of(tp=tp, pp=pp, dp=dp))
-    for role, size in (("world", tp * pp * dp), ("tp", tp), ("pp", pp), ("dp", dp)):
-        assert sorted(rank for group in found[role] for rank in group) == list(range(tp * pp * dp))
-        assert {len(group) for group in found[role]} == {size}
-
-
-def test_tensor_parallel_ranks_are_neighbours_and_data_parallel_ones_far_apart() -> None:
-    found = groups(config_of(tp=2, pp=2, dp=2))
-    assert found["tp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
-    assert found["pp"] == ((0, 2), (1, 3), (4, 6), (5, 7))
-    assert found["dp"] == ((0, 4), (1, 5), (2, 6), (3, 7))
-
-
-def config_of(**parallel: int) -> Config:
-    ranks = 1
-    for size in parallel.values():
-        ranks *= size
-    data: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel}
-    return parse(data)
-
-
 def test_config_imports_neither_torch_nor_ray() -> None:
     program = (
         "import sys, warmrank.orchestrator.config.reading;"
         "from warmrank.orchestrator.launch import driver, identity;"
         "sys.exit(' '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
     )
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-c", program) == ""
 
 
 MACHINE = Machine(num_cpus=8, usable_cpus=8)
-MISSING = EntrypointFault(error=not_imported("a:b", "No module named 'a'"))
 
 
 def config(**data: Any) -> Config:
@@ -232,28 +121,6 @@ def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str
     assert found(**data) == [(level, keys)]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"engine": "torchair", "device": "npu"},
-        {"ray": {"num_cpus": 2}},
-        {"ray": {"omp_num_threads": 4, "num_cpus_per_rank": 4.0}},
-        {"cache_dir": "/a", "store": {"path": "/ab"}},
-        {"cache_dir": "/a", "store": {"path": "s3://b/a"}},
-        {"no_compile": True, "store": {"path": "/a"}},
-        {
-            "store": {
-                "path": "/a",
-                "mode": "ro",
-                "trust": {"policy": "require", "trusted_keys": {"ci": "/k.pem"}},
-            }
-        },
-    ],
-)
-def test_keys_that_go_together_are_not_named(data: dict[str, Any]):
-    assert found(**data) == []
-
-
 def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluster():
     store = {"path": "/a"}
     machine = replace(MACHINE, local_stores=("/a",))
@@ -276,13 +143,6 @@ def test_script_that_is_not_there_is_an_error_where_the_nodes_cannot_have_it(ray
     assert found(machine, workload={"script": "x.py"}, ray=ray) == [(level, ("workload.script",))]
 
 
-def test_module_that_is_not_found_is_named_with_the_words_of_an_import():
-    (doubt,) = doubts(config(), replace(MACHINE, entrypoint=MISSING))
-    assert (doubt.level, doubt.keys) == ("error", ("workload.entrypoint",))
-    assert "does not import: No module named 'a'" in doubt.found
-    assert f"(it is {Path.cwd()} now)" in doubt.remedy
-
-
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():
     machine = replace(MACHINE, requires_signature="/store: others can write it")
     (doubt,) = doubts(config(store={"path": "/store"}), machine)
@@ -290,3 +150,159 @@ def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_kee
     assert "/store: others can write it" in doubt.found
     assert "chmod go-w" in doubt.remedy
     assert doubts(config(store={"path": "/store", "mode": "ro"}), machine) == ()
+
+
+HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ranks": 1}
+FILE = 'workload: {entrypoint: "models.tiny:workload"}\nranks: 1\n'
+
+
+def config_with(store: Any) -> Config:
+    return parse({**HEAD, "store": store})
+
+
+def refusal_of(store: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config_with(store)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("store", "key"),
+    [
+        ({}, "store.path"),
+        ({"tiers": []}, "store.tiers"),
+        ({"tiers": [{"path": "/a"}, {"path": "/b"}, {"path": "/c"}]}, "store.tiers"),
+        ({"tiers": [{}]}, "store.tiers.0.path"),
+        ({"path": ""}, "store.path"),
+        ({"path": "/s", "mode": "readonly"}, "store.mode"),
+        ({"path": "/s", "mode": True}, "store.mode"),
+        ({"path": "/s", "flush": "sync"}, "store.flush"),
+        ({"path": "/s", "answer_s": 0}, "store.answer_s"),
+        ({"path": "s3://b", "options": {"allow_http": True}}, "store.options.allow_http"),
+        ({"path": "s3://b", "options": {"regoin": "x"}}, "store.options.regoin"),
+        ({"path": "s3://b", "options": {"allow_http": "maybe"}}, "store.options.allow_http"),
+        ({"path": "s3:/bucket/x"}, "store.path"),
+        ({"tiers": [{"path": "/s"}, {"path": "/x/../s/"}]}, "store.tiers"),
+        ({"tiers": [{"path": "s3://b/p"}, {"path": "s3://b/p/"}]}, "store.tiers"),
+        ({"path": "/s", "options": {"region": "x"}}, "store.options"),
+        ({"path": "ftp://host/s"}, "store.path"),
+        ([{"path": "/s"}], "store"),
+    ],
+)
+def test_unusable_value_is_refused_once_by_its_key(store: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_with(store)
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+SECRET = "hunter2"  # noqa: S105 - what must never be shown
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        {"path": "s3://b", "options": {"aws_secret_access_key": SECRET}},
+        {"path": "s3://b", "options": {"token": 3, "secret": SECRET}},
+        {"path": "s3://b", "aws_secret_access_key": SECRET},
+        {"path": f"s3://user:{SECRET}@bucket/prefix"},
+        {"tiers": [{"path": "s3://b", "options": {"account_key": SECRET}}]},
+    ],
+    ids=["option", "two options", "key", "url", "tier"],
+)
+def test_secret_is_refused_and_not_shown(store: Any) -> None:
+    text = refusal_of(store)
+    assert SECRET not in text
+    assert "not shown here" in text
+
+
+def test_secret_of_an_override_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(FILE + "store: {path: 's3://b'}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "tiny.yaml", (f"store.secret_key={SECRET}",))
+    assert SECRET not in str(caught.value)
+    assert "--set store.secret_key: store.secret_key" in str(caught.value)
+
+
+BASE: dict[str, Any] = {
+    "workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 4, "sizes": {"a": 1, "b": 2}}},
+    "ranks": 2,
+    "parallel": {"tp": 2},
+}
+
+
+def key(base: dict[str, Any] = BASE, **changes: Any) -> str:
+    return launch_key(parse({**base, **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "other"},
+        {"ranks": 4, "parallel": {"tp": 2, "dp": 2}},
+        {"ranks": 2, "parallel": {"dp": 2}},
+        {"ray": {"num_cpus_per_rank": 2, "address": "10.0.0.1:6379"}},
+        {"cache_dir": "/elsewhere"},
+        {"store": {"path": "/store"}},
+        {"timeouts": {"compile_s": 1}},
+        {"no_compile": True},
+        {"max_rounds": 1},
+        {
+            "workload": {
+                "arguments": {"sizes": {"b": 2, "a": 1}, "layers": 4},
+                "entrypoint": "models.tiny:workload",
+            }
+        },
+    ],
+    ids=str,
+)
+def test_key_does_not_depend_on_what_changes_no_artifact(changes: dict[str, Any]) -> None:
+    assert key(**changes) == key()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload": {"entrypoint": "models.tiny:other", "arguments": BASE["workload"]["arguments"]}},
+        {"workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 5}}},
+        {"workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": "4"}}},
+        {"workload": {"script": "tiny.py"}},
+        {"device": "cuda"},
+        {"guards": "skip"},
+    ],
+    ids=str,
+)
+def test_key_depends_on_what_is_launched(changes: dict[str, Any]) -> None:
+    assert key(**changes) != key()
+
+
+def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
+    config = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
+    assert config.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
+    assert config.timeouts.compile_s == 1.5
+
+
+def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
+    file.write_text(MINIMAL + "timeouts: {compile: 3}\n")
+    text = refusal(file)
+    assert str(file) in text
+    assert "timeouts.compile: found an unknown key with value 3 (int)" in text
+    assert "did you mean timeouts.compile_s?" in text
+
+
+axis = st.integers(min_value=1, max_value=4)
+
+
+@given(tp=axis, pp=axis, dp=axis)
+def test_groups_of_each_role_divide_the_ranks(tp: int, pp: int, dp: int) -> None:
+    found = groups(config_of(tp=tp, pp=pp, dp=dp))
+    for role, size in (("world", tp * pp * dp), ("tp", tp), ("pp", pp), ("dp", dp)):
+        assert sorted(rank for group in found[role] for rank in group) == list(range(tp * pp * dp))
+        assert {len(group) for group in found[role]} == {size}
+
+
+def config_of(**parallel: int) -> Config:
+    ranks = 1
+    for size in parallel.values():
+        ranks *= size
+    data: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel}
+    return parse(data)

@@ -1,4 +1,4 @@
-"""Launches whose store is away, falls silent on the way, or takes only a part, over ranks without torch."""
+"""Launches while stores are away."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.backends import WaywardBackend, unavailable
+from tests.support.backends import WaywardBackend
 from tests.support.fake_rank import FakeWorld
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.deadline import TICK_S, Ticks
@@ -17,9 +17,12 @@ from warmrank.cache_store.backends.places import Circuits
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 from warmrank.cache_store.publish_pending import pending
+from warmrank.cache_store.signing import trust_policy
 from warmrank.cache_store.signing.trust_policy import PolicyChoice
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.config import store as trust_module
 from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
@@ -27,6 +30,7 @@ from warmrank.orchestrator.launch.events import Event, StageStarted
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.state import LaunchState, Listener
+from warmrank.orchestrator.store import stores
 from warmrank.orchestrator.store.stores import open_store, publish_late
 
 ANSWER_S = 0.1
@@ -188,44 +192,6 @@ def test_what_cannot_be_signed_waits_where_only_the_place_of_a_store_that_is_awa
     )
 
 
-@pytest.mark.parametrize(("policy", "waiting"), [("off", (0, 0)), ("require", (2, 1))])
-def test_publishing_later_decides_anew_whether_it_must_be_signed(
-    house: House, monkeypatch: pytest.MonkeyPatch, policy: str, waiting: tuple[int, int]
-) -> None:
-    asks_for_signatures(monkeypatch, "require")
-    house.place.hangs = True
-    house.launch(store=OPEN)
-    house.comes_back(house.place)
-    asks_for_signatures(monkeypatch, policy)
-    found = publish_late(house.config(store=OPEN))
-    assert house.waiting() == waiting
-    assert len(found.published) == 2 - waiting[0]
-    assert all("no signing key is configured" in why for why in list(found.kept.values())[:2])
-
-
-def test_nothing_waits_where_the_config_itself_asks_for_signatures_without_a_key(house: House) -> None:
-    house.place.hangs = True
-    report = house.launch(store={**OPEN, "trust": {"policy": "require"}})
-    assert house.waiting() == (0, 0)
-    assert any(problem.startswith("not committed: trust.policy is require") for problem in report.problems)
-
-
-def test_place_that_asks_for_signatures_is_named_with_the_reason(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asks_for_signatures(monkeypatch, "require")
-    report = house.launch(store=OPEN)
-    (told,) = [problem for problem in report.problems if problem.startswith("not committed")]
-    assert "require was chosen for /store: others can write it; store.trust.signing_key is not set" in told
-
-
-def test_store_that_refuses_the_connection_costs_no_wait(house: House) -> None:
-    house.place.failure = unavailable("Connection refused", transport=True)
-    report = house.launch()
-    assert any("Connection refused" in problem for problem in report.problems)
-    assert house.waiting() == (2, 1)
-
-
 def test_required_store_that_is_away_stops_the_launch_before_any_rank_starts(house: House) -> None:
     house.place.hangs = True
     store = {"path": "/store", "mode": "required", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
@@ -239,24 +205,6 @@ def test_required_store_that_is_away_stops_the_launch_before_any_rank_starts(hou
     assert house.stores == []
 
 
-def test_store_that_falls_silent_on_the_way_is_waited_for_once(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
-    report = house.launch(FallsSilent("build", house.place))
-    assert num_silences(caplog) == 1
-    assert report.totals.num_compiled == 2
-    assert [tier.state for tier in report.tiers] == ["away"]
-    assert house.waiting() == (2, 1)
-
-
-def test_what_a_store_that_fell_silent_lacks_is_published_later(house: House) -> None:
-    house.launch(FallsSilent("commit", house.place))
-    house.comes_back(house.place)
-    found = publish_late(house.config())
-    assert (len(found.published), len(found.committed)) == (2, 1)
-    assert house.waiting() == (0, 0)
-
-
 def test_required_store_that_falls_silent_on_the_way_fails_the_launch(house: House) -> None:
     store = {"path": "/store", "mode": "required", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
     with pytest.raises(LaunchFailed) as caught:
@@ -265,19 +213,6 @@ def test_required_store_that_falls_silent_on_the_way_fails_the_launch(house: Hou
     assert "required store /store" in str(caught.value)
     assert exit_code_of(caught.value) == ExitCode.FAULT
     assert house.waiting() == (0, 0)
-
-
-def test_nearer_place_serves_while_the_farther_one_is_silent(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
-    house.places = {"/near": WaywardBackend(), "/far": WaywardBackend()}
-    house.places["/far"].hangs = True
-    report = house.launch(store=tiers())
-    assert num_silences(caplog) == 1
-    assert {tier.location: tier.state for tier in report.tiers} == {"/near": "used", "/far": "away"}
-    assert report.record != ""
-    assert any("/far" in problem for problem in report.problems)
-    assert [[tier.location for tier in store.tiers] for store in house.stores] == [["/near"], ["/near"]]
 
 
 def test_what_the_farther_place_lacks_is_published_to_it_later(house: House) -> None:
@@ -291,20 +226,54 @@ def test_what_the_farther_place_lacks_is_published_to_it_later(house: House) -> 
     assert house.waiting() == (0, 0)
 
 
-def test_launch_that_publishes_leaves_nothing_of_an_earlier_one_waiting(house: House) -> None:
-    house.place.failure = unavailable("Connection refused", transport=True)
-    house.launch()
-    house.comes_back(house.place)
-    house.launch()
-    assert house.waiting()[0] == 0
+def store_of(*paths: Path | str, trust: dict[str, Any] | None = None, mode: str = "rw") -> StoreConfig:
+    tiers = [{"path": str(path), "mode": mode, "answer_s": 60} for path in paths]
+    store = {"tiers": tiers, "trust": {"policy": "off"} if trust is None else trust}
+    found = parse({"workload": {"entrypoint": "a:b"}, "ranks": 1, "store": store}).store
+    assert found is not None
+    return found
 
 
-def test_nondeterministic_compiles_are_counted_and_named(house: House) -> None:
-    house.world.conflicts = {0: ("Model.decode",), 1: ("Model.decode", "Model.prefill")}
-    report = house.launch()
-    assert report.totals.num_nondeterministic == 2
-    assert [(found.function, found.ranks) for found in report.nondeterministic] == [
-        ("Model.decode", (0, 1)),
-        ("Model.prefill", (1,)),
-    ]
-    assert any("nondeterministic: Model.decode compiled on ranks 0-1" in text for text in report.problems)
+def make(path: Path) -> Path:
+    stores.open_store(store_of(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"), [(("off", "off"), "off"), (("off", "require"), "require")], ids=str
+)
+def test_strictest_place_decides_the_policy(
+    monkeypatch: pytest.MonkeyPatch, choices: tuple[str, str], expected: str
+) -> None:
+    answers = dict(zip(("/a", "/b"), choices, strict=True))
+    monkeypatch.setattr(
+        trust_module,
+        "choose_policy",
+        lambda place: trust_policy.PolicyChoice(policy=answers[place], reason=""),  # type: ignore[arg-type]
+    )
+    assert stores.decided(store_of("/a", "/b", trust={})).trust.policy == expected
+
+
+def test_place_that_hangs_when_it_is_looked_at_asks_for_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def hang(place: str) -> trust_policy.PolicyChoice:
+        released.wait()
+        return trust_policy.PolicyChoice(policy="off", reason=place)
+
+    monkeypatch.setattr(trust_module, "choose_policy", hang)
+    monkeypatch.setattr(trust_module, "LOOK_S", 0.1)
+    try:
+        assert stores.decided(store_of("/a", trust={})).trust.policy == "require"
+    finally:
+        released.set()
+
+
+def test_fetching_makes_nearer_places_but_not_the_farthest(tmp_path: Path) -> None:
+    make(tmp_path / "far")
+    opened = stores.open_to_fetch(store_of(tmp_path / "near", tmp_path / "far"))
+    assert [tier.state for tier in opened.tiers] == ["used", "used"]
+    with pytest.raises(StoreUnavailable):
+        stores.open_to_fetch(store_of(tmp_path / "other", tmp_path / "absent"))
+    assert not (tmp_path / "other").exists()
+    assert not (tmp_path / "absent").exists()

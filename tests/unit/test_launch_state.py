@@ -1,10 +1,38 @@
-"""The state of a launch, folded from its events, and the course that its report keeps of it."""
+"""What is known of a running launch, how it is shown, who waits for whom."""
 
 from __future__ import annotations
 
-from tests.support.made_reports import result, state_of, until_compile
+import io
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.support.launching import loaded_config
+from tests.support.made_reports import failing, made_report, result, seats, state_of
+from warmrank.orchestrator.causes import (
+    CLUSTER_LOST,
+    DIED,
+    NODE_LOST,
+    STOPPED,
+    TIMEOUT,
+    WorkerFailure,
+    causes_of,
+)
+from warmrank.orchestrator.config.models import Retries
+from warmrank.orchestrator.errors import CannotStart, CompileForbidden, ForbiddenCompile, LaunchFailed
 from warmrank.orchestrator.launch import events
+from warmrank.orchestrator.launch import events as e
+from warmrank.orchestrator.launch.driver import turn
+from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
 from warmrank.orchestrator.launch.state import LaunchState
+from warmrank.orchestrator.launch.timeline import timeline_rows
+from warmrank.orchestrator.ui.progress import PlainLines
+from warmrank.worker.results import FunctionResult
 
 
 def class_of(leader: int | None, *ranks: int, action: events.ClassAction = "compile") -> events.RankClass:
@@ -32,51 +60,176 @@ def heard() -> LaunchState:
     )
 
 
-def test_attempts_have_their_times_reasons_and_errors() -> None:
-    first, second = heard().course(now_s=9.0).attempts
-    assert (first.start_s, first.end_s, first.failed_stage, first.error) == (0.0, 3.0, "build", "gone")
-    assert (second.start_s, second.end_s, second.reason, second.error) == (4.0, 9.0, "a rank died", "")
+@pytest.mark.parametrize(
+    ("num_ranks", "per_node", "num_rows"),
+    [
+        (8, 8, 8),
+        (64, 8, 64),
+        (256, 8, 32),
+        *(pytest.param(*sizes, 0, marks=pytest.mark.slow) for sizes in ((4096, 8), (1024, 1), (1024, 1024))),
+    ],
+)
+def test_rows_are_ranks_nodes_or_groups_that_are_few_and_lose_nobody(
+    num_ranks: int, per_node: int, num_rows: int
+) -> None:
+    report = made_report(num_ranks, per_node=per_node)
+    rows = timeline_rows(report.course, report.ranks, max_rows=64)
+    assert num_rows in {0, len(rows)}
+    assert 1 < len(rows) <= 64
+    assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))
 
 
-def test_stage_that_failed_ends_with_its_attempt_and_so_does_who_had_not_answered() -> None:
-    failed, over = heard().course().timeline
-    assert (failed.stage, failed.ok, failed.start_s, failed.end_s) == ("build", False, 1.0, 3.0)
-    assert failed.rank_end_s == (2.0, 3.0)
-    assert (over.ok, over.ranks, over.rank_end_s, over.end_s) == (True, (1,), (7.0,), 7.5)
+def lines_of(console: Console) -> list[str]:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
 
 
-def test_seconds_of_stages_are_summed_over_attempts_and_classes_are_the_last_one_s() -> None:
-    state = heard()
-    assert state.stage_seconds == {"build": 2.0, "compile": 2.5}
-    assert [found.leader for found in state.course().classes] == [1]
+def plain(heard: Iterable[e.Event], num_ranks: int = 2) -> list[str]:
+    console, state = Console(file=io.StringIO(), width=40), LaunchState(num_ranks=num_ranks)
+    listener = PlainLines(console)
+    for event in heard:
+        state.apply(event)
+        listener(state, event)
+    return lines_of(console)
 
 
-def test_ranks_that_a_later_round_moves_leave_their_class() -> None:
-    first = class_of(None, *range(64), action="adopt")
-    state = state_of(
-        [
-            events.Planned(at_s=0.0, classes=(first,)),
-            events.Planned(at_s=1.0, classes=(class_of(5, 5, 6),)),
-        ]
-    )
-    assert [(found.action, len(found.ranks)) for found in state.classes.values()] == [
-        ("adopt", 62),
-        ("compile", 2),
+def told(result_of: FunctionResult, *ranks: int) -> list[e.Event]:
+    return [e.FunctionFinished(at_s=1.0, stage="load", rank=rank, result=result_of) for rank in ranks]
+
+
+def stage(name: str, *ranks: int, at_s: float = 0.0) -> e.StageStarted:
+    return e.StageStarted(at_s=at_s, stage=name, ranks=ranks)
+
+
+ONE_HOST = e.Seated(
+    at_s=0.0, seats=tuple(replace(seat, host="vm", node_id=f"{seat.rank}f{54 * '0'}") for seat in seats(2, 1))
+)
+LOADED = e.StageFinished(at_s=1.5, stage="load", seconds=1.5)
+ADOPTED = result("Model.decode", compiled=False)
+REFUSED = FunctionResult(function="f", ok=False, outcome="adopted", reason="a guard does not hold")
+
+
+@pytest.mark.parametrize(
+    ("heard", "line"),
+    [
+        ([stage("build", 0, 1, 2)], "build: on ranks 0-2"),
+        ([LOADED], "load: 1.50 s"),
+        ([*told(ADOPTED, 1, 2, 3), LOADED], "  Model.decode adopted on ranks 1-3 (from rank 0)"),
+        ([*told(REFUSED, 0), LOADED], "  f refused on rank 0 (a guard does not hold)"),
+        ([ONE_HOST], "2 ranks on 2 nodes: vm 0f0000000000, vm 1f0000000000"),
+        (failing(8), "attempt 1 failed in stage compile"),
+        (failing(8), "    rank 0: node lost"),
+        (failing(8), "attempt 2, because attempt 1 failed: node node-0 was lost"),
+    ],
+)
+def test_plain_lines_tell_what_happens_once_without_wrapping(heard: Iterable[e.Event], line: str) -> None:
+    assert plain(heard).count(line) == 1
+
+
+def failure(rank: int, kind: str, message: str = "m", function: str = "") -> WorkerFailure:
+    return WorkerFailure(rank=rank, stage="load", kind=kind, message=message, function=function)
+
+
+def test_equal_failures_are_one_cause_with_its_ranks_and_nodes_in_order() -> None:
+    (cause,) = causes_of([failure(3, "OSError"), failure(1, "OSError")], {1: "n1", 3: "n2"})
+    assert (cause.ranks, cause.kind, cause.hosts) == ((1, 3), "OSError", ("n1", "n2"))
+
+
+def test_what_others_fail_in_the_wake_of_comes_first() -> None:
+    kinds = ("OSError", TIMEOUT, STOPPED, DIED, NODE_LOST, CLUSTER_LOST)
+    found = causes_of([failure(rank, kind) for rank, kind in enumerate(kinds)], {})
+    assert [cause.kind for cause in found] == list(reversed(kinds))
+
+
+def failed(*kinds: str) -> LaunchFailed:
+    failures = [
+        WorkerFailure(rank=rank, stage="capture", kind=kind, message=f"message of {kind}")
+        for rank, kind in enumerate(kinds)
     ]
+    return LaunchFailed("capture", failures, num_ranks=4)
 
 
-def test_function_that_is_told_again_counts_once_with_its_last_word() -> None:
-    told = [
-        events.FunctionFinished(at_s=1.0, stage="load", rank=0, result=result("f", compiled=compiled))
-        for compiled in (False, True)
-    ]
-    assert [found.outcome for found in state_of(told).results.values()] == ["compiled"]
+@pytest.mark.parametrize(
+    ("error", "budget"),
+    [
+        (failed(DIED), "rank"),
+        (failed(NODE_LOST, NODE_LOST), "node"),
+        (failed(STOPPED), "hang"),
+        (failed(TIMEOUT), "hang"),
+        (failed("DistBackendError"), "hang"),
+        (failed("PortInUse", TIMEOUT, "DistNetworkError"), "start"),
+        (CannotStart("silent", may_pass=True, has_lost_node=True), "node"),
+        (failed("RuntimeError", DIED), "rank"),  # the others fail in the wake of the dead one
+        (failed(TIMEOUT, "DistBackendError", NODE_LOST), "node"),
+        (CannotStart("late", may_pass=True), "start"),
+        (failed("WorkloadError"), None),
+        (failed("RuntimeError"), None),
+        (failed(CLUSTER_LOST, DIED), None),
+        (CannotStart("too few CPUs"), None),
+        (CompileForbidden([ForbiddenCompile(function="f", reason="r", ranks=(0,))]), None),
+    ],
+)
+def test_failure_counts_against_its_budget(error: Exception, budget: str | None) -> None:
+    assert budget_of(error) == budget
 
 
-def test_stage_waits_for_those_that_answered_the_fewest_calls() -> None:
-    state = state_of(until_compile(8))
-    assert state.running is not None
-    assert state.running.waiting_for() == (0, 1, 2, 3, 4, 5, 6, 7)
-    state.apply(events.RankFinished(at_s=20.0, stage="compile", rank=3, ok=True))
-    assert 3 not in state.running.waiting_for()
-    assert state.running.num_done() == 1
+def test_each_budget_is_spent_by_its_own_failures_only() -> None:
+    spent = RetryBudget(Retries(rank=1, node=2, hang=0))
+    assert spent.another(failed(DIED))
+    assert spent.another(failed(NODE_LOST))
+    assert spent.another(failed(DIED)) == ""
+    assert spent.another(failed(NODE_LOST))
+    assert spent.another(failed(NODE_LOST)) == ""
+    assert spent.another(failed(STOPPED)) == ""
+
+
+@pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", may_pass=True)])
+def test_launch_that_another_one_may_mend_is_lost(error: Exception) -> None:
+    assert is_lost(error)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_second_launch_waits_for_the_first_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    config, order = loaded_config(tmp_path), []
+    waits = threading.Event()
+
+    def note(_record: logging.LogRecord) -> bool:
+        waits.set()
+        return True
+
+    caplog.handler.addFilter(note)
+
+    def second() -> None:
+        with turn(config):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with turn(config):
+        thread.start()
+        assert waits.wait(60)
+        order.append("first")
+    thread.join(60)
+    assert order == ["first", "second"]
+    assert "waiting for its end" in caplog.text
+
+
+def test_launches_after_the_first_do_not_wait_for_each_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = loaded_config(tmp_path)
+    with turn(config):
+        pass
+    with turn(config), turn(config):
+        pass
+    assert not caplog.records
+
+
+def test_launch_that_failed_leaves_the_first_turn_to_the_next(tmp_path: Path):
+    config = loaded_config(tmp_path)
+    with pytest.raises(RuntimeError), turn(config):
+        raise RuntimeError
+    assert not list((tmp_path / "cache").rglob("*.ended"))

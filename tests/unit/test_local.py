@@ -1,26 +1,46 @@
+"""Files of a cache directory: variants, privacy, digests, copies."""
+
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.backends import MemoryBackend
 from tests.support.store_processes import race
+from warmrank.cache_store.cache_dir import digest_index
+from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_variant,
-    find_file,
     place_directory,
     temporary_file,
 )
+from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.cache_dir.names import variants
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, UnusableCache
+from warmrank.cache_store.cache_dir.private_files import (
+    DEBRIS_AGE_S,
+    check_private,
+    ensure_cache_dir,
+    open_private,
+    os_errors_are_unusable,
+    sweep_debris,
+)
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest, digest_bytes, digest_stream
+from warmrank.cache_store.errors import Corrupt, UnusableCache, UnwritableDisk
+from warmrank.cache_store.fetch.blobs import Blobs, clone
+from warmrank.cache_store.layout import blob_name
 
 
 @pytest.fixture
@@ -40,108 +60,11 @@ def names(function_dir: Path) -> list[str]:
     return [path.name for path in variants(function_dir)]
 
 
-def test_next_variants_are_numbered(function_dir):
-    for data in (b"a", b"b", b"c"):
-        add_variant(function_dir, data)
-    assert names(function_dir) == ["compiled_module", "compiled_module.1", "compiled_module.2"]
-
-
-def test_equal_bytes_give_the_existing_variant(function_dir):
-    first = add_variant(function_dir, b"a")
-    add_variant(function_dir, b"b")
-    assert add_variant(function_dir, b"a") == first
-    assert len(names(function_dir)) == 2
-
-
-def test_variant_is_private(function_dir):
-    path = add_variant(function_dir, b"data")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(function_dir.stat().st_mode) == 0o700
-
-
-def test_variant_shares_no_inode(function_dir, source):
-    path = add_variant(function_dir, source)
-    assert path.stat().st_nlink == source.stat().st_nlink == 1
-    assert not path.samefile(source)
-
-
-def test_variants_are_in_the_order_in_which_they_came(function_dir):
-    for number in range(12):
-        add_variant(function_dir, f"{number}".encode())
-    assert [path.read_bytes() for path in variants(function_dir)] == [f"{n}".encode() for n in range(12)]
-
-
-def make_stale(path: Path) -> None:
-    moment = time.time() - 2 * FRESH_S
-    os.utime(path, (moment, moment))
-
-
-def test_oldest_variant_goes_beyond_the_limit(function_dir):
-    # Of different sizes, because a comparison of bytes would read the others.
-    for number in range(MAX_VARIANTS + 2):
-        make_stale(add_variant(function_dir, bytes(number)))
-    kept = [path.stat().st_size for path in variants(function_dir)]
-    assert kept == list(range(2, MAX_VARIANTS + 2))
-
-
-def test_fresh_variants_stay_beyond_the_limit(function_dir):
-    for number in range(MAX_VARIANTS + 2):
-        add_variant(function_dir, f"{number}".encode())
-    assert len(names(function_dir)) == MAX_VARIANTS + 2
-
-
-def test_variant_that_was_just_found_stays_beyond_the_limit(function_dir):
-    for number in range(MAX_VARIANTS):
-        make_stale(add_variant(function_dir, bytes(number)))
-    modified = (function_dir / "compiled_module").stat().st_mtime_ns
-    assert find_file(function_dir, digest_bytes(b""))
-    add_variant(function_dir, bytes(MAX_VARIANTS))
-    assert (function_dir / "compiled_module").stat().st_mtime_ns == modified
-
-
-def test_find_variant_compares_bytes_not_sizes(function_dir):
-    add_variant(function_dir, b"a")
-    assert find_file(function_dir, digest_bytes(b"b")) is None
-
-
-def test_existing_variant_that_is_not_private_is_passed_over(function_dir, caplog):
-    add_variant(function_dir, b"data").chmod(0o644)
-    assert add_variant(function_dir, b"data").name == "compiled_module.1"
-    assert add_variant(function_dir, b"data").name == "compiled_module.1"
-    assert "mode 0644" in caplog.text
-
-
-def test_existing_symlink_is_passed_over(function_dir, source):
-    function_dir.mkdir(parents=True)
-    (function_dir / "compiled_module").symlink_to("a" * 4)
-    assert add_variant(function_dir, b"data").name == "compiled_module.1"
-
-
 @pytest.mark.parametrize("wrong", [b"dbta", b"dat", b"data2"], ids=["flipped bit", "longer", "truncated"])
 def test_add_variant_from_refuses_other_bytes(function_dir, source, wrong):
     with pytest.raises(Corrupt, match=str(source)):
         add_variant(function_dir, source, digest_bytes(wrong))
     assert list(function_dir.iterdir()) == []
-
-
-def test_add_variant_from_refuses_a_source_that_others_could_have_written(function_dir, source):
-    source.chmod(0o622)
-    with pytest.raises(UnusableCache, match="mode 0622"):
-        add_variant(function_dir, source)
-
-
-def test_add_variant_from_refuses_a_symlink(function_dir, source):
-    link = source.with_name("link")
-    link.symlink_to(source)
-    with pytest.raises(UnusableCache, match="symbolic links"):
-        add_variant(function_dir, link)
-
-
-def test_add_variant_where_a_file_stands_is_refused(function_dir):
-    function_dir.parent.mkdir()
-    function_dir.touch()
-    with pytest.raises(UnusableCache):
-        add_variant(function_dir, b"data")
 
 
 def test_copy_that_fails_leaves_no_file(function_dir, monkeypatch):
@@ -187,29 +110,6 @@ def test_new_function_gets_all_variants_at_once(function_dir, tmp_path):
     assert not staged.exists()
 
 
-def test_function_that_is_there_is_not_replaced(function_dir, tmp_path):
-    add_variant(function_dir, b"here")
-    staged = stage_directory(tmp_path / "staged", b"a")
-    assert not place_directory(function_dir, staged)
-    assert [path.read_bytes() for path in variants(function_dir)] == [b"here"]
-    assert staged.exists()
-
-
-def test_directory_is_not_placed_where_a_file_stands(function_dir, tmp_path):
-    function_dir.parent.mkdir()
-    function_dir.touch()
-    with pytest.raises(UnusableCache):
-        place_directory(function_dir, stage_directory(tmp_path / "staged", b"a"))
-
-
-def test_variant_that_is_found_keeps_its_times_where_there_are_few(function_dir):
-    path = add_variant(function_dir, b"data")
-    make_stale(path)
-    before = path.stat().st_ctime_ns
-    assert find_file(function_dir, digest_bytes(b"data")) == path
-    assert path.stat().st_ctime_ns == before
-
-
 def test_what_a_killed_process_left_is_swept_by_the_next_one(function_dir):
     function_dir.mkdir(parents=True)
     mine = temporary_file(function_dir)
@@ -219,3 +119,335 @@ def test_what_a_killed_process_left_is_swept_by_the_next_one(function_dir):
         os.utime(path, (0, 0))
     add_variant(function_dir, b"data")
     assert (mine.exists(), killed.exists()) == (True, False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"data")
+    path.chmod(0o600)
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_check_private_refuses_a_symlink(file):
+    link = file.with_name("link")
+    link.symlink_to(file)
+    with pytest.raises(UnusableCache, match="a regular file"):
+        check_private(link)
+
+
+def test_open_private_does_not_wait_at_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe", mode=0o600)
+    with pytest.raises(UnusableCache, match="a regular file"):
+        open_private(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_ensure_cache_dir_refuses_one_that_others_can_write(tmp_path, mode):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(mode)
+    with pytest.raises(UnusableCache, match="chmod 700"):
+        ensure_cache_dir(tmp_path / "open")
+
+
+def make_debris(directory: Path, *, host: str, pid: int, age_s: float) -> Path:
+    path = directory / f".tmp-{host}-{pid}-{'0' * 32}"
+    path.mkdir()
+    (path / "blob").touch()
+    moment = time.time() - age_s
+    os.utime(path, (moment, moment))
+    return path
+
+
+@pytest.fixture
+def ended_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_sweep_debris_removes_what_an_ended_process_left(tmp_path, ended_pid):
+    debris = make_debris(tmp_path, host=os.uname().nodename, pid=ended_pid, age_s=2 * DEBRIS_AGE_S)
+    sweep_debris(tmp_path, ".tmp-")
+    assert not debris.exists()
+
+
+def test_sweep_debris_leaves_what_may_be_in_use(tmp_path, ended_pid):
+    host = os.uname().nodename
+    kept = [
+        make_debris(tmp_path, host=host, pid=os.getpid(), age_s=2 * DEBRIS_AGE_S),
+        make_debris(tmp_path, host=host, pid=ended_pid, age_s=60.0),
+        make_debris(tmp_path, host=f"not-{host}", pid=ended_pid, age_s=2 * DEBRIS_AGE_S),
+    ]
+    sweep_debris(tmp_path, ".tmp-")
+    assert [path.exists() for path in kept] == [True, True, True]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_disk_that_takes_nothing_is_named_once_for_all_its_files(tmp_path, number):
+    said = set()
+    for name in ("a/one.tmp", "b/two.tmp"):
+        with pytest.raises(UnwritableDisk) as caught, os_errors_are_unusable("file", tmp_path / name):
+            raise OSError(number, os.strerror(number))
+        said.add(str(caught.value))
+    (text,) = said
+    assert os.strerror(number) in text
+    assert "name another cache_dir" in text
+
+
+DATA = b"bytes of an artifact"
+OTHER = DATA[::-1]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hashed_file(cache: Path) -> Path:
+    return private_file(cache / "f" / "compiled_module", DATA)
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Digest]:
+    """One digest for each file that was read."""
+    digests: list[Digest] = []
+
+    def recording(source):
+        digests.append(digest_stream(source))
+        return digests[-1]
+
+    monkeypatch.setattr(digest_index, "digest_stream", recording)
+    return digests
+
+
+def private_file(path: Path, data: bytes, *, age_s: int = 60) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o600)
+    os.utime(path, ns=(path.stat().st_mtime_ns - age_s * 10**9,) * 2)
+    return path
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is an hour ahead: ctime cannot be set back, so files must grow old."""
+    clock_ns = DigestIndex.now_ns
+    monkeypatch.setattr(DigestIndex, "now_ns", lambda self: clock_ns(self) + 3600 * 10**9)
+
+
+def saved(cache: Path, *files: Path) -> None:
+    index = DigestIndex(cache, "one")
+    for hashed_file in files:
+        index.digest(hashed_file)
+    index.save()
+
+
+@pytest.mark.usefixtures("settled")
+def test_digest_of_an_unchanged_file_is_not_computed_again(cache, hashed_file, hashed):
+    saved(cache, hashed_file)
+    assert DigestIndex(cache, "one").digest(hashed_file) == digest_bytes(DATA)
+    assert len(hashed) == 1
+
+
+def test_file_written_at_the_time_of_the_read_is_read_again(cache, hashed_file, hashed):
+    saved(cache, hashed_file)
+    DigestIndex(cache, "one").digest(hashed_file)
+    assert len(hashed) == 2
+
+
+def rewrite(hashed_file: Path) -> None:
+    hashed_file.write_bytes(OTHER)
+
+
+def replace(hashed_file: Path) -> None:
+    private_file(hashed_file.with_name("new"), OTHER).replace(hashed_file)
+
+
+def keep_times(change: Callable[[Path], None]) -> Callable[[Path], None]:
+    def changed(hashed_file: Path) -> None:
+        before = hashed_file.stat()
+        change(hashed_file)
+        os.utime(hashed_file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (hashed_file.stat().st_size, hashed_file.stat().st_mtime_ns) == (
+            before.st_size,
+            before.st_mtime_ns,
+        )
+
+    return changed
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    "change", [rewrite, replace, keep_times(rewrite), keep_times(replace)], ids=["w", "r", "wt", "rt"]
+)
+def test_changed_file_is_read_again_whatever_its_size_and_time(cache, hashed_file, change):
+    saved(cache, hashed_file)
+    change(hashed_file)
+    assert DigestIndex(cache, "one").digest(hashed_file) == digest_bytes(OTHER)
+
+
+@pytest.mark.usefixtures("settled")
+def test_file_that_became_a_link_is_refused(cache, hashed_file):
+    saved(cache, hashed_file)
+    hashed_file.rename(hashed_file.with_name("moved"))
+    hashed_file.symlink_to("moved")
+    with pytest.raises(OSError, match="symbolic links"):
+        DigestIndex(cache, "one").digest(hashed_file)
+
+
+@pytest.mark.usefixtures("settled")
+def test_file_that_changes_while_it_is_read_is_not_remembered(cache, hashed_file, monkeypatch):
+    def changing(source):
+        digest = digest_stream(source)
+        hashed_file.write_bytes(OTHER)
+        return digest
+
+    monkeypatch.setattr(digest_index, "digest_stream", changing)
+    saved(cache, hashed_file)
+    monkeypatch.undo()
+    assert DigestIndex(cache, "one").digest(hashed_file) == digest_bytes(OTHER)
+
+
+@pytest.mark.usefixtures("settled")
+def test_remember_doubts_a_file_that_was_written_after_the_caller_began_to_read(cache, hashed_file):
+    index = DigestIndex(cache, "one")
+    read_ns = index.now_ns() - 3600 * 10**9
+    hashed_file.write_bytes(OTHER)
+    index.remember(hashed_file, digest_bytes(DATA), read_ns=read_ns)
+    assert index.digest(hashed_file) == digest_bytes(OTHER)
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-20],
+        lambda data: data[:-20] + b"\0" * 20,
+        lambda data: data.replace(b'"format":1', b'"format":2'),
+        lambda data: data.replace(digest_bytes(DATA).sha256.encode(), b"0" * 64),
+        lambda data: b'"' + digest_bytes(b"[]").sha256.encode() + b'"\n[]\n',
+        lambda data: b"\xff" * 100,
+        lambda data: b"[" * 100_000,
+    ],
+    ids=["empty", "truncated", "zeroed", "newer", "flipped", "no object", "no text", "deep"],
+)
+def test_damaged_index_is_empty(cache, hashed_file, hashed, damage):
+    saved(cache, hashed_file)
+    path = cache / ".index" / "one.json"
+    path.write_bytes(damage(path.read_bytes()))
+    assert DigestIndex(cache, "one").digest(hashed_file) == digest_bytes(DATA)
+    assert len(hashed) == 2
+
+
+@pytest.mark.usefixtures("settled")
+def test_threads_that_save_at_once_leave_a_whole_index(cache):
+    files = [private_file(cache / str(number) / "compiled_module", DATA) for number in range(20)]
+
+    def run(_: int) -> None:
+        for _ in range(5):
+            saved(cache, *files)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(8)))
+    assert len(DigestIndex(cache, "one")._seen) == 20
+
+
+COPIED = os.urandom(3 * CHUNK_BYTES + 17)
+
+
+@pytest.fixture
+def good_source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.touch(0o600)
+    path.write_bytes(COPIED)
+    return path
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    backend = MemoryBackend()
+    store(backend, COPIED, COPIED)
+    return backend
+
+
+def store(backend: MemoryBackend, named: bytes, data: bytes) -> None:
+    backend._files[blob_name(digest_bytes(named).sha256)] = data
+    backend._times[blob_name(digest_bytes(named).sha256)] = backend.now_s
+
+
+def kernel_cannot(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*args: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_clone_that_fails_leaves_nothing(good_source, tmp_path, monkeypatch, number):
+    kernel_cannot(monkeypatch, number)
+    counted: list[int] = []
+    with pytest.raises(UnusableCache, match=os.strerror(number)):
+        clone(good_source, tmp_path / "clone", counted.append)
+    assert not (tmp_path / "clone").exists()
+    assert sum(counted) == 0
+
+
+@pytest.mark.parametrize("size_bytes", [len(COPIED), None])
+@pytest.mark.parametrize("bad", [COPIED[:-1], b"", COPIED + b"x", bytes(len(COPIED))])
+def test_damaged_blob_leaves_nothing_and_goes_into_quarantine(backend, tmp_path, bad, size_bytes):
+    store(backend, COPIED, bad)
+    counted: list[int] = []
+    blobs = Blobs(backend=backend, permit=Permit(Path("/")))
+    with pytest.raises(Corrupt):
+        blobs.copy_stored(digest_bytes(COPIED).sha256, size_bytes, tmp_path / "copy", counted.append)
+    assert not (tmp_path / "copy").exists()
+    assert sum(counted) == 0
+    assert len(list(backend.list("quarantine/"))) == 2
+
+
+def make_stale(path: Path) -> None:
+    moment = time.time() - 2 * FRESH_S
+    os.utime(path, (moment, moment))
+
+
+def test_oldest_variant_goes_beyond_the_limit(function_dir):
+    # Of different sizes, because a comparison of bytes would read the others.
+    for number in range(MAX_VARIANTS + 2):
+        make_stale(add_variant(function_dir, bytes(number)))
+    kept = [path.stat().st_size for path in variants(function_dir)]
+    assert kept == list(range(2, MAX_VARIANTS + 2))
+
+
+@pytest.mark.parametrize(("fraction_ns", "reads"), [(1, 1), (0, 2)])
+def test_times_without_a_fraction_must_be_older(cache, hashed_file, hashed, monkeypatch, fraction_ns, reads):
+    status = hashed_file.stat()
+    whole_s = status.st_ctime_ns // 10**9
+    read_ns = (whole_s + 1) * 10**9
+    fields = (*digest_index._identity(status)[:3], whole_s * 10**9, whole_s * 10**9 + fraction_ns)
+    monkeypatch.setattr(digest_index, "_identity", lambda status: (*fields, status.st_mode, status.st_uid))
+    monkeypatch.setattr(DigestIndex, "now_ns", lambda self: read_ns)
+    saved(cache, hashed_file)
+    DigestIndex(cache, "one").digest(hashed_file)
+    assert len(hashed) == reads
+
+
+@pytest.mark.usefixtures("settled")
+def test_index_that_others_could_have_written_is_empty(cache, hashed_file, hashed):
+    saved(cache, hashed_file)
+    (cache / ".index" / "one.json").chmod(0o666)
+    DigestIndex(cache, "one").digest(hashed_file)
+    assert len(hashed) == 2
+
+
+@pytest.mark.parametrize("name", ["../one", "a/b", ""])
+def test_name_that_leaves_the_directory_is_refused(cache, name):
+    with pytest.raises(ValueError, match="name of an index"):
+        DigestIndex(cache, name)

@@ -1,31 +1,50 @@
-"""Node artifacts on a node's disk: kept once, placed where tools look, and never over what is there."""
+"""Files that engines' tools keep on a node: kept, placed, collected."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import stat
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from tests.support.node_artifacts import destinations, kept, write
+from tests.support.node_artifacts import PACKAGE, destinations, kept, package_bytes, write
+from tests.support.stored import CREATED, ENVIRONMENT
 from warmrank.cache_store.cache_dir import node_files
-from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED, Marks
+from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import (
     Destination,
     NodeFile,
-    admitted,
-    drop_unneeded,
     find_kept,
-    identity_of,
     keep,
     kept_files,
-    kept_path,
     place_files,
-    split_node_path,
+    refusal,
 )
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.records.manifest import (
+    ArtifactEntry,
+    PartitionManifest,
+    parse_manifest,
+)
+from warmrank.worker.node_caches import (
+    GRAPHS,
+    PACKAGES,
+    NodeCache,
+    archive_name,
+    engine_directory,
+    pack,
+    place_faults,
+    unpack,
+)
+from warmrank.worker.node_collecting import Collected, Room, collect, entries, listing
+from warmrank.worker.rank.manifests import with_node_files
 
 REQUIRE, OFF = Marks(policy="require", signers=("ab" * 8,)), Marks(policy="off")
 PATH = "operators/kernel_cache/Ascend910/add.o"
@@ -54,77 +73,12 @@ def placed_at(node: Path) -> Path:
 # Keeping.
 
 
-def test_kept_file_lies_under_its_digest_and_is_private(cache: Path, file: NodeFile):
-    path = kept_path(cache, file.digest.sha256)
-    assert (path.read_bytes(), find_kept(cache, file.digest)) == (b"kernel", path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert path.stat().st_nlink == 1
-    assert kept_files(cache) == (path,)
-
-
-def test_equal_bytes_are_kept_once(cache: Path, tmp_path: Path, file: NodeFile):
-    kept(cache, tmp_path / "others", "mine/0f/kernel.bin", b"kernel")
-    assert len(kept_files(cache)) == 1
-
-
-def test_torn_kept_file_is_made_anew(cache: Path, tmp_path: Path, file: NodeFile):
-    path = kept_path(cache, file.digest.sha256)
-    path.write_bytes(b"ker\0\0\0")
-    assert find_kept(cache, file.digest) is None
-    keep(cache, tmp_path / "tools" / PATH)
-    assert path.read_bytes() == b"kernel"
-
-
-def test_file_that_holds_what_is_kept_is_read_and_not_copied(
-    cache: Path, tmp_path: Path, file: NodeFile, monkeypatch
-):
-    monkeypatch.setattr(node_files, "temporary_kept", None)
-    assert keep(cache, tmp_path / "tools" / PATH, expected=file.digest) == file.digest
-
-
 def test_file_that_holds_something_else_than_expected_is_kept_as_it_is(
     cache: Path, tmp_path: Path, file: NodeFile
 ):
     digest = keep(cache, write(tmp_path / "tools" / PATH, b"rewritten"), expected=file.digest)
     assert digest == digest_bytes(b"rewritten")
     assert len(kept_files(cache)) == 2
-
-
-def test_file_that_others_can_write_is_not_kept(cache: Path, tmp_path: Path):
-    path = write(tmp_path / "tools/x", b"kernel")
-    path.chmod(0o660)
-    with pytest.raises(UnusableCache, match="not writable by group or others"):
-        keep(cache, path)
-
-
-def test_link_is_not_kept(cache: Path, tmp_path: Path):
-    (tmp_path / "link").symlink_to(write(tmp_path / "tools/x", b"kernel"))
-    with pytest.raises(UnusableCache):
-        keep(cache, tmp_path / "link")
-
-
-def test_file_that_changed_since_it_was_seen_is_not_kept(cache: Path, tmp_path: Path):
-    path = write(tmp_path / "tools/x", b"half a ker")
-    seen = identity_of(path.lstat())
-    path.write_bytes(b"half a kernel, and the rest")
-    with pytest.raises(UnusableCache, match="expected a file that nobody writes while it is read"):
-        keep(cache, path, seen=seen)
-    assert kept_files(cache) == ()
-
-
-def test_file_that_grows_while_it_is_read_is_not_kept(cache: Path, tmp_path: Path, monkeypatch):
-    path = write(tmp_path / "tools/x", b"half")
-    real = copy_and_digest
-
-    def grow(source, target, *, limit_bytes):
-        path.write_bytes(b"half and half")
-        return real(source, target, limit_bytes=limit_bytes)
-
-    monkeypatch.setattr(node_files, "copy_and_digest", grow)
-    with pytest.raises(UnusableCache, match="grew beyond 4 bytes"):
-        keep(cache, path)
-    assert [*kept_files(cache), *(cache / "node/tmp").iterdir()] == []
 
 
 def test_file_replaced_by_one_of_its_size_while_it_is_read_is_not_kept(
@@ -142,39 +96,6 @@ def test_file_replaced_by_one_of_its_size_while_it_is_read_is_not_kept(
         keep(cache, path)
 
 
-@pytest.mark.parametrize("path", ["node/ops/a", "node/ops/a/b.o"])
-def test_path_of_a_node_artifact_is_taken_apart(path: str):
-    assert split_node_path(path) == ("ops", path.removeprefix("node/ops/"))
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "node", "node/ops", "node/ops/", "node//a", "node/OPS/a", "a/ops/a", "node/ops/../a",
-        "node/ops/.unverified", "node/ops/.signers/0123456789abcdef", "node/ops/.warmrank-x",
-        "node/ops/.profile", "node/ops/a.lock", "node/ops/a.LOCK/b", "node/ops/locks/a", "node/ops/.index/x",
-    ],
-)  # fmt: skip
-def test_other_paths_are_none(path: str):
-    assert split_node_path(path) is None
-
-
-def test_file_that_is_used_stays_however_old_it_is(cache: Path, tmp_path: Path, file: NodeFile):
-    path = kept_path(cache, file.digest.sha256)
-    os.utime(path, (0, 0))
-    keep(cache, tmp_path / "tools" / PATH)  # as a launch that collects it
-    drop_unneeded(cache, ())  # of another one, which does not know of it
-    assert path.exists()
-
-
-def test_old_files_that_nobody_needs_go(cache: Path, tmp_path: Path):
-    files = [kept(cache, tmp_path / "tools", f"mine/{name}", name.encode()) for name in ("a", "b", "c")]
-    for file in files[:2]:
-        os.utime(kept_path(cache, file.digest.sha256), (0, 0))
-    drop_unneeded(cache, {files[0].digest.sha256})
-    assert [find_kept(cache, file.digest) is not None for file in files] == [True, False, True]
-
-
 # Placing.
 
 
@@ -189,33 +110,6 @@ def test_file_is_placed_once_private_and_on_its_own(cache: Path, node: Path, fil
     assert list(placed_at.parent.iterdir()) == [placed_at]
 
 
-def test_another_file_of_that_name_is_the_nodes_own_and_stays(
-    cache: Path, node: Path, file: NodeFile, placed_at: Path
-):
-    write(placed_at, b"the node's own")
-    found = place_files(cache, [file], destinations(node), REQUIRE)
-    assert placed_at.read_bytes() == b"the node's own"
-    assert (found.new, found.there) == ((), ())
-    assert "the node has another file" in found.skipped[0]
-
-
-def test_file_of_a_cache_that_is_not_declared_is_left_in_the_cache_directory(
-    cache: Path, node: Path, tmp_path: Path
-):
-    stranger = kept(cache, tmp_path / "tools", "strange/x", b"x")
-    found = place_files(cache, [stranger], destinations(node), REQUIRE)
-    assert "declares no node cache 'strange'" in found.skipped[0]
-    assert find_kept(cache, stranger.digest) is not None
-    assert not node.exists()
-
-
-def test_file_that_no_pattern_takes_is_left_in_the_cache_directory(cache: Path, node: Path, tmp_path: Path):
-    other = kept(cache, tmp_path / "tools", "operators/startup.sh", b"x")
-    found = place_files(cache, [other], destinations(node), REQUIRE)
-    assert "no pattern" in found.skipped[0]
-    assert not node.exists()
-
-
 def test_nothing_is_placed_through_a_link(cache: Path, node: Path, file: NodeFile, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
@@ -223,21 +117,6 @@ def test_nothing_is_placed_through_a_link(cache: Path, node: Path, file: NodeFil
     (node / "atc_data/kernel_cache").symlink_to(elsewhere)
     found = place_files(cache, [file], destinations(node), REQUIRE)
     assert (found.new, list(elsewhere.iterdir()), len(found.skipped)) == ((), [], 1)
-
-
-def test_nothing_is_placed_in_a_directory_that_others_can_write(cache: Path, node: Path, file: NodeFile):
-    (node / "atc_data").mkdir(parents=True)
-    (node / "atc_data").chmod(0o777)
-    found = place_files(cache, [file], destinations(node), REQUIRE)
-    assert "not writable by group or others" in found.skipped[0]
-    assert list((node / "atc_data").iterdir()) == []
-
-
-def test_damaged_kept_file_is_not_placed(cache: Path, node: Path, file: NodeFile, placed_at: Path):
-    kept_path(cache, file.digest.sha256).write_bytes(b"KERNEL")
-    found = place_files(cache, [file], destinations(node), REQUIRE)
-    assert "gone or damaged" in found.skipped[0]
-    assert not placed_at.exists()
 
 
 def test_file_that_the_tool_makes_at_the_same_time_stays(
@@ -264,17 +143,6 @@ def test_mark_or_lock_is_never_placed(relative: str, cache: Path, node: Path, fi
     assert "no path of a node artifact" in found.skipped[0]
 
 
-@pytest.fixture
-def of_a_set(cache: Path, tmp_path: Path) -> NodeFile:
-    return kept(cache, tmp_path / "tools", "ge/artifact/c/set/g.om", b"graph")
-
-
-def test_damaged_file_of_an_engines_set_is_replaced(cache: Path, node: Path, of_a_set: NodeFile):
-    torn = write(node / "ge/artifact/c/set/g.om", bytes(5))
-    found = place_files(cache, [of_a_set], destinations(node), REQUIRE)
-    assert (found.new, found.skipped, torn.read_bytes()) == ((of_a_set,), (), b"graph")
-
-
 def test_nothing_is_placed_below_a_directory_that_others_can_rename_in(
     cache: Path, node: Path, file: NodeFile
 ):
@@ -290,24 +158,246 @@ def test_nothing_is_placed_below_a_directory_that_others_can_rename_in(
 # Trust.
 
 
-def test_directory_is_marked_before_what_nobody_need_have_signed(cache: Path, node: Path, file: NodeFile):
-    place_files(cache, [file], destinations(node), OFF)
-    assert (node / "atc_data" / UNVERIFIED).exists()
-    assert set(admitted(destinations(node), "off", ())[0]) == set(destinations(node))
-    usable, (reason,) = admitted(destinations(node), "require", ())
-    assert set(destinations(node)) - set(usable) == {"operators"}
-    assert "signed" in reason
+ARTIFACT = "0f" * 16
+ROOM = Room(artifacts=frozenset({ARTIFACT}))
 
 
-def test_directory_remembers_who_vouched(cache: Path, node: Path, file: NodeFile):
-    place_files(cache, [file], destinations(node), REQUIRE)
-    assert [path.name for path in (node / "atc_data" / SIGNERS).iterdir()] == list(REQUIRE.signers)
-    assert admitted(destinations(node), "require", ())[1] == ()
-    (reason,) = admitted(destinations(node), "require", REQUIRE.signers)[1]
-    assert "revoked" in reason
+@pytest.fixture
+def tool(tmp_path: Path) -> Path:
+    return tmp_path / "tool"
 
 
-def test_pattern_stands_for_slashes_too():
-    destination = Destination(path=Path("/x"), patterns=("kernel_cache*/*",))
-    assert destination.takes("kernel_cache/Ascend910/deep/add.o")
-    assert not destination.takes("aoe_data/add.o")
+def cache_of(tool: Path, **changes: Any) -> tuple[NodeCache, ...]:
+    return (NodeCache(name="operators", directory=str(tool), **changes),)
+
+
+def collected(tool: Path, cache: Path, room: Room = ROOM, **changes: Any) -> Collected:
+    return collect(cache_of(tool, **changes), cache, room)
+
+
+def relatives(found: Collected) -> list[str]:
+    return [file.relative for file in found.files]
+
+
+def test_only_what_is_new_or_changed_is_collected(cache: Path, tool: Path):
+    write(tool / "kernel_cache/old.o", b"old")
+    write(tool / "kernel_cache/changed.o", b"before")
+    before = listing(cache_of(tool))
+    write(tool / "kernel_cache/changed.o", b"behind")
+    write(tool / "kernel_cache/new.o", b"new")
+    found = collect(cache_of(tool), cache, ROOM, before=before)
+    assert relatives(found) == ["kernel_cache/changed.o", "kernel_cache/new.o"]
+    assert (found.num_new, found.bytes_new, found.left_out) == (2, 9, ())
+    assert all(find_kept(cache, file.digest) for file in found.files)
+
+
+def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache: Path, tool: Path):
+    write(tool / "shared.o", b"x").chmod(0o666)
+    (tool / "link.o").symlink_to(tool / "shared.o")
+    found = collected(tool, cache)
+    assert found.files == ()
+    assert [
+        str(tool / name) in reason
+        for name, reason in zip(("link.o", "shared.o"), found.left_out, strict=True)
+    ] == [True, True]
+
+
+# What came from the store.
+
+
+def fetched(cache: Path, tmp_path: Path, relative: str, data: bytes) -> NodeFile:
+    return kept(cache, tmp_path / "fetched", f"operators/{relative}", data)
+
+
+# Trust.
+
+
+def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool: Path, tmp_path: Path):
+    evil = fetched(tmp_path / "other", tmp_path, "evil.o", b"unsigned")
+    write(tool / "own.o", b"own")
+    place_files(tmp_path / "other", [evil], {"operators": Destination(path=tool)}, Marks(policy="off"))
+    found = collect(cache_of(tool), cache, ROOM, refusal=lambda directory: refusal(directory, "require", ()))
+    assert found.files == ()
+    assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]
+
+
+# An engine's files.
+
+
+def engines(tool: Path) -> tuple[NodeCache, ...]:
+    return (NodeCache(name="ge", directory=str(tool), collect="all", in_sets=True),)
+
+
+def handed_over(tmp_path: Path, tool: Path, data: bytes, artifact: str = ARTIFACT) -> str:
+    """The archive's name."""
+    made = tmp_path / f"made{data.hex()}"
+    write(made / "g.om", data)
+    pack(made, tool / artifact / "c", GRAPHS)
+    (archive,) = (tool / artifact / "c").iterdir()
+    return archive.name
+
+
+def names(found: Collected) -> list[str]:
+    return [Path(file.relative).name for file in found.files]
+
+
+def test_engines_files_of_this_manifests_artifacts_are_collected_whoever_made_them(cache, tool, tmp_path):
+    name = handed_over(tmp_path, tool, b"by a script")
+    handed_over(tmp_path, tool, b"of another workload", "1e" * 16)
+    found = collect(engines(tool), cache, ROOM, before=listing(engines(tool)))
+    assert [file.relative for file in found.files] == [f"{ARTIFACT}/c/{name}"]
+
+
+def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_did_not_make_anew(
+    cache, tool, tmp_path
+):
+    def carried(artifact: str) -> NodeFile:
+        return kept(cache, tmp_path / "fetched", f"ge/{artifact}/c/fetched.tar", artifact.encode())
+
+    other = "2d" * 16
+    name = handed_over(tmp_path, tool, b"anew")
+    room = Room(artifacts=frozenset({ARTIFACT, other}))
+    files = [carried(artifact) for artifact in (ARTIFACT, other, "3c" * 16)]
+    found = collect(engines(tool), cache, room, carried=files)
+    assert names(found) == [name, "fetched.tar"]
+    assert found.num_new == 1
+
+
+CACHE = Path("/data/cache")
+OWN = {name: engine_directory(CACHE, name) for name in ("static_kernels", "ge")}
+
+
+# Where they may lie.
+
+
+def faults(**directories: str) -> dict[str, str]:
+    caches = [NodeCache(name=name, directory=directory) for name, directory in directories.items()]
+    return place_faults(caches, CACHE, OWN)
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [
+        ("relative", "not absolute"),
+        ("~nobody_here/x", "not absolute"),
+        ("$NOBODY_SET_THIS/x", "not absolute"),
+        ("/", "root of the file system"),
+        ("/data/cache", "overlaps with the cache directory"),
+        ("/data", "overlaps with the cache directory"),
+        ("/data/cache/node", "overlaps with the cache directory"),
+        ("/data/cache/node_caches", "overlaps with the cache directory"),
+        ("/data/cache/node_caches/../M", "overlaps with the cache directory"),
+        ("/data/cache/node_caches/ge/x", "overlaps with that of node cache 'ge'"),
+    ],
+)
+def test_place_that_is_not_a_tools_alone_is_refused(directory: str, expected: str):
+    assert expected in faults(mine=directory)["mine"]
+
+
+OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
+NEW = f"static_kernel_compile_outputs/ts20260101000000_pid1_outputs/{PACKAGE}"
+GRAPH, INDEX = "graph_1_2026.om", "graph_1.idx"
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    return tmp_path / "node_caches/ge/artifact/formats"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Where GE left a graph and its index."""
+    for name in (GRAPH, INDEX):
+        write(tmp_path / "made" / name, name.encode())
+    return tmp_path / "made"
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    (tmp_path / "private").mkdir(mode=0o700)
+    return tmp_path / "private"
+
+
+def files(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(tmp_path, archives, private):
+    write(tmp_path / "made" / OLD, b"old")
+    write(tmp_path / "made" / NEW, package_bytes())
+    pack(tmp_path / "made", archives, PACKAGES)
+    unpack(archives, private)
+    assert files(private) == {NEW}
+    assert (private / NEW).read_bytes() == package_bytes()
+    assert stat.S_IMODE((private / NEW).stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / NEW).parent.stat().st_mode) == 0o700
+
+
+def test_name_that_leads_out_of_the_private_directory_is_refused(archives, private, caplog):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../evil.om"))
+    write(archives / archive_name(digest_bytes(data.getvalue())), data.getvalue())
+    unpack(archives, private)
+    assert not (private.parent / "evil.om").exists()
+    assert "no file below a directory" in caplog.text
+
+
+DIGEST = digest_bytes(b"kernel")
+FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)
+RANK_ENTRY: dict[str, Any] = {
+    "function": "Llama.decode",
+    "path": "Llama_0f/world1global_rank0/decode/compiled_module",
+    "request_key": "1" * 64,
+    "provenance": "2" * 64,
+    "sha256": "3" * 64,
+    "size_bytes": 7,
+}
+
+
+def manifest(**changes: Any) -> PartitionManifest:
+    fields: dict[str, Any] = {
+        "partition": "world1global_rank0",
+        "rank": 0,
+        "world_size": 1,
+        "environment": ENVIRONMENT,
+        "requests": (),
+        "artifacts": (ArtifactEntry(**RANK_ENTRY),),
+        "captures": (),
+        "created": CREATED,
+    }
+    return PartitionManifest(**(fields | changes))
+
+
+def node_entry(**changes: Any) -> ArtifactEntry:
+    (entry,) = entries([FILE])
+    return ArtifactEntry(**(dict(entry) | changes))
+
+
+def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
+    value = with_node_files(manifest(), [FILE])
+    document = json.loads(value.to_bytes())
+    assert (document["format"], document["artifacts"][1]["scope"]) == (2, "node")
+    found = parse_manifest(value.to_bytes(), "here")
+    assert (found, found.node_files()) == (value, (FILE,))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "node/operators/../escape",
+        "node/operators//x",
+        "/node/operators/x",
+        "node/operators",
+        "node/other/x",
+        "node/Operators/x",
+        "elsewhere/operators/x",
+        "node/operators/a\\b",
+        "node/operators/new\nline",
+        "node/operators/" + "x" * 256,
+        "Llama_0f/world1global_rank0/decode/compiled_module",
+    ],
+)
+def test_node_entry_with_another_path_is_refused(path: str):
+    with pytest.raises(ValidationError, match="path"):
+        node_entry(path=path)

@@ -1,33 +1,41 @@
-"""The object store against a real server: its FORMAT, its probe, blobs of any size, children, pickles."""
+"""The store in a bucket: connection, frames, objects."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
+import socket
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-
-pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
-
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import ObjectStore, from_url
 
 from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.objects.client import ObjectClient
-from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend, check_create_only
-from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable, UnusableCache
-from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name, quarantine_name
+from warmrank.cache_store.backends.objects.client import ObjectClient, connect
+from warmrank.cache_store.backends.objects.store import (
+    WHOLE_BYTES,
+    ObjectBackend,
+    check_create_only,
+    decode,
+    encode,
+    encode_stream,
+    is_framed,
+)
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
+from warmrank.cache_store.layout import FORMAT_FILE, PROBE, blob_name
+
+pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+
 
 SHRINKS = b"the same again and again. " * 1000
-DIRECTORY_FORMAT = b'{"digest":"sha256","format":1}'
 Open = Callable[..., ObjectBackend]
 
 
@@ -87,46 +95,11 @@ def test_store_that_is_not_there_is_not_made(open_store, objects, how):
     assert names(objects) == []
 
 
-def test_reader_writes_nothing(backend, open_store, objects):
-    objects.delete(PROBE)
-    open_store(writable=False)
-    assert names(objects) == [FORMAT_FILE]
-
-
 def test_place_of_something_else_is_not_made_a_store(open_store, objects):
     objects.put("photos/1.jpg", b"x")
     with pytest.raises(StoreUnavailable, match="holds 'photos' but no FORMAT"):
         open_store()
     assert names(objects) == ["photos/1.jpg"]
-
-
-def test_bucket_that_is_not_there_is_named(s3_server):
-    with pytest.raises(StoreUnavailable, match="there is no such bucket; check the URL, or make the bucket"):
-        ObjectBackend("s3://no-such-bucket/x", answer_s=PATIENT_S, options=s3_server.options)
-
-
-def test_directory_store_is_refused(open_store, objects):
-    objects.put(FORMAT_FILE, DIRECTORY_FORMAT)
-    with pytest.raises(Corrupt, match=r"blobs: Field required.*store of a directory, and opened by the dir"):
-        open_store()
-
-
-def test_directory_refuses_an_object_store(backend, objects, tmp_path):
-    (tmp_path / FORMAT_FILE).write_bytes(bytes(objects.get(FORMAT_FILE).bytes()))
-    with pytest.raises(Corrupt, match="blobs: Extra inputs are not permitted"):
-        DirectoryBackend(tmp_path)
-
-
-def test_later_format_is_refused(open_store, objects):
-    objects.put(FORMAT_FILE, b'{"format":2,"new":true}')
-    with pytest.raises(NewerFormat, match="has format 2"):
-        open_store()
-
-
-def test_damaged_format_is_refused(open_store, objects):
-    objects.put(FORMAT_FILE, b"{")
-    with pytest.raises(Corrupt, match="expected JSON"):
-        open_store()
 
 
 def test_lost_answer_to_the_probe_is_not_taken_for_an_ignored_condition(backend, objects, monkeypatch):
@@ -177,15 +150,6 @@ def test_large_blob_round_trips(backend, tmp_path, data, is_file):
     assert read(backend, file.name) == data
 
 
-def test_large_blob_is_read_in_pieces(backend):
-    file = new_blob(os.urandom(WHOLE_BYTES + 12345))
-    backend.put_new([file])
-    with backend.open(file.name) as stream:
-        pieces = list(iter(lambda: stream.read(1 << 20), b""))
-    assert {len(piece) for piece in pieces[:-1]} == {1 << 20}
-    assert b"".join(pieces) == file.source
-
-
 def test_large_source_that_changes_while_it_is_sent_leaves_nothing(backend, s3_server, tmp_path, monkeypatch):
     data = os.urandom(3 * WHOLE_BYTES)
     path = tmp_path / "source"
@@ -204,36 +168,6 @@ def uploads(server: S3Server) -> bytes:
     with urllib.request.urlopen(f"{server.endpoint}/{BUCKET}?uploads", timeout=30) as answer:  # noqa: S310
         data: bytes = answer.read()
     return data
-
-
-@pytest.mark.parametrize("size_bytes", [5, 70_000, WHOLE_BYTES + 1])
-def test_source_of_a_name_that_exists_need_not_be_there(backend, tmp_path, size_bytes):
-    file = new_blob(os.urandom(size_bytes))
-    backend.put_new([file])
-    gone = NewFile(name=file.name, source=tmp_path / "gone", expected=file.expected)
-    assert backend.put_new([gone]) == ()
-
-
-def test_name_that_stands_twice_in_a_batch_is_created_once(backend):
-    file = new_file("ac/ab/x", b"x")
-    assert backend.put_new([file, file]) == ("ac/ab/x",)
-
-
-@pytest.mark.parametrize("data", [SHRINKS, os.urandom(WHOLE_BYTES + 1)], ids=["small", "large"])
-def test_moved_blob_reads_the_same(backend, data):
-    file = new_blob(data)
-    backend.put_new([file])
-    away = quarantine_name(file.name, "1")
-    assert backend.move(file.name, f"trash/20260101T000000Z/{file.name}")
-    assert backend.move(f"trash/20260101T000000Z/{file.name}", away)
-    assert (read(backend, away), backend.stat([file.name])) == (data, {})
-
-
-def test_moved_blob_does_not_replace(backend):
-    file, other = new_blob(b"one"), new_blob(b"other")
-    backend.put_new([file, other])
-    assert not backend.move(file.name, other.name)
-    assert (read(backend, file.name), read(backend, other.name)) == (b"one", b"other")
 
 
 def test_damaged_blob_is_corrupt_when_it_is_read(backend, objects):
@@ -258,19 +192,6 @@ def test_name_that_leads_elsewhere_is_refused(backend, name):
     for call in calls:
         with pytest.raises(StoreUnavailable, match="name "):
             call()
-
-
-def test_object_with_an_odd_name_is_left_out_of_listings(backend, objects, caplog):
-    backend.put_new([new_file("launch/ab/one", b"x")])
-    objects.put(f"launch/ab/{'x' * 300}", b"x")
-    assert [info.name for info in backend.list("launch/")] == ["launch/ab/one"]
-    assert "is no name of a store" in caplog.text
-
-
-def test_wrong_size_in_a_digest_is_refused(backend):
-    digest = Digest(sha256=digest_bytes(b"data").sha256, size_bytes=WHOLE_BYTES + 1)
-    with pytest.raises(Corrupt):
-        backend.put_new([NewFile(name=blob_name(digest.sha256), source=b"data", expected=digest)])
 
 
 def test_forked_child_is_refused(backend, open_store):
@@ -307,12 +228,142 @@ def in_forked_child(calls: list[Callable[[], object]]) -> Iterator[str]:
         yield from said.read().splitlines()
 
 
-def test_backend_is_not_pickled(backend):
-    with pytest.raises(TypeError, match="holds credentials and is not pickled; send its URL"):
-        pickle.dumps(backend)
+pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
 
 
-def test_source_with_an_unreadable_file_names_it(backend, tmp_path):
-    missing = NewFile(name="ac/ab/x", source=Path(tmp_path / "none"), expected=digest_bytes(b"x"))
-    with pytest.raises(UnusableCache, match="none"):
-        backend.put_new([missing])
+URL = "s3://bucket/prefix"
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.s3_server import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port that refuses connections, because who has it does not listen."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        yield closed.getsockname()[1]
+
+
+def options(port: int) -> dict[str, str]:
+    return {"endpoint": f"http://127.0.0.1:{port}"}
+
+
+def refusal(url: str, **opened: object) -> str:
+    with pytest.raises(StoreUnavailable) as caught:
+        connect(url, answer_s=1.0, options=opened)  # type: ignore[arg-type]
+    assert not caught.value.transport
+    return str(caught.value)
+
+
+def test_password_in_the_url_is_refused_and_not_repeated():
+    message = refusal("s3://user:hunter2@bucket/prefix")
+    assert "credentials come from the environment" in message
+    assert "hunter2" not in message
+
+
+def test_plain_http_must_be_allowed(monkeypatch, free_port):
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(StoreUnavailable, match="begins with http://") as caught:
+        ObjectBackend(URL, options=options(free_port))
+    assert 'set AWS_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options' in str(caught.value)
+    assert not caught.value.transport  # nobody was asked, so nothing is known of the place
+
+
+@pytest.mark.parametrize(
+    "url", ["az://account/container/x", "abfss://container@account.dfs.core.windows.net/x"]
+)
+def test_each_cloud_has_its_own_variables(monkeypatch, url, free_port):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm90LWEtc2VjcmV0")
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"http://127.0.0.1:{free_port}")
+    with pytest.raises(StoreUnavailable, match="set AZURE_ALLOW_HTTP=true"):
+        ObjectBackend(url)
+    monkeypatch.setenv("AZURE_ALLOW_HTTP", "true")
+    with pytest.raises(StoreUnavailable, match="connection was refused"):
+        ObjectBackend(url)
+
+
+def test_refused_connection_is_said_at_once(free_port):
+    with pytest.raises(StoreUnavailable, match="the connection was refused; check that the") as caught:
+        ObjectBackend(URL, answer_s=1e6, options=options(free_port))
+    assert caught.value.transport
+
+
+pytest.importorskip("zstandard", reason="object stores are an extra: pip install 'warmrank[s3]'")
+
+
+NAME = "cas/sha256/ab/blob"
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def decoded(data: bytes, *, piece_bytes: int = 1 << 20) -> bytes:
+    return b"".join(decode(pieces(data, piece_bytes), name=NAME))
+
+
+def zstd(content: bytes, announced_bytes: int) -> bytes:
+    return f"warmrank-blob 1 zstd {announced_bytes}\n".encode() + zstandard.ZstdCompressor().compress(content)
+
+
+@given(content=st.binary(max_size=3000), repeated=st.integers(1, 50), piece_bytes=st.integers(1, 4000))
+def test_encode_stream_round_trips(content, repeated, piece_bytes):
+    content = content * repeated
+    stored = b"".join(encode_stream(pieces(content, piece_bytes), len(content)))
+    assert decoded(stored, piece_bytes=piece_bytes) == content
+
+
+@pytest.mark.parametrize("content", [b"warmrank-blob 1 raw 3\nabc", b"warmrank-blob 9"])
+def test_document_that_looks_like_a_blob_is_framed(content):
+    assert is_framed("pins/x", content)
+    assert decoded(encode(content)) == content
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"warmrank-blob 2 raw 3\n",
+        b"warmrank-blob 1 lz4 3\n",
+        b"warmrank-blob 1 raw -3\n",
+        b"warmrank-blob 1 raw 03\n",
+        b"warmrank-blob 1 raw 3",
+        b"warmrank-blob 1 raw 3\r\n",
+        b"warmrank-blob 1 raw " + b"9" * 40 + b"\n",
+    ],
+)
+def test_damaged_line_is_corrupt(header):
+    with pytest.raises(Corrupt, match=r"<raw\|zstd> <size>"):
+        decoded(header + b"abc")
+
+
+@given(end=st.integers(0, len(encode(SHRINKS)) - 1))
+def test_cut_frame_is_no_content(end):
+    try:
+        content = decoded(encode(SHRINKS)[:end])
+    except Corrupt:
+        return
+    assert content == encode(SHRINKS)[:end]  # so little is left that it is no blob; its digest is wrong
+    assert end < len(b"warmrank-blob ")
+
+
+def test_decompression_bomb_gives_no_more_than_announced():
+    bomb = zstd(bytes(256 << 20), 1000)
+    taken: list[bytes] = []
+    with pytest.raises(Corrupt, match="expected 1000 bytes, found more"):
+        taken.extend(decode([bomb], name=NAME))
+    assert sum(map(len, taken)) <= 1000
+
+
+def test_frame_that_asks_for_a_huge_window_is_refused():
+    parameters = zstandard.ZstdCompressionParameters.from_level(19, window_log=27)
+    compressing = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = compressing.compress(os.urandom(100)) + compressing.flush()
+    with pytest.raises(Corrupt, match="a zstd frame"):
+        decoded(b"warmrank-blob 1 zstd 100\n" + frame)

@@ -1,72 +1,22 @@
+"""Work of several threads and processes at once."""
+
 from __future__ import annotations
 
-import queue
+import os
+import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.support.stored import REPOSITORY
-from warmrank.cache_store import parallel
-from warmrank.cache_store.parallel import each
-
-
-def test_each_runs_items_at_once_and_not_more_than_asked():
-    barrier = threading.Barrier(3)
-    threads: set[int] = set()
-
-    def meet(_: int) -> None:
-        threads.add(threading.get_ident())
-        barrier.wait(30)
-
-    each(meet, range(12), num_threads=3)
-    assert len(threads) == 3
-
-
-def test_each_raises_the_first_error_in_order_after_all_threads_ended():
-    barrier = threading.Barrier(2)
-    done: list[int] = []
-
-    def fail(item: int) -> None:
-        barrier.wait(30)
-        done.append(item)
-        raise ValueError(f"item {item}")
-
-    with pytest.raises(ValueError, match="item 0"):
-        each(fail, range(2), num_threads=2)
-    assert sorted(done) == [0, 1]
-
-
-def test_each_begins_nothing_after_an_error():
-    begun: list[int] = []
-    failing: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
-
-    def work(item: int) -> None:
-        begun.append(item)
-        if item == 0:
-            failing.put(threading.current_thread())
-            raise ValueError("item 0")
-        failing.get(timeout=30).join(30)
-
-    with pytest.raises(ValueError, match="item 0"):
-        each(work, range(1000), num_threads=2)
-    assert sorted(begun) == [0, 1]
-
-
-def test_each_short_raises_the_first_error_and_begins_nothing_after_it(monkeypatch):
-    monkeypatch.setattr(parallel, "_WORTH_A_THREAD_S", 1e9)
-    begun: list[int] = []
-
-    def work(item: int) -> None:
-        begun.append(item)
-        if item == 70:
-            raise ValueError("item 70")
-
-    with pytest.raises(ValueError, match="item 70"):
-        each(work, range(1000), num_threads=4, size_bytes=0)
-    assert begun == list(range(71))
-
+from warmrank.cache_store.backends.deadline import Ticks
+from warmrank.cache_store.cache_dir import single_flight as flight
+from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, one_compile
+from warmrank.orchestrator.bounded import all_within
 
 STUCK = """
 import threading
@@ -82,3 +32,100 @@ begun.wait()
 
 def test_call_that_never_returns_keeps_no_process_from_ending():
     subprocess.run([sys.executable, "-c", STUCK], check=True, timeout=60, cwd=REPOSITORY)
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from warmrank.cache_store.cache_dir.single_flight import single_flight
+with single_flight(Path(sys.argv[1]), timeout_s=0.0):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def is_free(cache: Path) -> bool:
+    lock = FileLock(cache / LOCKS / LOCK_NAME, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except TimeoutError:
+        return False
+    lock.release()
+    return True
+
+
+def test_holder_that_was_killed_holds_no_lock(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert not is_free(tmp_path)
+        os.kill(holder.pid, signal.SIGKILL)
+    assert is_free(tmp_path)
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from warmrank.cache_store.cache_dir.single_flight import one_compile
+with one_compile(Path(sys.argv[1]), "model/forward"):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_compile_waits_for_that_of_another_process_and_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "COMPILE_TIMEOUT_S", 0.0)
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"holds\n"
+        assert one_waits(tmp_path, "model/other") is False
+        assert one_waits(tmp_path, "model/forward") is True
+        holder.communicate(b"")
+    assert one_waits(tmp_path, "model/forward") is False
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def one_waits(root: Path, what: str) -> bool:
+    with one_compile(root, what) as has_waited:
+        return has_waited
+
+
+def test_all_silent_calls_together_cost_one_timeout() -> None:
+    released = threading.Event()
+    now_s = 0.0
+    waits: list[float] = []
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        nonlocal now_s
+        waits.append(seconds)
+        now_s += seconds
+        return event.is_set()
+
+    try:
+        ticks = Ticks(clock=lambda: now_s, wait=wait)
+        assert all_within([released.wait] * 5, timeout_s=0.5, ticks=ticks) == (None,) * 5
+    finally:
+        released.set()
+    assert 0.5 <= sum(waits) < 0.7
+
+
+def test_time_in_which_this_process_did_not_run_is_not_counted() -> None:
+    asked = threading.Event()
+    now_s = 0.0
+
+    def wait(event: threading.Event, seconds: float) -> bool:
+        nonlocal now_s
+        now_s += 100  # far more than was asked for
+        asked.set()
+        return event.wait(60) if now_s > 250 else False
+
+    def answer() -> str:
+        asked.wait(60)
+        return "here"
+
+    ticks = Ticks(clock=lambda: now_s, wait=wait)
+    assert all_within([answer], timeout_s=0.5, ticks=ticks) == ("here",)

@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import warmrank
-from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.small_models import Cached, Plain
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BackwardNotSupported, BadPass
@@ -196,21 +196,6 @@ def test_digest_follows_what_a_function_reaches(one: Any, other: Any) -> None:
     assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
 
 
-@torch.no_grad()
-def test_error_of_a_pass_names_the_pass(tmp_path: Path) -> None:
-    def failing(graph_module: Any, example_inputs: Any, config: Any) -> None:
-        del graph_module, example_inputs, config
-        msg = "no such node"
-        raise KeyError(msg)
-
-    function = cache_compile(Doubling().forward, config=with_pass(failing), cache_dir=tmp_path)
-    with pytest.raises(
-        BadPass, match=r"post_grad_custom_pre_pass .*failing\) raised KeyError: 'no such node'"
-    ) as e:
-        function(torch.ones(2, 4))
-    assert isinstance(e.value.__cause__, KeyError)
-
-
 ROWS = torch.arange(8.0).reshape(2, 4)
 
 
@@ -244,24 +229,9 @@ def test_compiled_method_that_writes_in_place_equals_eager() -> None:
     assert torch.equal(model.cache, reference.cache)
 
 
-@pytest.mark.usefixtures("no_grad")
-def test_compiled_function_with_several_graphs_equals_eager() -> None:
-    model = Unfit().eval()
-    run = compiled(model.breaks)
-    assert torch.equal(run(ROWS), ROWS + 1)
-    assert torch.equal(run(-ROWS), -ROWS - 1)
-
-
 def test_input_that_requires_gradients_is_an_error_with_the_remedy() -> None:
     with pytest.raises(
         BackendCompilerFailed, match=r"requires gradients; call the compiled model under torch.no_grad\(\)"
     ) as raised:
         compiled(lambda x: x * 2)(ROWS.clone().requires_grad_())
     assert isinstance(raised.value.inner_exception, BackwardNotSupported)
-
-
-@pytest.mark.usefixtures("no_grad")
-def test_nothing_is_written_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    compiled(Plain().affine)(ROWS)
-    assert list(tmp_path.iterdir()) == []

@@ -1,24 +1,140 @@
-"""Upkeep of a store in two places, each of which has its own files and its own faults."""
+"""A near and a far place as one store."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from tests.support.backends import WaywardBackend, new_file, unavailable
+from tests.support.backends import MemoryBackend, WaywardBackend, new_file, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, TierState
-from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
-from warmrank.cache_store.gc.evict_plan import EvictPolicy
-from warmrank.cache_store.layout import blob_name, pin_name
+from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS, blob_name, pin_name
+from warmrank.cache_store.progress import Progress
+from warmrank.cache_store.publish.publish import absent_blobs
+from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store
+
+DOCUMENT = "ac/ab/one"
+BLOB = blob_name(digest_bytes(b"blob").sha256)
+
+
+class Places:
+    """A near and a far place, and views of both."""
+
+    def __init__(self) -> None:
+        self.near = WaywardBackend()
+        self.far = WaywardBackend()
+
+    def view(self, near: TierMode = "rw", far: TierMode = "rw") -> TieredBackend:
+        return TieredBackend(
+            [Tier(name="near", backend=self.near, mode=near), Tier(name="far", backend=self.far, mode=far)]
+        )
+
+
+@pytest.fixture
+def places() -> Places:
+    return Places()
+
+
+def read(backend: BlobBackend, name: str) -> bytes:
+    with backend.open(name) as file:
+        return file.read()
+
+
+def test_put_reaches_every_writable_place_the_farthest_first(places):
+    order: list[str] = []
+    places.near.on_put = lambda _: order.append("near")
+    places.far.on_put = lambda _: order.append("far")
+    assert places.view().put_new([new_file(DOCUMENT, b"data")]) == (DOCUMENT,)
+    assert order == ["far", "near"]
+    assert (read(places.near, DOCUMENT), read(places.far, DOCUMENT)) == (b"data", b"data")
+
+
+def test_blob_is_read_from_the_nearest_place(places):
+    places.near.put_new([new_file(BLOB, b"near")])
+    places.far.put_new([new_file(BLOB, b"blob")])
+    assert read(places.view(), BLOB) == b"near"
+
+
+def test_document_is_read_from_the_farthest_place(places):
+    places.near.put_new([new_file(DOCUMENT, b"near")])
+    places.far.put_new([new_file(DOCUMENT, b"far")])
+    assert read(places.view(), DOCUMENT) == b"far"
+
+
+@pytest.mark.parametrize("name", [BLOB, DOCUMENT])
+@pytest.mark.parametrize("holder", ["near", "far"])
+def test_file_of_one_place_only_is_found(places, holder, name):
+    getattr(places, holder).put_new([new_file(name, b"data")])
+    view = places.view()
+    assert read(view, name) == b"data"
+    assert list(view.stat([name])) == [name]
+
+
+def test_stat_and_listing_do_without_a_failing_place(places):
+    places.near.put_new([new_file(DOCUMENT, b"near")])
+    places.far.failure = unavailable()
+    view = places.view()
+    assert list(view.stat([DOCUMENT])) == [DOCUMENT]
+    assert [info.name for info in view.list("ac/")] == [DOCUMENT]
+
+
+@pytest.mark.parametrize("failing", ["near", "far"])
+def test_put_goes_on_where_one_place_fails(places, failing):
+    getattr(places, failing).failure = unavailable()
+    view = places.view()
+    assert view.put_new([new_file(DOCUMENT, b"data")]) == (DOCUMENT,)
+    assert [f"store {failing}" in line for line in view.problems] == [True]
+
+
+@pytest.mark.parametrize(("near", "far"), [("required", "rw"), ("rw", "required")])
+def test_put_where_a_required_place_fails_is_an_error_that_says_so(places, near, far):
+    (places.near if near == "required" else places.far).failure = unavailable()
+    with pytest.raises(StoreUnavailable, match="No space left") as caught:
+        places.view(near, far).put_new([new_file(DOCUMENT, b"data")])
+    assert caught.value.required
+
+
+def test_place_that_did_not_take_a_blob_takes_no_manifest(places):
+    places.far.failure = unavailable()
+    view = places.view()
+    view.put_new([new_file(BLOB, b"blob")])
+    places.far.failure = None
+    view.put_new([new_file(DOCUMENT, b"names the blob")])
+    assert places.far.stat([DOCUMENT]) == {}
+    assert places.near.stat([DOCUMENT])
+
+
+def test_move_acts_on_the_place_that_would_be_read(places):
+    for place in (places.near, places.far):
+        place.put_new([new_file(BLOB, b"blob"), new_file(DOCUMENT, b"data")])
+    view = places.view()
+    assert view.move(BLOB, "quarantine/blob")
+    assert view.move(DOCUMENT, "quarantine/document")
+    assert places.near.stat([BLOB, DOCUMENT]).keys() == {DOCUMENT}
+    assert places.far.stat([BLOB, DOCUMENT]).keys() == {BLOB}
+
+
+def test_fault_of_transport_opens_the_circuit_of_its_place_alone(places):
+    places.far.failure = unavailable("connection refused", transport=True)
+    view = places.view()
+    view.put_new([new_file(DOCUMENT, b"data")])
+    assert [tier.circuit.reason for tier in view.tiers] == ["", "connection refused"]
+    asked = len(places.far.calls)
+    assert list(view.stat([DOCUMENT])) == [DOCUMENT]
+    assert len(places.far.calls) == asked
+
 
 DAY_S = 86400.0
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
 STRAY = blob_name(digest_bytes(b"stray").sha256)
-AWAY = TierState(location="third", mode="rw", state="away", reason="third is silent")
 
 
 class Both:
@@ -44,53 +160,10 @@ class Both:
             place.put_new([new_file(STRAY, b"stray")])
             place.now_s += 3 * DAY_S
 
-    def damage(self, place: WaywardBackend) -> None:
-        place.move(DECODE, None)
-        place.put_new([new_file(DECODE, b"damaged")])
-
 
 @pytest.fixture
 def both(tmp_path: Path) -> Both:
     return Both(tmp_path / "cache")
-
-
-def strays(place: WaywardBackend) -> bool:
-    return bool(place.stat([STRAY]))
-
-
-def test_every_writable_place_is_evicted_the_farthest_first(both):
-    both.age()
-    outcome = both.store().evict(EvictPolicy())
-    assert [report.location for report in outcome.reports] == ["far", "near"]
-    assert (strays(both.near), strays(both.far), outcome.faults) == (False, False, ())
-
-
-def test_place_that_refuses_takes_nothing_from_the_report_of_the_other(both):
-    both.age()
-    both.far.put_new([new_file(f"ac/ab/{'ab' * 32}", b"no manifest")])
-    outcome = both.store().evict(EvictPolicy())
-    assert [report.location for report in outcome.reports] == ["near"]
-    assert [(fault.location, "verify --repair" in fault.reason) for fault in outcome.faults] == [
-        ("far", True)
-    ]
-    assert (strays(both.near), strays(both.far)) == (False, True)
-
-
-def test_place_that_does_not_answer_takes_nothing_from_the_report_of_the_other(both):
-    both.age()
-    both.near.failure = unavailable("connection refused", transport=True)
-    outcome = both.store().evict(EvictPolicy())
-    assert [report.location for report in outcome.reports] == ["far"]
-    assert [fault.location for fault in outcome.faults] == ["near"]
-    assert "connection refused" in outcome.faults[0].reason
-
-
-@pytest.mark.parametrize("place", [None, "third"])
-def test_place_that_is_away_is_said_by_an_evict(both, place):
-    both.age()
-    outcome = both.store(left_out=(AWAY,)).evict(EvictPolicy(), place=place)
-    assert [(fault.location, fault.reason) for fault in outcome.faults] == [("third", "third is silent")]
-    assert len(outcome.reports) == (2 if place is None else 0)
 
 
 @pytest.mark.parametrize(
@@ -129,81 +202,11 @@ def test_damaged_blob_in_a_read_only_near_place_hides_no_good_one(both, tmp_path
         assert path.read_bytes() == FUNCTIONS["Llama.decode"]
 
 
-@pytest.mark.parametrize("name", ["near", "far"])
-def test_damage_in_either_place_is_found_and_named(both, name):
-    both.damage(getattr(both, name))
-    faults = both.store().verify().faults
-    assert faults
-    assert all(fault.startswith(f"{name}: ") for fault in faults)
-    assert any(DECODE in fault for fault in faults)
-
-
-def test_repair_moves_damage_away_in_its_place_only(both):
-    both.damage(both.near)
-    report = both.store().verify(repair=True)
-    assert report.repairs == (f"near: {DECODE}: moved into quarantine",)
-    assert (len(both.near.stat([DECODE])), len(both.far.stat([DECODE]))) == (0, 1)
-
-
-def test_repair_leaves_a_read_only_place_alone_and_claims_nothing(both):
-    both.damage(both.far)
-    report = both.store(far="ro").verify(repair=True)
-    assert (report.repairs, len(both.far.stat([DECODE]))) == ((), 1)
-    assert report.faults
-
-
-def test_what_a_nearer_place_lacks_is_no_fault(both):
-    for info in [*both.near.list("cas/"), *both.near.list("ac/")]:
-        both.near.move(info.name, None)
-    assert both.store().verify().faults == ()
-
-
 def test_what_the_farthest_place_lacks_is_a_fault_though_a_nearer_one_has_it(both):
     both.far.move(DECODE, None)
     (fault,) = both.store().verify().faults
     assert fault.startswith("far: ")
     assert "missing" in fault
-
-
-def test_verify_says_which_place_cannot_be_read(both):
-    both.near.failure = unavailable()
-    both.near.fails_on = frozenset({"list"})
-    faults = both.store().verify().faults
-    assert [fault.startswith("near: ") and "No space left" in fault for fault in faults] == [True]
-
-
-def test_place_that_is_away_is_a_fault(both):
-    assert both.store(left_out=(AWAY,)).verify().faults == ("third: third is silent",)
-
-
-def test_pin_and_unpin_act_on_every_place(both):
-    store, name = both.store(), pin_name(both.record)
-    store.pin(both.record.rpartition("/")[2])
-    assert [len(place.stat([name])) for place in (both.near, both.far)] == [1, 1]
-    assert store.unpin(both.record.rpartition("/")[2]) == (both.record,)
-    assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]
-
-
-def test_pin_in_a_nearer_place_alone_is_removed_too(both):
-    both.store().pin(both.record.rpartition("/")[2])
-    both.far.move(pin_name(both.record), None)
-    both.store().unpin(both.record.rpartition("/")[2])
-    assert both.store().pins() == ()
-
-
-def test_unpin_goes_on_after_a_place_that_fails_and_says_so(both):
-    store = both.store()
-    store.pin(both.record.rpartition("/")[2])
-    both.far.failure, both.far.fails_on = unavailable("Read-only file system"), frozenset({"move"})
-    with pytest.raises(StoreUnavailable, match="Read-only file system"):
-        store.unpin(both.record.rpartition("/")[2])
-    assert both.near.stat([pin_name(both.record)]) == {}
-
-
-def test_pin_in_a_read_only_place_is_not_said_to_be_removed(both):
-    both.store().pin(both.record.rpartition("/")[2])
-    with pytest.raises(StoreUnavailable, match="not written from here"):
-        both.store(far="ro").unpin(both.record.rpartition("/")[2])
 
 
 def test_pin_that_fails_leaves_none_in_any_place(both):
@@ -213,3 +216,94 @@ def test_pin_that_fails_leaves_none_in_any_place(both):
     with pytest.raises(NotInStore):
         both.store().pin(both.record.rpartition("/")[2])
     assert both.store().pins() == ()
+
+
+class SilentAtBlobs(WaywardBackend):
+    """Hangs, at pings too, from the first blob on that is read."""
+
+    def open(self, name: str) -> BinaryIO:
+        self.hangs = self.hangs or name.startswith(BLOBS)
+        return super().open(name)
+
+
+class Spread:
+    """A far place with a launch, and a near one that is empty."""
+
+    def __init__(self, source: Path) -> None:
+        self.near, self.far = WaywardBackend(), WaywardBackend()
+        far = Store(self.far, trust=OFF, location="far")
+        self.record: LaunchRecord = publish_launch(far, source, world_size=2)
+
+    def both(self) -> Store:
+        tiers = [Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)]
+        return Store(TieredBackend(tiers), trust=OFF, location="both")
+
+    def fetch(self, cache: Path, *, look_first: bool = True) -> Store:
+        store = self.both()
+        if look_first:
+            store.launches(self.record.launch_key)
+        assert store.fetch_partitions(self.record.partitions, cache).faults == ()
+        return store
+
+
+@pytest.fixture
+def spread(source: Path) -> Spread:
+    return Spread(source)
+
+
+def names(backend: WaywardBackend, *prefixes: str) -> set[str]:
+    return {info.name for prefix in prefixes for info in backend.list(prefix)}
+
+
+def test_fetch_into_a_directory_that_has_all_fills_the_near_place_with_all(spread, source):
+    spread.fetch(source)
+    assert names(spread.near, BLOBS) == names(spread.far, BLOBS) != set()
+    assert names(spread.near, MANIFESTS, LAUNCHES) == names(spread.far, MANIFESTS, LAUNCHES)
+
+
+def test_fetch_left_behind_by_a_silent_place_tells_its_caller_nothing_more(spread, source, tmp_path):
+    near = SilentAtBlobs()
+    near.put_new([new_file(info.name, spread.far.open(info.name).read()) for info in spread.far.list(BLOBS)])
+    tiers = [
+        Tier(name="near", backend=near, answer_s=0.5),
+        Tier(name="far", backend=spread.far, answer_s=60.0),
+    ]
+    heard: list[Progress] = []
+    store = Store(TieredBackend(tiers), trust=OFF, location="both")
+    outcome = store.fetch_partitions(
+        spread.record.partitions, tmp_path / "cache", options=FetchOptions(on_progress=heard.append)
+    )
+    assert (outcome.faults, [tier.state for tier in store.tiers]) == ((), ["away", "used"])
+    before = list(heard)
+    left_behind = [thread for thread in threading.enumerate() if thread.name == "store-verb"]
+    near.thaw()
+    for thread in left_behind:
+        thread.join(60)
+    assert left_behind
+    assert heard == before != []
+
+
+DATA = b"bytes of an artifact"
+DIGEST = digest_bytes(DATA)
+NAME = blob_name(DIGEST.sha256)
+WANTED = {NAME: DIGEST}
+
+
+def holding(data: bytes = DATA, expected: Digest = DIGEST) -> MemoryBackend:
+    backend = MemoryBackend()
+    backend.put_new([NewFile(name=blob_name(expected.sha256), source=data, expected=digest_bytes(data))])
+    return backend
+
+
+def test_blob_of_another_size_is_absent_and_in_quarantine():
+    backend = holding(b"short")
+    assert absent_blobs(backend, WANTED) == {NAME}
+    assert [info.name.partition("/")[0] for info in backend.list("")] == ["quarantine"] * 2
+
+
+def test_pin_and_unpin_act_on_every_place(both):
+    store, name = both.store(), pin_name(both.record)
+    store.pin(both.record.rpartition("/")[2])
+    assert [len(place.stat([name])) for place in (both.near, both.far)] == [1, 1]
+    assert store.unpin(both.record.rpartition("/")[2]) == (both.record,)
+    assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]

@@ -1,24 +1,33 @@
-"""The planner, without I/O: single rounds by example; whole launches are in `test_plan_launches`."""
+"""The plan of a launch: who compiles, who adopts, who audits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
-from warmrank.orchestrator.launch.plan import Leaders, forbidden, lanes_of, plan_round
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.places import Circuits
+from warmrank.inference import cache_compile
+from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
+from warmrank.orchestrator.config.models import AuditMode
+from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.gang.rank_host import InProcessLauncher, RankHost
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.plan import plan_round
 from warmrank.orchestrator.launch.plan_state import (
     Action,
     Adopt,
     Attempt,
-    Avoided,
     AwaitLeader,
     Compile,
-    Failed,
     GiveUp,
     Load,
     PlanState,
@@ -26,7 +35,15 @@ from warmrank.orchestrator.launch.plan_state import (
     apply_round,
     begin,
 )
+from warmrank.orchestrator.launch.report import Report
+from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.state import silence
+from warmrank.orchestrator.nodes import Gang
+from warmrank.orchestrator.store.stores import silent_places
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.rank.audit import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
+from warmrank.worker.runtime.function import CachedFunction
 
 
 def probe(
@@ -65,36 +82,8 @@ def test_ranks_of_other_runtime_state_neither_wait_for_nor_adopt_from_each_other
     assert plan_of(probe("hit", "a", blocks=1), probe("miss", blocks=2))[1, "f"] == Compile()
 
 
-def test_miss_adopts_what_another_rank_of_its_class_holds() -> None:
-    assert plan_of(probe("miss"), probe("hit", "a"))[0, "f"] == Adopt(digest="a", from_rank=1)
-
-
-def test_where_all_miss_the_lowest_rank_compiles_and_the_others_wait_for_it() -> None:
-    assert plan_of(probe("miss"), probe("miss"), probe("miss")) == {
-        (0, "f"): Compile(),
-        (1, "f"): AwaitLeader(leader=0),
-        (2, "f"): AwaitLeader(leader=0),
-    }
-
-
-def functions_missed(*names: str, num_ranks: int) -> PlanState:
-    return begin({rank: tuple(probe("miss", function=name) for name in names) for rank in range(num_ranks)})
-
-
 def leaders(plan: Mapping[Slot, Action]) -> dict[str, int]:
     return {function: rank for (rank, function), action in plan.items() if isinstance(action, Compile)}
-
-
-def test_calls_of_one_function_have_one_leader() -> None:
-    state = functions_missed("f", "f[1]", "g", num_ranks=2)
-    plan = plan_round(state, max_rounds=4, nodes={0: 0, 1: 0})
-    assert leaders(plan) == {"f": 0, "f[1]": 0, "g": 1}
-
-
-def test_rank_that_refused_stays_and_tries_the_next_offer() -> None:
-    state = begin({0: (probe("hit", "a"),), 1: (probe("hit", "b"),), 2: (probe("miss"),)})
-    state = refused(state, plan_round(state, max_rounds=4), (2, "f"))
-    assert plan_round(state, max_rounds=4) == {(2, "f"): Adopt(digest="b", from_rank=1)}
 
 
 def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
@@ -102,116 +91,6 @@ def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
     actions = plan_round(state, max_rounds=4)
     state = refused(state, actions, (2, "f"), (3, "f"), made="x")
     assert plan_round(state, max_rounds=4) == {(2, "f"): Compile(), (3, "f"): AwaitLeader(leader=2)}
-
-
-def test_forbidden_lists_functions_with_ranks_grouped_by_reason() -> None:
-    state = begin({0: (probe("miss"),), 1: (probe("hit", "a", key="l"),), 2: (probe("miss"),)})
-    (miss,) = forbidden(state, plan_round(state, max_rounds=4))
-    assert (miss.function, miss.reason, miss.ranks) == ("f", "not there", (0, 2))
-
-
-def failed(state: PlanState, actions: Mapping[Slot, Action], reason: str = "no luck") -> PlanState:
-    """The next state, when every leader fails, and everybody else has what it wants."""
-    attempts = {
-        slot: Attempt(ok=isinstance(action, Load | Adopt), digest="", reason=reason)
-        for slot, action in actions.items()
-    }
-    return apply_round(state, actions, attempts)
-
-
-def test_class_whose_leader_failed_gets_a_leader_on_another_node() -> None:
-    nodes = {0: 0, 1: 0, 2: 1}
-    state = begin({rank: (probe("miss"),) for rank in range(3)})
-    state = failed(state, plan_round(state, max_rounds=4, nodes=nodes))
-    assert plan_round(state, max_rounds=4, nodes=nodes) == {
-        (0, "f"): AwaitLeader(leader=2),
-        (1, "f"): AwaitLeader(leader=2),
-        (2, "f"): Compile(),
-    }
-
-
-def test_class_is_given_up_after_its_second_leader_and_nobody_else() -> None:
-    state = begin({0: (probe("miss"),), 1: (probe("miss"),), 2: (probe("hit", "a", key="l"),)})
-    for _ in range(2):
-        state = failed(state, plan_round(state, max_rounds=4))
-    actions = plan_round(state, max_rounds=4)
-    assert actions == {(0, "f"): GiveUp(), (1, "f"): GiveUp()}
-    end = apply_round(state, actions, {})
-    assert (end.demands, [demand.rank for demand in end.lost]) == ((), [0, 1])
-    assert [(found.rank, found.reason) for found in end.failed] == [(0, "no luck"), (1, "no luck")]
-
-
-def test_calls_of_one_function_that_failed_on_different_ranks_are_tried_apart() -> None:
-    state = replace(
-        functions_missed("f", "f[1]", num_ranks=2),
-        failed=(
-            Failed(class_key=("f", "k", frozenset()), rank=0, reason="no luck"),
-            Failed(class_key=("f[1]", "k", frozenset()), rank=1, reason="no luck"),
-        ),
-    )
-    assert leaders(plan_round(state, max_rounds=4)) == {"f": 1, "f[1]": 0}
-
-
-def test_what_a_former_attempt_was_lost_in_is_compiled_elsewhere() -> None:
-    probes = {rank: (probe("miss"), probe("miss", function="g")) for rank in range(4)}
-    nodes = {0: 0, 1: 0, 2: 1, 3: 1}
-    lost = Avoided(function="f", request_key="k", rank=0, node=0)
-    plan = plan_round(begin(probes, avoided=[lost]), max_rounds=4, nodes=nodes)
-    assert leaders(plan) == {"f": 2, "g": 0}
-
-
-def test_ranks_that_refuse_for_the_same_reason_share_a_leader() -> None:
-    state = begin({rank: (probe("miss"),) for rank in range(5)})
-    actions = plan_round(state, max_rounds=4)
-    stages = {1: "stage 1", 2: "stage 2", 3: "stage 1", 4: "stage 2"}
-    attempts = {(0, "f"): Attempt(ok=True, digest="x")} | {
-        (rank, "f"): Attempt(ok=False, digest="x", reason=stage) for rank, stage in stages.items()
-    }
-    assert plan_round(apply_round(state, actions, attempts), max_rounds=4) == {
-        (1, "f"): Compile(),
-        (2, "f"): Compile(),
-        (3, "f"): AwaitLeader(leader=1),
-        (4, "f"): AwaitLeader(leader=2),
-    }
-
-
-def test_nodes_that_cannot_reach_an_artifact_compile_once_each() -> None:
-    nodes = {rank: rank // 2 for rank in range(6)}
-    state = begin({rank: (probe("miss"),) for rank in range(6)})
-    actions = plan_round(state, max_rounds=4, nodes=nodes)
-    attempts = {(rank, "f"): Attempt(ok=True, digest="x") for rank in (0, 1)} | {
-        (rank, "f"): Attempt(ok=False, digest="x", reason=f"not on /disk/{rank}", out_of_reach=True)
-        for rank in (2, 3, 4, 5)
-    }
-    plan = plan_round(apply_round(state, actions, attempts, nodes=nodes), max_rounds=4, nodes=nodes)
-    assert plan == {
-        (2, "f"): Compile(),
-        (3, "f"): AwaitLeader(leader=2),
-        (4, "f"): Compile(),
-        (5, "f"): AwaitLeader(leader=4),
-    }
-
-
-class Counted(dict[int, int]):
-    """Nodes of ranks; counts how often it is asked."""
-
-    num_asked = 0
-
-    def __getitem__(self, rank: int) -> int:
-        self.num_asked += 1
-        return super().__getitem__(rank)
-
-
-@pytest.mark.parametrize("num_classes", [1, 64, 1024])
-def test_planning_asks_for_each_rank_a_few_times_whatever_the_number_of_classes(num_classes: int) -> None:
-    nodes = Counted({rank: rank // 8 for rank in range(1024)})
-    probes = {rank: (probe("miss", key=f"k{rank % num_classes}"),) for rank in nodes}
-    plan = plan_round(begin(probes), max_rounds=4, nodes=nodes)
-    assert sum(action == Compile() for action in plan.values()) == num_classes
-    assert nodes.num_asked <= 2 * len(nodes)
-
-
-TWO_NODES = {0: 0, 1: 0, 2: 1, 3: 1}
 
 
 def probe_leaders(function: str, cost: int) -> FunctionProbe:
@@ -225,29 +104,6 @@ def led(costs: dict[str, int], nodes: dict[int, int], lanes: dict[int, int] | No
     probes = {rank: tuple(probe_leaders(name, cost) for name, cost in costs.items()) for rank in nodes}
     plan = plan_round(begin(probes), max_rounds=4, nodes=nodes, lanes=lanes)
     return {function: rank for (rank, function), action in plan.items() if isinstance(action, Compile)}
-
-
-def test_leaders_go_to_other_nodes_before_other_ranks_of_a_node() -> None:
-    assert led({"f": 1, "g": 1, "h": 1, "i": 1}, TWO_NODES) == {"f": 0, "g": 2, "h": 1, "i": 3}
-
-
-def test_node_has_no_more_leaders_than_lanes_while_another_can_lead() -> None:
-    found = led(dict.fromkeys("abcdef", 1), {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1}, lanes={0: 1, 1: 1})
-    assert len(set(found.values())) == 2
-
-
-def test_leader_that_failed_is_passed_over_for_another_node_then_for_another_rank() -> None:
-    tried = {0}, {0}
-    assert Leaders(TWO_NODES).choose([0, 1, 2], 1, tried) == 2
-    assert Leaders(TWO_NODES).choose([0, 1], 1, tried) == 1
-    assert Leaders(TWO_NODES).choose([0], 1, tried) == 0
-
-
-def test_lanes_are_the_cpus_that_ranks_reserved() -> None:
-    nodes = [0] * 8 + [1] * 2
-    assert lanes_of(nodes, 1.0) == {0: 8, 1: 2}
-    assert lanes_of(nodes, 0.25) == {0: 2, 1: 1}
-    assert lanes_of(nodes, 4.0) == {0: 8, 1: 2}
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
@@ -264,14 +120,14 @@ def test_no_rank_works_longer_than_four_thirds_of_the_best(costs: list[int], num
     assert max(load.values()) <= best + ordered[min(num_ranks, len(costs) - 1)] * (num_ranks - 1) / num_ranks
 
 
-FUNCTIONS = ("f", "f[1]", "g")
+ASKED = ("f", "f[1]", "g")
 STATES: st.SearchStrategy[ProbeState] = st.sampled_from(["hit", "adoptable", "miss"])
 
 
 @st.composite
 def worlds(draw: st.DrawFn, *, cold: bool = False, breaks: bool = True) -> PlannedWorld:
     num_ranks = draw(st.integers(1, 8))
-    slots = [(rank, name) for rank in range(num_ranks) for name in FUNCTIONS]
+    slots = [(rank, name) for rank in range(num_ranks) for name in ASKED]
     says_why = draw(st.booleans())
     return PlannedWorld(
         nodes={rank: draw(st.integers(0, 2)) for rank in range(num_ranks)},
@@ -305,29 +161,6 @@ def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_roun
             action = actions[demand.slot]
             if isinstance(action, Load | Adopt):
                 assert action.digest not in demand.refused
-
-
-@few
-@given(worlds(), bounds)
-def test_rank_that_failed_does_not_try_again_while_another_can(world: PlannedWorld, max_rounds: int) -> None:
-    for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
-        tried = {(one.class_key[:2], one.rank) for one in state.failed}
-        needy = [
-            demand for demand in state.demands if isinstance(actions[demand.slot], Compile | AwaitLeader)
-        ]
-        fresh = {demand.class_key for demand in needy if (demand.class_key[:2], demand.rank) not in tried}
-        for demand in needy:
-            if actions[demand.slot] == Compile() and (demand.class_key[:2], demand.rank) in tried:
-                assert demand.class_key not in fresh
-
-
-@few
-@given(worlds(cold=True, breaks=False))
-def test_a_cold_launch_compiles_each_true_class_once(world: PlannedWorld) -> None:
-    # Four kinds are at most four rounds, even where refusals do not say why.
-    course = carried_out(world, max_rounds=4)
-    true_classes = {(slot[1], world.keys[slot], kind) for slot, kind in world.kinds.items()}
-    assert sum(course.compiled().values()) == len(true_classes)
 
 
 def parallel(*, tp: int, pp: int, dp: int, hidden: bool = False, placed: int = 8) -> PlannedWorld:
@@ -366,3 +199,168 @@ def test_another_world_compiles_nothing_where_one_rank_of_each_stage_has_its_art
     assert not any(
         isinstance(action, Compile | GiveUp) for _, plan in course.rounds for action in plan.values()
     )
+
+
+PREFILL, DECODE = FUNCTIONS
+
+
+def config_of(directory: Path, *, audit: AuditMode = "one", **parallel: int) -> Config:
+    sizes = {"tp": 1, "pp": 1, "dp": 1, **parallel}
+    data: dict[str, Any] = {
+        "workload": {"entrypoint": "models.tiny:workload"},
+        "ranks": sizes["tp"] * sizes["pp"] * sizes["dp"],
+        "parallel": sizes,
+        "cache_dir": str(directory / "cache"),
+        "audit": audit,
+    }
+    return parse(data)
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld(functions=(PREFILL,))
+
+
+def launched(world: FakeWorld, config: Config) -> Report:
+    return launch(config, launcher=InProcessLauncher(world.make_worker))
+
+
+def audits(report: Report) -> list[tuple[str, int, tuple[int, ...], str]]:
+    return [(item.function, item.leader, item.ranks, item.outcome) for item in report.course.audits]
+
+
+def artifacts(report: Report) -> list[str]:
+    return [function.digest for rank in report.ranks for function in rank.functions]
+
+
+@pytest.mark.parametrize("audit", ["one", "all"])
+def test_hidden_difference_splits_the_class_and_is_a_problem(world, tmp_path, audit):
+    world.trace_of = lambda rank, function: rank // 2
+    report = launched(world, config_of(tmp_path, tp=4, audit=audit))
+    digests = artifacts(report)
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+    assert report.totals.num_compiled == 2
+    assert all(f"{PREFILL} is traced otherwise on rank" in problem for problem in report.problems)
+    assert "graph 1: trace 0 / trace 1" in report.problems[0]
+
+
+class Sliced(torch.nn.Module):
+    def __init__(self, size: int, name: str = "") -> None:
+        super().__init__()
+        self.size, self.name = size, name
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: self.size] * 2 if not self.name else x + 1
+
+
+def outlined(cache: Path, *, size: int = 2, name: str = "", rows: int = 4, **options: Any) -> TracePrint:
+    function = cache_compile(Sliced(size, name).head, cache_dir=str(cache), **options)
+    assert isinstance(function, CachedFunction)
+    return print_of(function.outline((torch.ones(rows),), {}))
+
+
+@pytest.mark.slow  # it calls the C++ compiler
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_outline_is_what_a_compile_with_kernels_traces(tmp_path: Path, dynamic: bool) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path), config=config, dynamic=dynamic)
+    variant = function.compile((torch.ones(4),), {}, reason="")
+    outline = outlined(tmp_path, config=config, dynamic=dynamic)
+    assert first_difference(print_of(variant.stored.artifact), outline) == ""
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_outline_makes_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    monkeypatch.setenv("PATH", "")  # so that there is no compiler
+    found = outlined(tmp_path, config=config, dynamic=dynamic)
+    assert any("mul" in line for line in found.parts["graph"])
+
+
+def test_sizes_of_the_very_call_are_no_part_of_a_dynamic_outline_with_kernels(tmp_path: Path) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    four, five = (outlined(tmp_path, config=config, dynamic=True, rows=rows) for rows in (4, 5))
+    assert first_difference(four, five) == ""
+
+
+STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
+
+
+class Ranks:
+    """Ranks that answer what they found silent, and remember what they were told."""
+
+    def __init__(self, *silent: tuple[str, ...]) -> None:
+        self.silent = silent
+        self.calls: list[tuple[str, tuple[int, ...], Any]] = []
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        raise NotImplementedError
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        del stage, timeout_s
+        self.calls.append((method, tuple(arguments), next(iter(arguments.values()))))
+        for rank in arguments:
+            yield rank, self.silent[rank] if method == "silent_places" else None
+
+    def release(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def told(self) -> list[tuple[tuple[int, ...], Any]]:
+        return [(ranks, argument) for method, ranks, argument in self.calls if method == "leave_alone"]
+
+
+@pytest.fixture(autouse=True)
+def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_circuits", Circuits())
+
+
+def stages_of(ranks: Ranks, store: Any = STORE) -> Stages:
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": store}
+    return Stages(parse(data), ranks, silence)
+
+
+def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody() -> None:
+    ranks = Ranks(("/far",), ("/near", "/far"), ())
+    stages = stages_of(ranks)
+    stages.agree_on_silence("fetch", [0, 1])
+    assert ranks.told() == [((0, 1, 2), (("/far",),))]
+    assert stages.config.store is not None
+    assert silent_places(stages.config.store) == ("/far",)
+
+
+class Late(Ranks):
+    """The store fails rank 0; rank 1 answers, rank 2 does not; all that takes a while."""
+
+    def __init__(self, took_s: float) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self._took_s = took_s
+
+    def call(
+        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
+    ) -> Iterator[tuple[int, Any]]:
+        del method, arguments, timeout_s
+        self.now_s += self._took_s
+        yield 0, WorkerFailure(rank=0, stage=stage, kind="StoreError", message="no space", store_fault=True)
+        yield 1, "done"
+
+
+@pytest.mark.parametrize(("took_s", "silent"), [(600.0, {2}), (1.0, set())])
+def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_another(
+    took_s: float, silent: set[int]
+) -> None:
+    ranks = Late(took_s)
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": STORE}
+    stages = Stages(parse(data), ranks, silence, clock=lambda: ranks.now_s)
+    answers: dict[int, Any] = stages.try_ask("fetch", RankHost.fetch, dict.fromkeys(range(3), ()))
+    late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
+    assert late == silent
+    assert answers[1] == "done"

@@ -1,56 +1,56 @@
-"""Which nodes are meant, and what becomes of this one."""
+"""Preseed: from the store, from node to node, until all have it."""
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
-import subprocess
-import sys
+import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch
-from tests.support.stored import blob_path, overwrite
+from tests.support.processes import python
+from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node
+from tests.support.stored import (
+    ENVIRONMENT,
+    LAUNCH_KEY,
+    blob_path,
+    make_partition,
+    open_store,
+    overwrite,
+    publish_launch,
+    stored,
+    tree,
+)
+from tests.support.stored import tree as all_files
+from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.cache_dir.private_files import check_private
-from warmrank.cache_store.cache_dir.single_flight import BEAT_NAME, LOCKS
-from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
 from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.records import launches as stored_launches
+from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
+from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.errors import UnknownNode
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.look.verify import cached_files
-from warmrank.orchestrator.nodes import Node, choose, this_node
-from warmrank.orchestrator.seed import here
-from warmrank.orchestrator.seed.here import seed_here
-
-ONE = Node(node_id="aa11" * 14, address="10.0.0.1", host="one")
-TWO = Node(node_id="aa22" * 14, address="10.0.0.2", host="two")
-TWIN = Node(node_id="bb33" * 14, address="10.0.0.3", host="two")
-NODES = (ONE, TWO, TWIN)
+from warmrank.orchestrator.nodes import Node, this_node
+from warmrank.orchestrator.seed import on_ray
+from warmrank.orchestrator.seed.here import NodeSeed, seed_here
+from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
+from warmrank.orchestrator.seed.seeding import LOOK_EVERY_S, MAX_LOST_SOURCES, NodeState, Seeding, SeedPlan
 
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize("names", [[ONE.node_id], [ONE.node_id[:6]], ["10.0.0.1"], ["one", "10.0.0.1"]])
-def test_node_is_found_once_by_id_address_or_host(names: list[str]):
-    assert choose(NODES, names) == (ONE,)
-
-
-@pytest.mark.parametrize("name", ["three", "two"], ids=["unknown", "of two nodes"])
-def test_name_that_fits_no_node_or_several_is_refused_with_the_known_ones(name: str):
-    with pytest.raises(UnknownNode, match=f"called '{name}'") as caught:
-        choose(NODES, [name])
-    assert all(str(node) in str(caught.value) for node in NODES)
-    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
-    assert (str(again), again.wanted, again.known) == (str(caught.value), name, NODES)
 
 
 def test_partitions_of_all_ranks_are_laid_out_private(tmp_path: Path):
@@ -72,24 +72,6 @@ def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
     assert "same components" not in found.reason
 
 
-def test_launch_of_something_else_is_a_miss_that_names_the_difference(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    config = load(tmp_path / "tiny.yaml", ("workload.arguments={layers: 3}",))
-    alone, one_of_many = seed_here(config), seed_here(config, NODES[0])
-    assert not alone.found
-    missing = f"no launch {launch_key(config)[:12]} is in the store; "
-    assert alone.reason.startswith(f"{missing}nearest is launch ")
-    assert alone.reason.endswith(": argument layers 8 -> 3")
-    assert one_of_many.reason == missing + here.HINT
-
-
-def test_miss_does_not_read_many_other_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    config = load(tmp_path / "tiny.yaml", ("workload.arguments={layers: 3}",))
-    monkeypatch.setattr(here, "MAX_KEYS_READ", 0)
-    assert seed_here(config).reason.endswith(here.HINT)
-
-
 def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
@@ -97,13 +79,6 @@ def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
     found = seed_here(config)
     assert found.faults
     assert cached_files(config.cache_dir) == ()
-
-
-def test_absent_store_is_an_error_and_not_created(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    with pytest.raises(StoreUnavailable):
-        seed_here(config)
-    assert not (tmp_path / "store").exists()
 
 
 def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
@@ -119,24 +94,8 @@ def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
     assert (found.bytes_copied, variants) == (5, ["right", "wrong"])
 
 
-def test_waiters_hear_of_a_holder_that_only_reads_what_is_there(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    seed_here(config)
-    beat_file = config.cache_dir / LOCKS / BEAT_NAME
-    beat_file.unlink(missing_ok=True)
-    seed_here(config, options=FetchOptions(reread=True))
-    assert beat_file.exists()
-
-
 def command(project: Path, *options: str) -> Result:
     return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
-
-
-def test_config_without_store_ends_with_two(tmp_path: Path):
-    loaded_config(tmp_path, store=None)
-    done = command(tmp_path)
-    assert (done.exit_code, "names no store" in done.stderr) == (2, True)
 
 
 def test_without_a_cluster_this_machine_is_seeded(tmp_path: Path):
@@ -173,6 +132,324 @@ def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):
         f"app(['preseed', {str(tmp_path / 'tiny.yaml')!r}, '--here'], standalone_mode=False)\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "seeded" in done.stdout
+    assert "seeded" in python("-c", code)
+
+
+NODE_ONE, NODE_TWO, THREE, FOUR = map(make_node, range(1, 5))
+FROM_STORE, FROM_NODES = {"from_store": 9}, {"from_nodes": 9}
+
+
+class Stage:
+    """A seeding, its cluster and its clock."""
+
+    def __init__(self, *nodes: Node, silent_s: float = 600.0, **plan: Any) -> None:
+        self.clock = Clock()
+        self.cluster = FakeSeedCluster(nodes)
+        self.seeding = Seeding(self.cluster, SeedPlan(**plan), silent_s=silent_s, clock=self.clock)
+        self.seeding.step()
+
+    def step(self, seconds: float = 0.0) -> None:
+        self.clock.now_s += seconds
+        self.seeding.step()
+
+    def end_well(self, *nodes: Node, **came: int) -> None:
+        self.cluster.end_well(*nodes, **came)
+        self.step()
+
+    def seed(self, node: Node) -> NodeSeed:
+        seed = self.seeding.states[node.node_id].seed
+        assert seed is not None
+        return seed
+
+    def statuses(self) -> dict[str, str]:
+        return {state.node.host: self.seed(state.node).status for state in self.seeding.states.values()}
+
+
+def cluster_of(count: int) -> list[Node]:
+    return [make_node(number) for number in range(1, count + 1)]
+
+
+def test_every_node_is_seeded_from_the_store_once():
+    stage = Stage(NODE_ONE, NODE_TWO)
+    assert stage.cluster.started == [("host1", ""), ("host2", "")]
+    stage.end_well(NODE_ONE)
+    assert not stage.seeding.is_done
+    stage.end_well(NODE_TWO)
+    assert stage.seeding.is_done
+    assert stage.statuses() == {"host1": "seeded", "host2": "seeded"}
+    assert (len(stage.cluster.started), stage.cluster.stopped) == (2, ["host1", "host2"])
+
+
+def test_one_nodes_failure_hides_nothing_of_the_others():
+    stage = Stage(NODE_ONE, NODE_TWO)
+    stage.cluster.end_badly(NODE_ONE, "disk full")
+    stage.end_well(NODE_TWO)
+    assert stage.seeding.is_done
+    assert stage.statuses() == {"host1": "faults", "host2": "seeded"}
+    assert stage.seed(NODE_ONE).reason == "disk full"
+
+
+def test_node_that_gets_no_further_fails_with_its_reason():
+    stage = Stage(NODE_ONE, silent_s=60.0)
+    for done in range(5):
+        stage.cluster.advance(NODE_ONE, done)
+        stage.step(50.0)
+    assert not stage.seeding.is_done
+    stage.step(61.0)
+    assert stage.seeding.is_done
+    assert "no further for 60 s" in stage.seed(NODE_ONE).reason
+    assert set(stage.cluster.stopped) == {"host1"}
+
+
+def test_one_node_reads_the_store_and_others_take_it_in_growing_waves():
+    nodes = cluster_of(12)
+    stage = Stage(*nodes, fan_out="always")
+    assert stage.cluster.started == [("host1", "shares")]
+    stage.end_well(nodes[0], **FROM_STORE)
+    assert stage.cluster.started[1:] == [("host2", "host1"), ("host3", "host1")]
+    stage.end_well(nodes[1], **FROM_NODES)  # two have it now, so four take it
+    assert [host for host, _ in stage.cluster.started[3:]] == ["host4", "host5", "host6"]
+    stage.end_well(nodes[2], **FROM_NODES)
+    assert len(stage.cluster.started) == 9
+    stage.end_well(*nodes[3:9], **FROM_NODES)
+    assert len(stage.cluster.started) == 12
+    assert "host1" not in stage.cluster.stopped
+    stage.end_well(*nodes[9:], **FROM_NODES)
+    assert stage.seeding.is_done
+    assert sorted(stage.cluster.stopped) == sorted(node.host for node in nodes)
+    assert set(stage.statuses().values()) == {"seeded"}
+
+
+def test_source_that_fails_is_replaced_and_after_some_the_nodes_read_the_store():
+    nodes = cluster_of(10)
+    stage = Stage(*nodes, fan_out="always")
+    for number in range(MAX_LOST_SOURCES):
+        assert stage.cluster.started[number:] == [(nodes[number].host, "shares")]
+        stage.cluster.end_badly(nodes[number])
+        stage.step()
+    assert stage.cluster.started[MAX_LOST_SOURCES:] == [(node.host, "") for node in nodes[MAX_LOST_SOURCES:]]
+
+
+def test_watch_seeds_who_joins_and_nobody_twice():
+    stage = Stage(NODE_ONE, watch=True)
+    stage.end_well(NODE_ONE)
+    assert not stage.seeding.is_done
+    stage.cluster.alive.append(NODE_TWO)
+    stage.step(LOOK_EVERY_S - 0.1)
+    assert len(stage.cluster.started) == 1
+    for _ in range(5):
+        stage.step(LOOK_EVERY_S)
+    assert stage.cluster.started == [("host1", ""), ("host2", "")]
+
+
+def test_node_that_leaves_is_forgotten_and_seeded_again_when_it_is_back():
+    stage = Stage(NODE_ONE, NODE_TWO, watch=True)
+    stage.cluster.end_well(NODE_TWO)
+    stage.cluster.alive.remove(NODE_ONE)
+    stage.step(LOOK_EVERY_S)
+    assert stage.cluster.stopped[0] == "host1"
+    assert stage.statuses() == {"host2": "seeded"}
+    stage.cluster.alive.append(NODE_ONE)
+    stage.step(LOOK_EVERY_S)
+    assert stage.cluster.started[-1] == ("host1", "")
+
+
+PIECE = 1000
+FUNCTIONS = {f"Llama.f{number}": random.Random(number).randbytes(300 * number + 1) for number in range(12)}
+NUM_BYTES = sum(map(len, FUNCTIONS.values()))
+
+
+class Nodes:
+    """A store with a launch, and nodes with a directory each, of which the first shares what it read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config = loaded_config(root)
+        self.copies: list[NewFile] = []
+        store_launch(self.config, root / "work", functions=FUNCTIONS)
+        self.seed("first", FetchOptions(held=self.copies.extend))
+        self.taken: list[bytes] = []
+
+    def seed(self, name: str, options: FetchOptions) -> NodeSeed:
+        return seed_here(self.config.model_copy(update={"cache_dir": self.root / name}), options=options)
+
+    def share(self, room_bytes: int = NUM_BYTES) -> Share:
+        return share(self.copies, bytes, room_bytes=room_bytes)
+
+    def receive(self, shared: Share, get: Callable[[bytes], bytes] = bytes) -> NodeSeed:
+        def noted(piece: bytes) -> bytes:
+            self.taken.append(piece)
+            return get(piece)
+
+        return self.seed("other", FetchOptions(shared=SharedBlobs(shared, noted)))
+
+    def files(self, name: str) -> dict[str, bytes]:
+        return tree(self.root / name)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    monkeypatch.setattr(on_ray, "PIECE_BYTES", PIECE)
+    return Nodes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1], lambda _: b""],
+    ids=["changed", "shorter", "empty"],
+)
+def test_damaged_piece_is_read_from_the_store_and_never_laid_out(
+    nodes: Nodes, damage: Callable[[bytes], bytes]
+):
+    shared = nodes.share()
+    found = nodes.receive(shared, lambda data: damage(data) if data == shared.pieces[5] else data)
+    assert (found.faults, nodes.files("other")) == ((), nodes.files("first"))
+    assert 0 < found.bytes_from_store < NUM_BYTES
+    assert found.bytes_from_store + found.bytes_from_nodes == NUM_BYTES
+
+
+@pytest.mark.parametrize("num_pieces", [0, 1, 7])
+def test_node_that_dies_leaves_the_rest_to_the_store_and_is_not_waited_for_again(
+    nodes: Nodes, num_pieces: int
+):
+    def get(data: bytes) -> bytes:
+        if len(nodes.taken) > num_pieces:
+            raise StoreUnavailable(what="blob", where="another node", reason="it is gone")
+        return data
+
+    found = nodes.receive(nodes.share(), get)
+    assert (found.faults, nodes.files("other")) == ((), nodes.files("first"))
+    assert found.bytes_from_store > 0
+    assert found.bytes_from_store + found.bytes_from_nodes == NUM_BYTES
+    assert len(nodes.taken) <= num_pieces + 8  # one question for each thread
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[::-1]),
+        lambda path: path.write_bytes(path.read_bytes()[:10]),
+        lambda path: path.chmod(0o666),
+        lambda path: path.unlink(),
+    ],
+    ids=["changed", "cut", "writable by others", "gone"],
+)
+def test_file_that_changed_at_the_source_harms_no_other(nodes: Nodes, change: Callable[[Path], None]):
+    largest = max(nodes.copies, key=lambda copy: copy.expected.size_bytes)
+    assert isinstance(largest.source, Path)
+    before = nodes.files("first")
+    change(largest.source)
+    found = nodes.receive(nodes.share())
+    assert (found.faults, nodes.files("other")) == ((), before)
+    assert found.bytes_from_store == largest.expected.size_bytes
+
+
+def states(*found: NodeSeed | Node) -> tuple[NodeState, ...]:
+    def state(item: NodeSeed | Node) -> NodeState:
+        if isinstance(item, Node):
+            return NodeState(node=item)
+        return NodeState(node=item.node, phase="ended", attempts=1, seed=item)
+
+    return tuple(map(state, found))
+
+
+EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
+OTHER_ENVIRONMENT = ENVIRONMENT | {"torch": "2.13.1"}
+
+
+def run(store: Store, cache: Path, **changes: Any) -> SeedReport:
+    arguments: dict[str, Any] = {
+        "launch_key": LAUNCH_KEY,
+        "environment": ENVIRONMENT,
+        "world_size": 2,
+        "ranks": None,
+    }
+    return seed(store, Wanted(**(arguments | changes)), cache)
+
+
+def seeded_files(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in all_files(root).items() if name != UNVERIFIED}
+
+
+def partitions(report: SeedReport) -> list[str]:
+    return [item.partition for item in report.partitions]
+
+
+def test_seed_lays_out_the_partitions_of_a_node(store, source, cache):
+    publish_launch(store, source, world_size=4)
+    report = run(store, cache, world_size=4, ranks=(2, 3))
+    assert partitions(report) == ["world4global_rank2", "world4global_rank3"]
+
+
+def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, cache):
+    last_stage = {"Llama.decode": b"last pipeline stage"}
+    publish_launch(store, source, world_size=4, functions={3: last_stage})
+    report = run(store, cache, world_size=8, ranks=(6, 7))
+    assert (report.found, report.world_size) == (True, 4)
+    assert partitions(report) == ["world4global_rank0", "world4global_rank3"]
+
+
+def publish_texts(store: Store, directory: Path, *texts: bytes) -> None:
+    for number, text in enumerate(texts):
+        # Every launch has a provenance of its own, as other sources do.
+        functions = {0: {f"L{number}.decode": text}}
+        created = f"2026-01-{number + 1:02}T00:00:00+00:00"
+        publish_launch(store, directory / f"{number}", functions=functions, created=created)
+
+
+def test_seed_under_require_refuses_an_unverified_directory(store, root, source, cache):
+    publish_launch(store, source)
+    run(store, cache, world_size=1)
+    with pytest.raises(UnusableCache, match="empty this one"):
+        run(open_store(root, Trust(policy="require")), cache, world_size=1)
+
+
+def test_seed_takes_no_launch_of_another_environment(store, source, cache):
+    publish_launch(store, source, world_size=2, environment=OTHER_ENVIRONMENT)
+    report = run(store, cache)
+    assert (report.found, report.partitions, report.faults) == (False, (), ())
+    assert "torch 2.13.1 -> 2.13.0" in report.reason
+    assert seeded_files(cache) == {}
+
+
+def test_seed_reads_whole_only_the_launches_that_it_picks(store, cache, tmp_path, monkeypatch):
+    publish_texts(store, tmp_path, *(f"{number}".encode() for number in range(MAX_LAUNCHES + 2)))
+    read: list[str] = []
+
+    def note(data: bytes, where: str) -> LaunchRecord:
+        read.append(where)
+        return parse_launch_record(data, where)
+
+    monkeypatch.setattr(stored_launches, "parse_launch_record", note)
+    run(store, cache, world_size=1)
+    assert len(read) == MAX_LAUNCHES
+    assert len(set(store._record_names.values())) == MAX_LAUNCHES
+
+
+def test_seed_takes_no_manifest_but_the_pinned_one(store, root, source, cache):
+    publish_launch(store, source, world_size=1)
+    stored(root, "ac")[0].unlink()
+    manifest = make_partition(source, created=LATE)
+    store.publish_partition(key_of({"launch": LAUNCH_KEY, **ENVIRONMENT}), manifest, source)
+    report = run(store, cache, world_size=1)
+    assert ["conflict" in fault for fault in report.faults] == [True]
+
+
+TWO = {0: b"first", 1: b"second"}
+
+
+def publish_two_environments(store: Store, source: Path) -> None:
+    functions = {rank: {"forward": data} for rank, data in TWO.items()}
+    publish_launch(store, source, world_size=2, functions=functions, elsewhere={1: OTHER_ENVIRONMENT})
+
+
+@pytest.mark.parametrize(("environment", "rank"), [(ENVIRONMENT, 0), (OTHER_ENVIRONMENT, 1)])
+@pytest.mark.parametrize("ranks", [None, (0,), (1,), (0, 1)])
+def test_seed_lays_out_the_partitions_that_were_made_in_its_environment(
+    store, source, cache, environment, rank, ranks
+):
+    publish_two_environments(store, source)
+    report = run(store, cache, environment=environment, ranks=ranks)
+    assert (report.found, report.faults) == (True, ())
+    assert partitions(report) == [f"world2global_rank{rank}"]
+    assert [*seeded_files(cache).values()] == [TWO[rank]]

@@ -85,11 +85,6 @@ def world() -> Iterator[World]:
         yield everyone, pair, alone
 
 
-def test_role_that_was_registered_is_used(world: World) -> None:
-    groups.declare_groups({"tp": world[1]})
-    assert groups.role_of(world[1]) == "tp"
-
-
 def test_unknown_name_is_refused_with_the_known_ones(world: World) -> None:
     with pytest.raises(GroupError, match=r"no process group named 'nobody'; known: \['") as raised:
         groups.role_of("nobody")
@@ -146,10 +141,3 @@ def test_group_of_a_collective_is_any_of_its_role(pair: list[Any]) -> None:
 def test_name_that_serves_for_more_is_a_condition(pair: list[Any], name: str) -> None:
     assert pair[0].group_name != pair[1].group_name
     assert not fits(pair, name)
-
-
-def test_attribute_of_that_name_of_another_object_is_a_plain_value(pair: list[Any]) -> None:
-    assert fits(pair, "reads_its_own")
-    x = torch.ones(2)
-    artifact = compiled(Model(pair[0]).reads_its_own, x)
-    assert misfits(artifact, Model(pair[0], "other").reads_its_own, x)

@@ -1,15 +1,20 @@
-"""Publishing, alone and against others, whole and cut short."""
+"""Publish: blobs, then one manifest, whoever else publishes, and what waits for a store that was away."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.backends import WaywardBackend, unavailable
 from tests.support.store_processes import KILLED, race, run_child
 from tests.support.stored import (
+    CREATED,
+    ENVIRONMENT,
     FUNCTIONS,
     LAUNCH_KEY,
     OFF,
@@ -20,20 +25,34 @@ from tests.support.stored import (
     overwrite,
     stored,
 )
+from warmrank.cache_store import connect
+from warmrank.cache_store import publish_pending as publish_queue
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.connect import open_store as open_tiers
-from warmrank.cache_store.digests import Digest, digest_stream
-from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted, UnusableCache
+from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted
+from warmrank.cache_store.fetch.staging import replicate
 from warmrank.cache_store.layout import trash_name
+from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.publish.publish import PublishReport
-from warmrank.cache_store.records.manifest import partition_key
+from warmrank.cache_store.publish_pending import (
+    QUEUE,
+    AwaitedPartition,
+    WaitingLaunch,
+    WaitingPartition,
+    add_launch,
+    add_partition,
+    pending,
+    publish_pending,
+)
+from warmrank.cache_store.records.manifest import PartitionManifest, partition_key
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
 from warmrank.cache_store.store import Store
+from warmrank.orchestrator.build.plan import replica
 
 DECODE = FUNCTIONS["Llama.decode"]
 
@@ -42,34 +61,10 @@ def publish(store: Store, cache: Path, *, functions: dict[str, bytes] = FUNCTION
     return store.publish_partition(LAUNCH_KEY, make_partition(cache, functions=functions), cache)
 
 
-def test_publish_reports_what_is_new(store, cache):
-    report = publish(store, cache)
-    sizes = [len(data) for data in FUNCTIONS.values()]
-    assert (report.created, report.num_blobs_new, report.bytes_new, report.conflicts) == (
-        True,
-        2,
-        sum(sizes),
-        (),
-    )
-
-
-def test_published_ref_pins_the_stored_form(store, root, cache):
-    report = publish(store, cache)
-    assert report.ref.manifest_key == report.key == partition_key(LAUNCH_KEY, make_partition(cache))
-    assert store.manifest(report.key, expected_sha256=report.ref.manifest_sha256)
-
-
 def test_second_publish_changes_nothing(store, cache):
     first, second = publish(store, cache), publish(store, cache)
     assert (second.created, second.num_blobs_new, second.conflicts) == (False, 0, ())
     assert second.ref == first.ref
-
-
-def test_second_publish_with_other_bytes_names_the_function(store, cache, tmp_path):
-    first = publish(store, cache)
-    other = publish(store, tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
-    assert (other.created, other.conflicts, other.num_blobs_new) == (False, ("Llama.decode",), 0)
-    assert other.ref == first.ref
 
 
 def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
@@ -78,30 +73,6 @@ def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
     with pytest.raises(Corrupt, match=manifest.artifacts[0].path):
         store.publish_partition(LAUNCH_KEY, manifest, cache)
     assert (stored(root, "ac"), stored(root, "cas")) == ([], [])
-
-
-def test_wrong_digest_of_a_blob_that_is_stored_already_is_corrupt(store, root, cache):
-    publish(store, cache)
-    manifest = make_partition(cache)
-    path = cache / manifest.artifacts[0].path
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(Corrupt):
-        store.publish_partition(LAUNCH_KEY, manifest, cache)
-
-
-def test_missing_artifact_is_refused(store, root, cache):
-    manifest = make_partition(cache)
-    (cache / manifest.artifacts[0].path).unlink()
-    with pytest.raises(UnusableCache, match="No such file"):
-        store.publish_partition(LAUNCH_KEY, manifest, cache)
-    assert stored(root, "ac") == []
-
-
-def test_truncated_blob_is_repaired_by_the_next_publish(store, root, cache):
-    publish(store, cache)
-    overwrite(blob_path(root, DECODE), DECODE[:-1])
-    assert publish(store, cache).num_blobs_new == 1
-    assert store.verify().faults == ()
 
 
 def test_damaged_manifest_is_repaired_by_the_next_publish(store, root, cache):
@@ -118,13 +89,6 @@ def test_publish_without_a_signing_key_is_refused_before_any_write(root, cache):
     assert stored(root, "cas") == []
 
 
-def test_publish_of_what_is_signed_already_needs_no_signing_key(root, cache):
-    signer = generate_key_pair("ci")
-    publish(open_store(root, Trust(policy="require", signer=signer)), cache)
-    reader = open_store(root, Trust(policy="require", trusted={"ci": signer.public_key}))
-    assert not publish(reader, cache).created
-
-
 def test_unsigned_manifest_gives_way_to_a_signed_one(store, root, cache):
     publish(store, cache)
     signing = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
@@ -133,53 +97,12 @@ def test_unsigned_manifest_gives_way_to_a_signed_one(store, root, cache):
     assert signing.manifest(report.key) == make_partition(cache)
 
 
-def test_manifest_of_an_unknown_signer_gives_way(root, cache):
-    publish(open_store(root, Trust(policy="require", signer=generate_key_pair("theirs"))), cache)
-    ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
-    report = publish(ours, cache)
-    assert report.created
-    assert ours.manifest(report.key) == make_partition(cache)
-    _, reason = stored(root, "quarantine")
-    assert "unknown_signer" in reason.read_text()
-
-
-def test_newer_envelope_that_nobody_signed_gives_way(root, cache):
-    ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
-    publish(ours, cache)
-    (manifest,) = stored(root, "ac")
-    overwrite(manifest, b'{"format":99}\n')
-    report = publish(ours, cache)
-    assert report.created
-    assert ours.manifest(report.key) == make_partition(cache)
-
-
 def test_manifest_with_a_bad_signature_gives_way(root, cache):
     ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
     publish(ours, cache)
     (manifest,) = stored(root, "ac")
     overwrite(manifest, manifest.read_bytes().replace(b"prefill", b"PREFILL"))
     assert publish(ours, cache).created
-
-
-def test_manifest_of_an_unknown_signer_stays_when_nothing_could_replace_it(root, cache):
-    publish(open_store(root, Trust(policy="require", signer=generate_key_pair("theirs"))), cache)
-    with pytest.raises(Untrusted, match="no_signing_key"):
-        publish(open_store(root, Trust(policy="require")), cache)
-    assert (len(stored(root, "ac")), stored(root, "quarantine")) == (1, [])
-
-
-def test_put_blob_stores_a_private_file_once(store, root, cache):
-    path = cache / make_partition(cache).artifacts[0].path
-    first, second = store.put_blob(path), store.put_blob(path)
-    assert (first[1], second) == (True, (first[0], False))
-    assert [file.name for file in stored(root, "cas")] == [first[0].sha256]
-
-
-def test_put_blob_refuses_a_file_that_others_could_have_written(store, root, tmp_path):
-    (tmp_path / "file").write_bytes(b"data")
-    (tmp_path / "file").chmod(0o666)
-    with pytest.raises(UnusableCache):
-        store.put_blob(tmp_path / "file")
 
 
 def test_racing_processes_have_one_winner(root, tmp_path):
@@ -206,13 +129,6 @@ def interrupted(root: Path, happen: Callable[[Interrupted], object]) -> Store:
     return Store(Interrupted(root, happen), trust=OFF, location=str(root))
 
 
-def test_publisher_that_loses_the_race_with_other_bytes_names_the_function(root, cache, tmp_path):
-    manifest = make_partition(tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
-    slow = interrupted(root, lambda _: publish(open_store(root), cache))
-    report = slow.publish_partition(LAUNCH_KEY, manifest, tmp_path / "other")
-    assert (report.created, report.conflicts) == (False, ("Llama.decode",))
-
-
 def evict_blobs(backend: Interrupted) -> None:
     for info in list(backend.list("cas/")):
         backend.move(info.name, trash_name(info.name, datetime(2026, 1, 31, tzinfo=UTC)))
@@ -231,15 +147,6 @@ def test_blobs_that_were_deleted_before_the_manifest_are_put_again(root, cache):
 
     publish(interrupted(root, delete_blobs), cache)
     assert open_store(root).verify().faults == ()
-
-
-def test_blobs_of_a_standing_manifest_come_back_though_this_compile_differs(store, root, cache, tmp_path):
-    publish(store, cache)
-    name = f"cas/sha256/{blob_path(root, DECODE).parent.name}/{blob_path(root, DECODE).name}"
-    DirectoryBackend(root).move(name, trash_name(name, datetime(2026, 1, 31, tzinfo=UTC)))
-    other = publish(store, tmp_path / "other", functions=FUNCTIONS | {"Llama.decode": b"different"})
-    assert other.conflicts == ("Llama.decode",)
-    assert store.verify().faults == ()
 
 
 def test_blob_that_nobody_has_any_more_is_named(store, root, cache, tmp_path, caplog):
@@ -267,39 +174,6 @@ def test_names_that_another_publisher_put_are_made_durable_before_the_manifest(r
     assert [name.partition("/")[0] for name in flushed] == ["cas", "cas", "ac"]
 
 
-@pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the files that were hashed without being copied; all files count as old."""
-    sizes: list[int] = []
-
-    def recording(source):
-        digest = digest_stream(source)
-        sizes.append(digest.size_bytes)
-        return digest
-
-    clock_ns = DigestIndex._clock_ns
-    monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: clock_ns(self) + 3600 * 10**9)
-    monkeypatch.setattr("warmrank.cache_store.cache_dir.digest_index.digest_stream", recording)
-    return sizes
-
-
-def test_unchanged_second_publish_reads_no_file(store, cache, hashed):
-    publish(store, cache, functions={"L.prefill": b"same", "L.decode": b"same", "L.encode": b"other"})
-    assert hashed == [4]  # of two equal files one is copied
-    manifest = make_partition(cache, functions={"L.prefill": b"same", "L.decode": b"same"})
-    store.publish_partition(LAUNCH_KEY, manifest, cache)
-    assert hashed == [4]
-
-
-def test_changed_file_is_found_by_the_second_publish(store, cache, hashed):
-    manifest = make_partition(cache)
-    store.publish_partition(LAUNCH_KEY, manifest, cache)
-    path = cache / manifest.artifacts[0].path
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(Corrupt, match="changed after it was made"):
-        store.publish_partition(LAUNCH_KEY, manifest, cache)
-
-
 def test_index_that_is_wrong_condemns_no_file(store, cache):
     manifest = make_partition(cache)
     index = DigestIndex(cache, manifest.partition)
@@ -323,14 +197,6 @@ def test_file_that_was_not_read_because_another_publisher_was_faster_is_checked(
     overtaken = Store(Overtaken(root), trust=OFF, location=str(root))
     with pytest.raises(Corrupt):
         overtaken.publish_partition(LAUNCH_KEY, manifest, cache)
-
-
-def test_every_place_gets_the_blobs_that_a_nearer_one_has(root, cache, tmp_path):
-    near = TierSpec(location=str(tmp_path / "near"))
-    publish(open_tiers([near], trust=OFF), cache)
-    publish(open_tiers([near, TierSpec(location=str(root))], trust=OFF), cache)
-    assert len(stored(root, "cas")) == 2
-    assert open_store(root).verify().faults == ()
 
 
 # The first batch that is put is FORMAT; the blobs, the manifest and the record follow.
@@ -371,3 +237,254 @@ def test_store_that_fails_between_blobs_and_manifest_is_unavailable_and_can_be_t
     with pytest.raises(NotInStore):
         open_store(root).manifest(partition_key(LAUNCH_KEY, make_partition(cache)))
     assert publish(open_store(root), cache).created
+
+
+NUM = 12
+
+
+def many(full_cache: Path, functions: Mapping[str, bytes] = FUNCTIONS) -> tuple[PartitionManifest, ...]:
+    """One partition that lies in the cache directory, and others that do not."""
+    first = make_partition(full_cache, rank=0, world_size=NUM, functions=functions)
+    return (first, *(replica(first, rank) for rank in range(1, NUM)))
+
+
+def files_of(manifests: tuple[PartitionManifest, ...], full_cache: Path) -> dict[str, Path]:
+    return {entry.sha256: entry.local_path(full_cache) for entry in manifests[0].artifacts}
+
+
+def publish_all(
+    full_store: Store, full_cache: Path, functions: Mapping[str, bytes] = FUNCTIONS
+) -> tuple[PublishReport, ...]:
+    manifests = many(full_cache, functions)
+    return full_store.publish_partitions(LAUNCH_KEY, manifests, files_of(manifests, full_cache), full_cache)
+
+
+@pytest.fixture
+def full_store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def full_cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_manifests_go_in_with_a_few_flushes_whatever_their_number(full_store, full_cache, monkeypatch):
+    batches: list[int] = []
+    put_new = DirectoryBackend.put_new
+
+    def counted(self: DirectoryBackend, files: Sequence[NewFile]) -> tuple[str, ...]:
+        batches.append(len(files))
+        return put_new(self, files)
+
+    monkeypatch.setattr(DirectoryBackend, "put_new", counted)
+    publish_all(full_store, full_cache)
+    assert batches == [2, NUM]
+
+
+def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay(
+    full_store, full_cache, tmp_path
+):
+    first = publish_all(full_store, full_cache)
+    other = publish_all(full_store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
+    assert {report.conflicts for report in other} == {("Llama.decode",)}
+    assert [report.ref for report in other] == [report.ref for report in first]
+
+
+def test_file_that_changed_publishes_nothing(full_store, full_cache, tmp_path):
+    manifests = many(full_cache)
+    files = files_of(manifests, full_cache)
+    overwrite(next(iter(files.values())), b"changed")
+    with pytest.raises(Corrupt):
+        full_store.publish_partitions(LAUNCH_KEY, manifests, files, full_cache)
+    assert not list((tmp_path / "store").glob("ac/*/*"))
+
+
+def test_all_are_signed_and_without_a_key_none_is_published(full_cache, tmp_path):
+    full_store = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ours")))
+    assert all(report.created for report in publish_all(full_store, full_cache))
+    with pytest.raises(Untrusted):
+        publish_all(open_store(tmp_path / "empty", Trust(policy="require")), full_cache)
+    assert not list((tmp_path / "empty").glob("cas/*"))
+
+
+def test_original_that_changed_is_not_copied(full_cache):
+    manifests = many(full_cache)
+    files = files_of(manifests, full_cache)
+    overwrite(next(iter(files.values())), b"changed")
+    with pytest.raises(Corrupt, match="build again"):
+        replicate(manifests[1:], files, full_cache)
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_circuits", Circuits())
+
+
+def queue_launch(cache: Path, *manifests: PartitionManifest) -> list[str]:
+    """Queue a launch of these partitions, and the partitions."""
+    keys = [add_partition(cache, LAUNCH_KEY, manifest) for manifest in manifests]
+    wait_for(cache, *zip(manifests, keys, strict=True))
+    return keys
+
+
+def wait_for(cache: Path, *members: tuple[PartitionManifest, str]) -> None:
+    partitions = tuple(
+        AwaitedPartition(partition=manifest.partition, rank=manifest.rank, manifest_key=key)
+        for manifest, key in members
+    )
+    add_launch(
+        cache,
+        WaitingLaunch(
+            launch_key=LAUNCH_KEY,
+            identity={"entrypoint": "sample:workload"},
+            world_size=len(partitions),
+            environment=ENVIRONMENT,
+            partitions=partitions,
+            created=CREATED,
+        ),
+    )
+
+
+def num_waiting(cache: Path) -> tuple[int, int]:
+    found = pending(cache)
+    return len(found.partitions), len(found.launches)
+
+
+def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
+    keys = queue_launch(cache, *(make_partition(cache, rank=rank, world_size=2) for rank in range(2)))
+    report = publish_pending(store, cache)
+    assert (sorted(report.published), len(report.committed), report.kept) == (sorted(keys), 1, {})
+    assert num_waiting(cache) == (0, 0)
+    (record,) = store.launches(LAUNCH_KEY)
+    assert (record.created, record.world_size) == (CREATED, 2)
+    outcome = store.fetch_partitions(record.partitions, tmp_path / "fetched")
+    assert (len(outcome.partitions), outcome.faults) == (2, ())
+
+
+def test_launch_waits_for_partitions_of_other_nodes(store, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    mine, theirs = (make_partition(root, rank=rank, world_size=2) for rank, root in enumerate((here, there)))
+    key = add_partition(there, LAUNCH_KEY, theirs)
+    wait_for(here, (mine, add_partition(here, LAUNCH_KEY, mine)), (theirs, key))
+    (reason,) = publish_pending(store, here).kept.values()
+    assert "partitions of ranks 1 are not in the store; publish first on their nodes" in reason
+    assert (num_waiting(here), store.launches(LAUNCH_KEY)) == ((0, 1), ())
+    publish_pending(store, there)
+    assert len(publish_pending(store, here).committed) == 1
+    assert len(store.launches(LAUNCH_KEY)) == 1
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(b"changed")
+
+
+@pytest.mark.parametrize(("spoil", "said"), [(Path.unlink, "is gone"), (damage, "is not what was compiled")])
+def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
+    store: Store, cache: Path, spoil: Callable[[Path], None], said: str
+):
+    bad, good = make_partition(cache, rank=0, world_size=2), make_partition(cache, rank=1, world_size=2)
+    keys = queue_launch(cache, bad, good)
+    spoil(cache / bad.artifacts[0].path)
+    report = publish_pending(store, cache)
+    assert (report.published, report.kept, num_waiting(cache)) == ((keys[1],), {}, (0, 0))
+    partition, launch = report.dropped.values()
+    assert f"{bad.artifacts[0].path} {said}; the next launch" in partition
+    assert launch == "artifacts of ranks 0 are lost"
+    assert store.launches(LAUNCH_KEY) == ()
+
+
+def test_what_only_the_near_place_took_waits_on(cache):
+    near, far = WaywardBackend(), WaywardBackend()
+    far.failure = unavailable("connection refused", transport=True)
+    tiers = TieredBackend([Tier(name="near", backend=near), Tier(name="far", backend=far)])
+    queue_launch(cache, make_partition(cache))
+    store = Store(tiers, trust=OFF, location="near, far")
+    report = publish_pending(store, cache)
+    assert ["far is away: connection refused" in reason for reason in report.kept.values()] == [True, True]
+    assert num_waiting(cache) == (1, 1)
+    assert len(store.launches(LAUNCH_KEY)) == 1
+
+
+def test_interrupted_between_publish_and_removal_it_is_done_again(store, cache, monkeypatch):
+    queue_launch(cache, make_partition(cache))
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("warmrank.cache_store.publish_pending.forget", killed)
+        with pytest.raises(KeyboardInterrupt):
+            publish_pending(store, cache)
+    assert num_waiting(cache) == (1, 1)
+    report = publish_pending(store, cache)
+    assert (len(report.published), len(report.committed), num_waiting(cache)) == (1, 1, (0, 0))
+
+
+def waiting_launch(*keys: str, launch_key: str = LAUNCH_KEY, created: str = CREATED) -> WaitingLaunch:
+    return WaitingLaunch(
+        launch_key=launch_key,
+        identity={"entrypoint": "sample:workload"},
+        world_size=len(keys),
+        environment=ENVIRONMENT,
+        partitions=tuple(
+            AwaitedPartition(partition=f"world{len(keys)}global_rank{rank}", rank=rank, manifest_key=key)
+            for rank, key in enumerate(keys)
+        ),
+        created=created,
+    )
+
+
+def files(cache: Path) -> list[Path]:
+    return sorted((cache / QUEUE).iterdir())
+
+
+@pytest.fixture
+def manifest(cache: Path) -> PartitionManifest:
+    return make_partition(cache)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data.replace(b'"format":1', b'"format":2', 1),
+        lambda data: data.replace(b'"created"', b'"creator"'),
+        lambda data: data.replace(b"2026", b"2027"),
+        lambda data: b"",
+    ],
+    ids=["truncated", "newer", "unknown field", "other content", "empty"],
+)
+def test_damaged_launch_is_a_problem_and_stays(cache, damage):
+    add_launch(cache, waiting_launch("ab" * 32))
+    (path,) = files(cache)
+    path.write_bytes(damage(path.read_bytes()))
+    found = pending(cache)
+    assert (found.launches, len(found.problems)) == ({}, 1)
+    assert str(path) in found.problems[0]
+    assert files(cache) == [path]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o602, 0o644])
+def test_file_that_others_may_reach_is_not_used(cache, manifest, mode):
+    add_partition(cache, LAUNCH_KEY, manifest)
+    (path,) = files(cache)
+    path.chmod(mode)
+    found = pending(cache)
+    assert (found.partitions, ["mode 0600" in line for line in found.problems]) == ({}, [True])
+
+
+@given(data=st.binary(max_size=200))
+def test_any_other_bytes_are_corrupt(data):
+    with pytest.raises(Corrupt):
+        parse_document(
+            WaitingPartition, data, supported_format=publish_queue.FORMAT, what="partition", where="here"
+        )
+
+
+def test_partition_with_a_path_out_of_the_cache_is_a_problem(cache, manifest):
+    add_partition(cache, LAUNCH_KEY, manifest)
+    (path,) = files(cache)
+    path.write_bytes(path.read_bytes().replace(b'"Llama_dynamic', b'"../escaped'))
+    found = pending(cache)
+    assert (found.partitions, ["'..'" in line for line in found.problems]) == ({}, [True])

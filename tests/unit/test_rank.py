@@ -1,9 +1,12 @@
-"""One rank of a launch, stage by stage, in this process."""
+"""One rank through the stages."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +14,24 @@ import pytest
 import torch
 
 from tests.support import workloads
-from tests.support.backends import WaywardBackend
+from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import rank_spec
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
-from warmrank.cache_store.backends.places import Tier, TieredBackend
-from warmrank.cache_store.cache_dir.marks import marks_of, permit_copies
+from warmrank.cache_store.cache_dir.marks import mark_unverified, marks_of, permit_copies
+from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
 from warmrank.cache_store.records.manifest import CaptureEntry
-from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.worker.errors import DeviceUnavailable, WorkloadError
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.gang import rank_files
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.rank_files import StepFile
+from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of
+from warmrank.worker.engines.graph import GraphEngine
+from warmrank.worker.errors import ArtifactCorrupt, WorkloadError
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
+from warmrank.worker.runtime.artifact import parse as parse_artifact
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -92,20 +101,11 @@ def capture_all(rank: RankWorker, planned: tuple[CaptureEntry, ...] = ()) -> lis
     return [result for step in rank.propose_captures(planned) for result in rank.capture(step)]
 
 
-def by_name(results: tuple[FunctionResult, ...]) -> dict[str, FunctionResult]:
-    return {result.function: result for result in results}
-
-
 def outcomes(results: tuple[FunctionResult, ...]) -> list[str]:
     return [result.outcome if result.ok else f"failed: {result.reason}" for result in results]
 
 
 # Start and build.
-
-
-def test_start_says_what_a_device_kind_lacks_on_this_node(cache: Path) -> None:
-    with pytest.raises(DeviceUnavailable, match="device kind npu needs torch_npu"):
-        RankWorker(rank_spec(cache, device_kind="npu"), None).start()
 
 
 def test_build_gives_the_entrypoint_its_place_and_arguments(cache, monkeypatch):
@@ -149,51 +149,7 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
         RankWorker(spec, None).build()
 
 
-# Probe.
-
-
-def test_probe_of_an_empty_cache_is_all_misses_with_reasons(cache: Path) -> None:
-    probes = built(cache).probe()
-    assert [probe.function for probe in probes] == list(UNITS)
-    assert {probe.state for probe in probes} == {"miss"}
-    assert probes[0].reason == "the cache holds nothing for Plain.affine"
-    assert probes[0].digest == ""
-
-
-def test_probe_says_what_a_compile_costs_where_there_is_one(cache: Path) -> None:
-    modules = 2  # a linear layer, and the model around it
-    assert {probe.cost for probe in built(cache).probe()} == {modules}
-    compiled(cache)
-    assert {probe.cost for probe in built(cache).probe()} == {1}
-
-
-def test_probe_of_the_own_partition_is_a_hit_with_the_digest(cache: Path) -> None:
-    digests = [result.digest for result in compiled(cache).load(UNITS)]
-    probes = built(cache).probe()
-    assert {probe.state for probe in probes} == {"hit"}
-    assert [probe.digest for probe in probes] == digests
-
-
-def test_probe_of_another_ranks_partition_is_adoptable(cache: Path, warmed: Warmed) -> None:
-    warmed(cache, world_size=2)
-    probes = built(cache, rank=1, world_size=2).probe()
-    assert {probe.state for probe in probes} == {"adoptable"}
-    assert probes[0].reason == "fits world2global_rank0"
-
-
 # Compile.
-
-
-def test_compile_of_a_call_that_an_earlier_one_covers_compiles_nothing(cache: Path) -> None:
-    results = by_name(built(cache).compile(UNITS))
-    assert results["Plain.affine[1]"].outcome == "loaded"
-    assert results["Plain.affine[1]"].digest == results["Plain.affine"].digest
-
-
-def test_compile_puts_the_artifact_into_the_store(cache: Path, store: Store, tmp_path: Path) -> None:
-    (result,) = built(cache, store).compile(UNITS[:1])
-    fetched = store.fetch_blob(result.digest, tmp_path / "fetched", cache_root=tmp_path)
-    assert fetched.read_bytes() == Path(result.path).read_bytes()
 
 
 def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> None:
@@ -202,32 +158,6 @@ def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> Non
     assert (bad.ok, good.ok) == (False, True)
     assert bad.reason.startswith("GraphBreak: Unfit.breaks does not form one whole graph")
     assert not bad.guard_failed
-
-
-def test_compile_waits_for_a_silent_store_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = WaywardBackend()
-    place.hangs = True
-    tiers = TieredBackend([Tier(name="/store", backend=place, answer_s=0.1)])
-    try:
-        compiled(cache, Store(tiers, trust=Trust(policy="off"), location="/store"))
-    finally:
-        place.thaw()
-    assert sum(record.name == "warmrank.cache_store.backends.places" for record in caplog.records) == 1
-    unshared = [
-        record for record in caplog.records if "is not shared with other nodes" in record.getMessage()
-    ]
-    assert len(unshared) == len({"affine", "scaled"})
-
-
-# Load.
-
-
-def test_load_of_what_is_not_there_is_a_result_with_the_reason(cache: Path) -> None:
-    rank = built(cache)
-    rank.probe()
-    (result,) = rank.load(UNITS[:1])
-    assert not result.ok
-    assert result.reason == "the cache holds nothing for Plain.affine"
 
 
 # Adopt.
@@ -265,36 +195,6 @@ def test_artifact_that_is_handed_over_brings_the_marks_of_its_directory(tmp_path
     assert outcomes(taker.adopt({name: offers[name]})) == ["adopted"]
 
 
-def test_adopt_whose_guards_fail_is_a_result_that_says_so(cache: Path, offers: dict[str, str]) -> None:
-    result = adopter(cache, arguments={"factor": 5}).adopt(offers)[0]
-    assert (result.ok, result.guard_failed) == (False, True)
-    assert result.reason == "self.factor: 2 -> 5"
-
-
-# Capture, first call, verify.
-
-
-def test_capture_leaves_the_models_buffers_as_they_were(cache: Path) -> None:
-    rank = built(cache, entrypoint="tests.support.workloads:unchecked")
-    rank.compile(("Cached.accumulate",))
-    capture_all(rank)
-    assert rank._workload is not None
-    assert torch.equal(rank._workload.model.get_buffer("cache"), torch.zeros(8, 4))
-
-
-def test_first_call_after_a_capture_captures_nothing_more(cache: Path, warmed: Warmed) -> None:
-    rank = warmed(cache)
-    capture_all(rank)
-    called(rank)
-    captures = {id(unit.variant.runner): unit.variant.runner for unit in rank._units.values() if unit.variant}
-    assert sum(runner.statistics.captures for runner in captures.values()) == 3
-
-
-def test_first_call_of_what_was_not_loaded_does_not_compile(cache: Path) -> None:
-    assert {result.ok for result in called(built(cache))} == {False}
-    assert not cache.exists()
-
-
 # Manifest and publish.
 
 
@@ -303,11 +203,6 @@ def test_manifest_leaves_out_a_function_that_abandoned_its_cache(cache: Path, st
     rank = compiled(cache, store, arguments={"dynamic": False, "on_recompile": "abandon"})
     assert {entry.function for entry in rank.manifest().artifacts} == {"Plain.scaled"}
     assert rank.publish(LAUNCH_KEY) is not None
-
-
-def test_manifest_of_a_rank_that_is_not_warm_is_refused(cache: Path) -> None:
-    with pytest.raises(WorkloadError, match="was neither loaded nor compiled on this rank"):
-        built(cache).manifest()
 
 
 def test_publish_puts_manifest_and_artifacts_into_the_store(cache, store, tmp_path, warmed):
@@ -320,17 +215,6 @@ def test_publish_puts_manifest_and_artifacts_into_the_store(cache, store, tmp_pa
     assert {path.relative_to(tmp_path / "node") for path in (tmp_path / "node").rglob("compiled_module")} == {
         path.relative_to(cache) for path in cache.rglob("compiled_module")
     }
-
-
-def test_what_a_rank_shared_when_it_compiled_counts_as_published(cache: Path, store: Store) -> None:
-    rank = compiled(cache, store)
-    artifacts = {path.read_bytes() for path in cache.rglob("compiled_module")}
-    published = rank.publish(LAUNCH_KEY)
-    assert published is not None
-    assert (published.num_blobs_new, published.bytes_new) == (len(artifacts), sum(map(len, artifacts)))
-    again = compiled(cache.with_name("other"), store).publish(LAUNCH_KEY)
-    assert again is not None
-    assert (again.num_blobs_new, again.bytes_new) == (0, 0)
 
 
 def test_launch_of_a_warm_cache_traces_nothing(cache, monkeypatch, warmed):
@@ -358,3 +242,206 @@ def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
     finally:
         rank.stop()
     assert not torch.distributed.is_initialized()
+
+
+def test_file_is_private_and_goes_when_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.step"
+    step = StepFile(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    step.close()
+    step.note("later")
+    assert not path.exists()
+
+
+_CHILD = """
+import ctypes, sys
+from pathlib import Path
+from warmrank.orchestrator.gang import rank_files
+rank_files.record_stacks(Path(sys.argv[1]))
+def in_native_code():
+    print("up", flush=True)
+    ctypes.PyDLL(None).sleep(600)  # holds the interpreter's lock
+in_native_code()
+"""
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    path = tmp_path / "rank0.stacks"
+    child = subprocess.Popen([sys.executable, "-c", _CHILD, str(path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    yield child, path
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_process_that_hangs_in_native_code_says_where(hung: tuple[subprocess.Popen[str], Path]) -> None:
+    child, path = hung
+    said = rank_files.ask_stacks({child.pid: path})[path]
+    assert "in in_native_code" in said
+    assert rank_files.crash_in(said) == ""
+
+
+def init(tmp_path: Path, rank: int = 1, **changes: Any) -> RankInit:
+    config = parse(
+        {
+            "workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 2}},
+            "ranks": 4,
+            "parallel": {"tp": 2, "dp": 2},
+            "cache_dir": str(tmp_path / "cache"),
+            **changes,
+        }
+    )
+    nodes = ["a", "a", "b", "b"]
+    processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
+    seat = seat_ranks(processes)[1][rank]
+    return RankInit(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
+
+
+def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
+    world = FakeWorld(held={(1, FUNCTIONS[0]): "d"}, known={"d": 0, "e": 0})
+    host = RankHost(world.make_worker)
+    host.open(init(tmp_path))
+    results = host.call("settle", ((FUNCTIONS[0],), {FUNCTIONS[1]: "e"}))
+    assert [(found.function, found.outcome) for found in results] == [
+        (FUNCTIONS[0], "loaded"),
+        (FUNCTIONS[1], "adopted"),
+    ]
+
+
+def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> None:
+    given = init(tmp_path, store={"path": str(tmp_path / "store")})
+    RankHost(FakeWorld().make_worker).open(given)
+    mark_unverified(given.config.cache_dir, "off")
+    with pytest.raises(UnusableCache):
+        RankHost(FakeWorld().make_worker).open(given)
+
+
+def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> None:
+    host = RankHost(FakeWorld().make_worker)
+    host.open(init(tmp_path))
+    refused = FunctionResult(
+        function="Model.f",
+        ok=False,
+        outcome="adopted",
+        reason="CompileForbidden: Model.f would have to be",
+        error="CompileForbidden",
+    )
+    host._worker.first_call = lambda _place: (refused,)  # type: ignore[method-assign, assignment]
+    failure = answer(host, 1, "first_call", "first_call", (1,))
+    assert (failure.kind, failure.function, failure.message) == (
+        "CompileForbidden",
+        "Model.f",
+        "Model.f would have to be",
+    )
+
+
+def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    world = FakeWorld()
+    host = RankHost(world.make_worker)
+    host.open(init(tmp_path))
+    real = host._worker.compile
+
+    def compile_some(functions: tuple[str, ...]) -> Any:
+        return real(functions) if functions != FUNCTIONS[:1] else 1 // 0
+
+    host._worker.compile = compile_some  # type: ignore[method-assign]
+    first, second = answer(host, 1, "compile", "compile", (FUNCTIONS,))
+    assert (first.function, first.ok, first.outcome) == (FUNCTIONS[0], False, "compiled")
+    assert first.reason.startswith("ZeroDivisionError: ")
+    assert "(test_rank.py:" in first.reason
+    assert (second.function, second.ok) == (FUNCTIONS[1], True)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StoreUnavailable(what="store", where="/s", reason="away"), True),
+        (NewerFormat(what="record", where="/s", found=2, supported=1), True),
+        (UnusableCache(what="file", where="/c", expected="0600", actual="0666", remedy="chmod"), False),
+        (OSError("away"), False),
+    ],
+)
+def test_only_the_stores_own_errors_are_store_faults(error: Exception, *, expected: bool) -> None:
+    assert failure_of(error, rank=0, stage="commit").store_fault is expected
+
+
+ONE_FUNCTION = ("Plain.affine", "Plain.affine[1]")
+WHY = "its code is not taken"
+
+
+@pytest.fixture(scope="module")
+def compiled_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory with what rank 0 of two compiled."""
+    refused_cache = tmp_path_factory.mktemp("refusals") / "cache"
+    (result, _) = probed(refused_cache).compile(ONE_FUNCTION)
+    assert result.outcome == "compiled"
+    return refused_cache
+
+
+@pytest.fixture
+def refused_cache(compiled_by_two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, and an engine that takes no artifact that was broken."""
+    load = GraphEngine.load
+
+    def picky(self: GraphEngine, sections: Any, *args: Any, **kwargs: Any) -> Any:
+        if "broken" in sections:
+            raise ArtifactCorrupt(WHY, where="here", why=WHY)
+        return load(self, sections, *args, **kwargs)
+
+    monkeypatch.setattr(GraphEngine, "load", picky)
+    shutil.copytree(compiled_by_two, tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def probed(refused_cache: Path, *, rank: int = 0) -> RankWorker:
+    worker = RankWorker(rank_spec(refused_cache, rank=rank, world_size=2, local_rank=rank), None)
+    worker.start()
+    worker.build()
+    worker.probe()
+    return worker
+
+
+def break_artifact(path: Path) -> None:
+    artifact = parse_artifact(path.read_bytes(), str(path))
+    path.write_bytes(replace(artifact, sections={**artifact.sections, "broken": b""}).to_bytes())
+
+
+def file_of(refused_cache: Path, rank: int) -> Path:
+    return next(refused_cache.glob("Plain_*")) / f"world2global_rank{rank}" / "affine" / "compiled_module"
+
+
+def load(worker: RankWorker) -> tuple[FunctionResult, ...]:
+    return worker.load(ONE_FUNCTION)
+
+
+def test_the_other_ranks_artifact_is_adopted_with_the_reason(refused_cache: Path) -> None:
+    own = file_of(refused_cache, 1)
+    shutil.copytree(file_of(refused_cache, 0).parent, own.parent)
+    break_artifact(own)
+    first, second = load(probed(refused_cache, rank=1))
+    assert (first.ok, first.outcome) == (True, "adopted")
+    assert first.reason == f"{WHY}; fits world2global_rank0"
+    assert second.digest == first.digest
+
+
+def test_without_another_one_the_rank_is_refused_and_then_compiles(refused_cache: Path) -> None:
+    break_artifact(file_of(refused_cache, 0))
+    worker = probed(refused_cache)
+    refused, _ = load(worker)
+    assert (refused.ok, refused.guard_failed) == (False, False)
+    assert WHY in refused.reason
+    compiled, again = worker.compile(ONE_FUNCTION)
+    assert (compiled.ok, compiled.outcome, compiled.reason) == (True, "compiled", WHY)
+    assert again.digest == compiled.digest
+
+
+def test_later_launch_passes_over_what_was_refused(refused_cache: Path) -> None:
+    break_artifact(file_of(refused_cache, 0))
+    worker = probed(refused_cache)
+    load(worker)
+    compiled, _ = worker.compile(ONE_FUNCTION)
+    later, _ = load(probed(refused_cache))
+    assert (later.outcome, later.reason, later.digest) == ("loaded", WHY, compiled.digest)

@@ -1,4 +1,4 @@
-"""The reaper, with real processes: a command under it, and ranks whose leftovers it ends."""
+"""The reaper of ranks and commands, and signals to the driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from tests.support.processes import PYTHONPATH, marked, still_there
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand
+from warmrank.orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, held_back, sigterm_raises
 
-ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
 IGNORES = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
 
@@ -74,44 +73,6 @@ def await_up(command: ReapedCommand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", KILLED), ("kill -15 $$", 143)]
-)
-def test_status_is_as_a_shell_has_it(start: Start, code: str, status: int) -> None:
-    assert ended(start("sh", "-c", code))[0] == status
-
-
-def test_output_comes_whole_and_errors_apart(start: Start) -> None:
-    found = ended(start("sh", "-c", "echo no >&2; seq 1 200000"))
-    assert found == (0, b"".join(b"%d\n" % number for number in range(1, 200001)), b"no\n")
-
-
-def test_output_that_is_not_read_holds_up_the_command_and_its_status(start: Start, tmp_path: Path) -> None:
-    command = start("sh", "-c", f"seq 1 100000; touch {tmp_path}/printed")
-    for _ in range(5):
-        assert command.poll(0.1, reads=False) == ([], None)
-    assert not (tmp_path / "printed").exists()
-    assert ended(command)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "reason"),
-    [(["nosuch"], 127, b"No such file"), ([str(ROOT / "README.md")], 126, b"Permission denied")],
-)
-def test_program_that_cannot_run_is_named(start: Start, words: list[str], status: int, reason: bytes) -> None:
-    found, _, err = ended(start(*words))
-    assert found == status
-    assert f"the command {words[0]!r} cannot be run on this node: ".encode() + reason in err
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_reaches_the_whole_process_group(start: Start, number: int) -> None:
-    command = start("bash", "-c", f"trap 'exit 5' {number}; echo up; sleep 600 & wait")
-    await_up(command)
-    command.signal(number)
-    assert ended(command)[0] == 5
-
-
-@pytest.mark.parametrize(
     ("grace_s", "numbers"), [(0.2, [signal.SIGTERM]), (WAIT_S, [signal.SIGTERM, signal.SIGKILL])]
 )
 def test_command_that_ignores_signals_is_killed_after_the_grace_or_when_told(
@@ -124,23 +85,10 @@ def test_command_that_ignores_signals_is_killed_after_the_grace_or_when_told(
     assert ended(command)[0] == KILLED
 
 
-def test_what_the_command_leaves_in_sessions_of_their_own_is_ended_too(start: Start, mark: str) -> None:
-    assert ended(start("sh", "-c", "setsid sh -c 'sleep 600' & sleep 600 & exit 3"))[0] == 3
-    assert still_there(marked(mark), timeout_s=0) == []
-
-
 def test_descendants_that_ignore_sigterm_are_killed(start: Start, mark: str) -> None:
     code = f'setsid bash -c "{IGNORES.replace("echo up", "echo $$ > /dev/null")}" & sleep 0.3; exit 0'
     assert ended(start("bash", "-c", code, grace_s=0.2))[0] == 0
     assert still_there(marked(mark), timeout_s=0) == []
-
-
-def test_command_ends_when_nobody_asks_for_it_in_time(start: Start, mark: str) -> None:
-    command = start("sh", "-c", "setsid sleep 600 & echo up; sleep 600", lease_s=1.0)
-    await_up(command)
-    for _ in range(15):
-        assert command.poll(0.1)[1] is None
-    assert still_there(marked(mark)) == []
 
 
 def test_command_ends_with_whoever_started_it(mark: str) -> None:
@@ -153,11 +101,7 @@ def test_command_ends_with_whoever_started_it(mark: str) -> None:
     """
     driver = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env={
-            **os.environ,
-            "WARMRANK_TEST": mark,
-            "PYTHONPATH": PYTHONPATH,
-        },
+        env={**os.environ, "WARMRANK_TEST": mark, "PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
     )
     assert driver.stdout is not None
@@ -165,22 +109,6 @@ def test_command_ends_with_whoever_started_it(mark: str) -> None:
         assert driver.stdout.readline() == b"up\n"
         driver.kill()
     assert still_there(marked(mark)) == []
-
-
-def test_command_gets_a_signal_when_its_reaper_is_killed(start: Start, mark: str) -> None:
-    command = start("sleep", "600")
-    (reaper,) = (pid for pid, line in marked(mark).items() if "reaper.py" in line)
-    os.kill(reaper, signal.SIGKILL)
-    assert ended(command)[0] == KILLED
-
-
-def test_modules_of_the_command_s_environment_are_not_the_reaper_s(tmp_path: Path) -> None:
-    for name in ("select", "subprocess", "warmrank"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('shadowed')\n")
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = ReapedCommand(["true"], environ=environ, grace_s=1.0, captured=True)
-    assert ended(command)[0] == 0
-    command.close()
 
 
 LONG_S = 600.0
@@ -287,13 +215,6 @@ def tell(process: subprocess.Popen[str], **command: Any) -> None:
     process.stdin.flush()
 
 
-def test_all_ends_when_the_attempt_is_over(ranks: tuple[Rank, Rank], guard: Guarded) -> None:
-    process = guard(*ranks)
-    tell(process, end=True)
-    await_end(process)
-    assert [rank.left() for rank in ranks] == [[], []]
-
-
 def test_all_ends_when_whoever_started_it_is_gone(
     ranks: tuple[Rank, Rank], guard: Guarded, tmp_path: Path
 ) -> None:
@@ -302,16 +223,6 @@ def test_all_ends_when_whoever_started_it_is_gone(
     process.communicate(timeout=60)
     assert [rank.left() for rank in ranks] == [[], []]
     assert not (tmp_path / "left").exists()
-
-
-def test_time_in_which_the_reaper_itself_stood_still_is_none_of_the_lease() -> None:
-    held = reaper.RankReaper()
-    held.take(json.dumps({"guard": {}, "lease_s": 30, "remove": [], "spare": []}))
-    ends_s = held.lease_ends_s
-    held.waited(2 * reaper.LOOK_S)
-    assert held.lease_ends_s == ends_s
-    held.waited(60.0)
-    assert held.lease_ends_s == pytest.approx(ends_s + 60.0 - reaper.LOOK_S)
 
 
 def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(
@@ -372,29 +283,6 @@ def test_who_uses_a_directory_that_goes_ends_with_it_unless_spared(
     assert not (tmp_path / "left").exists()
 
 
-def test_all_goes_even_where_one_look_at_the_processes_takes_all_the_time_that_there_is(
-    ranks: tuple[Rank, Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reaper, "_END_S", -1.0)
-    left = tmp_path / "left"
-    left.mkdir()
-    late = reaper.RankReaper()
-    marks = {rank.pid: rank.mark for rank in ranks}
-    late.take(json.dumps({"guard": marks, "lease_s": LONG_S, "remove": [str(left)], "spare": []}))
-    late.end()
-    assert [rank.left() for rank in ranks] == [[], []]
-    assert not left.exists()
-
-
-def test_directories_stay_when_the_attempt_is_over_in_good_order(
-    ranks: tuple[Rank, Rank], guard: Guarded, tmp_path: Path
-) -> None:
-    process = guard(*ranks, remove=(tmp_path,))
-    tell(process, end=True)
-    await_end(process)
-    assert tmp_path.is_dir()
-
-
 def test_rank_that_is_gone_takes_its_own_with_it_and_no_other_s(
     ranks: tuple[Rank, Rank], guard: Guarded
 ) -> None:
@@ -404,35 +292,6 @@ def test_rank_that_is_gone_takes_its_own_with_it_and_no_other_s(
     first.process.wait()
     assert first.left() == []
     assert all(Path(f"/proc/{pid}").exists() for pid in (second.pid, second.child, second.orphan))
-
-
-def test_pid_that_is_another_process_by_now_is_not_killed(ranks: tuple[Rank, Rank]) -> None:
-    first, _ = ranks
-    parent_and_start = reaper.table()[first.pid]
-    reaper.kill({(first.pid, parent_and_start[1] - 1)})
-    assert first.process.poll() is None
-    reaper.kill({(first.pid, parent_and_start[1])})
-    assert first.process.wait(timeout=60) == -signal.SIGKILL
-
-
-def test_children_are_those_that_the_kernel_lists_or_a_scan_finds(ranks: tuple[Rank, Rank]) -> None:
-    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-        pytest.skip("this kernel was built without CONFIG_PROC_CHILDREN")
-    rank = ranks[0]
-    assert reaper.children() is reaper.listed
-    assert [pid for pid, _ in reaper.listed(rank.pid)] == [rank.child]
-    assert reaper.listed(rank.pid) == reaper.scanned(reaper.table())(rank.pid)
-    assert rank.pid in {pid for pid, _ in reaper.listed(os.getpid())}
-
-
-def test_child_of_a_thread_is_a_child_of_its_process() -> None:
-    with ThreadPoolExecutor(1) as pool:  # its thread lives on while its child does
-        child = pool.submit(subprocess.Popen, ["sleep", "600"]).result()
-        try:
-            assert child.pid in {pid for pid, _ in reaper.children()(os.getpid())}
-        finally:
-            child.kill()
-            child.wait()
 
 
 @pytest.mark.parametrize("lists", [True, False])
@@ -469,3 +328,51 @@ def test_who_renews_the_lease_ends_last_when_it_runs_out_and_only_then(
         assert watch.process.poll() is None
     else:
         assert watch.process.wait(timeout=20) == -signal.SIGKILL
+
+
+def call_native_code() -> None:
+    """Run the handler as ray.get does."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except Terminated:
+        raise KeyboardInterrupt from None
+
+
+def test_interrupt_that_native_code_raises_for_a_sigterm_is_terminated():
+    with pytest.raises(KeyboardInterrupt) as caught, sigterm_raises():
+        call_native_code()
+    assert exit_code_of(caught.value) == EXIT_TERMINATED
+
+
+@pytest.fixture
+def _heeds_ctrl_c() -> Iterator[None]:
+    """Whoever runs the tests in the background ignores it, and so do they."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def go_on_after(number: signal.Signals, done: list[str]) -> None:
+    with sigterm_raises(), held_back():
+        os.kill(os.getpid(), number)
+        done.append("all")
+
+
+@pytest.mark.usefixtures("_heeds_ctrl_c")
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_signal_that_is_held_back_waits_for_the_end_and_is_not_lost(
+    number: signal.Signals, raised: type[BaseException]
+) -> None:
+    done: list[str] = []
+    with pytest.raises(raised):
+        go_on_after(number, done)
+    assert done == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", KILLED), ("kill -15 $$", 143)]
+)
+def test_status_is_as_a_shell_has_it(start: Start, code: str, status: int) -> None:
+    assert ended(start("sh", "-c", code))[0] == status

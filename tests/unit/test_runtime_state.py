@@ -9,30 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.small_models import Plain
 from tests.support.tracing import ROWS, cached, outcome, reason
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden
-from warmrank.worker.runtime import runtime_state
-from warmrank.worker.runtime.declare import (
-    MAX_NAME_CHARS,
-    MAX_TEXT_CHARS,
-    MAX_VALUES,
-    checked,
-    declare_runtime_state,
-)
-from warmrank.worker.runtime.runtime_state import RuntimeStateGuard, declared_for, differences
-
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(1 << 63), (1 << 63) - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=20)
-)
+from warmrank.worker.runtime.declare import MAX_TEXT_CHARS, MAX_VALUES, checked, declare_runtime_state
+from warmrank.worker.runtime.runtime_state import RuntimeStateGuard, declared_for
 
 
 class Blocks(IntEnum):
@@ -45,12 +28,6 @@ def model() -> Plain:
 
 
 # What may be declared.
-
-
-@given(one=SCALARS, other=SCALARS)
-def test_values_have_equal_texts_just_if_they_are_equal_in_type_and_value(one: Any, other: Any) -> None:
-    equal = type(one) is type(other) and one == other and repr(one) == repr(other)
-    assert (checked({"x": one}) == checked({"x": other})) == equal
 
 
 @pytest.mark.parametrize(
@@ -68,18 +45,6 @@ def test_values_have_equal_texts_just_if_they_are_equal_in_type_and_value(one: A
 def test_value_of_another_kind_is_refused_by_name(value: Any, fault: str) -> None:
     with pytest.raises(BadRuntimeState, match=f"runtime state {fault}"):
         checked({"x": value})
-
-
-@pytest.mark.parametrize("name", ["", "kv cache", "1st", "a.b", "größe", 3, None, "a" * (MAX_NAME_CHARS + 1)])
-def test_name_that_is_no_identifier_is_refused(name: Any) -> None:
-    with pytest.raises(BadRuntimeState, match="expected an identifier in ASCII"):
-        checked({name: 1})
-
-
-def test_state_that_is_no_mapping_is_refused() -> None:
-    values: Any = [("x", 1)]
-    with pytest.raises(BadRuntimeState, match="runtime state is a list; expected a mapping"):
-        checked(values)
 
 
 def test_too_many_values_are_refused_also_in_several_declarations(model: Plain) -> None:
@@ -111,25 +76,6 @@ def test_contradiction_names_both_values_and_what_to_do() -> None:
     assert declared_for(model[0]) == {"blocks": "1"}
     with pytest.raises(BadRuntimeState, match="blocks is declared as 1 for one module and as 2 for another"):
         declared_for(model)
-
-
-def test_declaration_keeps_no_module_alive() -> None:
-    before = len(runtime_state.DECLARED.all)
-    gone, kept = nn.Linear(2, 2), nn.Linear(2, 2)
-    declare_runtime_state(gone, {"x": 1})
-    del gone
-    gc.collect()
-    declare_runtime_state(kept, {"x": 1})
-    assert len(runtime_state.DECLARED.all) <= before + 1
-
-
-def test_differences_say_what_was_and_what_is() -> None:
-    found = differences({"a": "1", "b": "2", "c": "3"}, {"b": "'2'", "c": "3", "d": "4"})
-    assert found == (
-        "runtime state a: 1 -> not declared",
-        "runtime state b: 2 -> '2'",
-        "runtime state d: not declared -> 4",
-    )
 
 
 # The guard.

@@ -1,23 +1,51 @@
+"""The store as a whole: verbs over two places, audit, launch records, bytes on disk."""
+
 from __future__ import annotations
 
+import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.support.backends import WaywardBackend, unavailable
+from tests.support.backends import MemoryBackend, WaywardBackend, unavailable
+from tests.support.sealed_launches import Evicting
 from tests.support.stored import (
+    ENVIRONMENT,
     FUNCTIONS,
     LAUNCH_KEY,
     OFF,
+    REPOSITORY,
+    blob_path,
     make_partition,
+    make_record,
+    open_store,
     overwrite,
     publish_launch,
     stored,
-    tree,
 )
+from warmrank.cache_store import connect
+from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
-from warmrank.cache_store.cache_dir.marks import UNVERIFIED
-from warmrank.cache_store.errors import Conflict, Corrupt, NewerFormat, StoreUnavailable
+from warmrank.cache_store.connect import TierSpec
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import (
+    Conflict,
+    Corrupt,
+    EvictRefused,
+    NotInStore,
+    StoreUnavailable,
+    Untrusted,
+)
+from warmrank.cache_store.gc import verify as audit
+from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
+from warmrank.cache_store.layout import launch_name, manifest_name
+from warmrank.cache_store.records.documents import read_stored_form
+from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.signing.keyring import Revocation, Signer, generate_key_pair, key_id
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 
@@ -25,11 +53,6 @@ from warmrank.cache_store.store import Store
 def key(store: Store, tmp_path: Path) -> str:
     manifest = make_partition(tmp_path / "cache")
     return store.publish_partition(LAUNCH_KEY, manifest, tmp_path / "cache").key
-
-
-def test_pinned_manifest_is_taken_only_as_pinned(store, key):
-    with pytest.raises(Conflict, match="published again since"):
-        store.manifest(key, expected_sha256="0" * 64)
 
 
 def test_flipped_bit_in_a_manifest_is_corrupt_and_quarantined(store, root, key):
@@ -42,35 +65,12 @@ def test_flipped_bit_in_a_manifest_is_corrupt_and_quarantined(store, root, key):
     assert stored(root, "ac") == []
 
 
-def test_newer_manifest_is_refused_and_stays(store, root, key):
-    (path,) = stored(root, "ac")
-    payload = path.read_bytes().split(b"\n", 1)[1].replace(b'"format":1', b'"format":3')
-    overwrite(path, OFF.seal("manifest", key, payload))
-    with pytest.raises(NewerFormat, match="format 3"):
-        store.manifest(key)
-    assert stored(root, "ac") == [path]
-
-
 def test_manifest_with_path_traversal_is_refused(store, root, key):
     (path,) = stored(root, "ac")
     payload = path.read_bytes().split(b"\n", 1)[1].replace(b'"Llama_dynamic', b'"../escaped')
     overwrite(path, OFF.seal("manifest", key, payload))
     with pytest.raises(Corrupt, match=r"has the part '\.\.'"):
         store.manifest(key)
-
-
-def test_oversized_manifest_is_refused(store, root, key, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.records.documents._MAX_ENVELOPE_BYTES", 100)
-    with pytest.raises(Corrupt, match="at most 100 bytes"):
-        store.manifest(key)
-
-
-def test_launch_goes_from_one_cache_to_another(store, root, tmp_path):
-    record = publish_launch(store, tmp_path / "source", world_size=3)
-    assert store.fetch_partitions(record.partitions, tmp_path / "cache").faults == ()
-    (tmp_path / "cache" / UNVERIFIED).unlink()
-    assert tree(tmp_path / "cache") == tree(tmp_path / "source")
-    assert len(stored(root, "cas")) == 2
 
 
 @pytest.fixture
@@ -82,31 +82,12 @@ def places() -> tuple[WaywardBackend, WaywardBackend]:
 def tiered(
     places: tuple[WaywardBackend, WaywardBackend], near: TierMode = "rw", far: TierMode = "rw"
 ) -> Store:
-    tiers = [
-        Tier(name="near", backend=places[0], mode=near),
-        Tier(name="far", backend=places[1], mode=far),
-    ]
+    tiers = [Tier(name="near", backend=places[0], mode=near), Tier(name="far", backend=places[1], mode=far)]
     return Store(TieredBackend(tiers), trust=OFF, location="near, far")
 
 
 def names(backend: WaywardBackend) -> set[str]:
     return {info.name for info in backend.list("") if not info.name.startswith("used/")}
-
-
-def test_launch_goes_into_every_writable_place(places, tmp_path):
-    store = tiered(places)
-    publish_launch(store, tmp_path / "cache", world_size=2)
-    assert names(places[0]) == names(places[1])
-    assert (store.is_behind, store.problems) == (False, [])
-
-
-def test_publish_to_a_far_place_does_not_count_what_only_the_near_one_has(places, tmp_path):
-    publish_launch(tiered(places, far="ro"), tmp_path / "cache")
-    report = tiered(places).publish_partition(
-        LAUNCH_KEY, make_partition(tmp_path / "cache"), tmp_path / "cache"
-    )
-    assert report.num_blobs_new == 2
-    assert len([name for name in names(places[1]) if name.startswith("cas/")]) == 2
 
 
 def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
@@ -119,15 +100,6 @@ def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
     assert near_only.launches(record.launch_key) == (record,)
     outcome = near_only.fetch_partitions(record.partitions, tmp_path / "again")
     assert (len(outcome.partitions), outcome.faults, near_only.problems) == (2, (), [])
-
-
-def test_fetch_into_a_near_place_that_is_full_is_a_problem_only(places, tmp_path):
-    record = publish_launch(Store(places[1], trust=OFF, location="far"), tmp_path / "source")
-    places[0].failure, places[0].fails_on = unavailable(), frozenset({"put_new"})
-    store = tiered(places)
-    outcome = store.fetch_partitions(record.partitions, tmp_path / "cache")
-    assert (len(outcome.partitions), outcome.faults) == (1, ())
-    assert ["No space left" in line for line in store.problems] == [True]
 
 
 def test_fetch_while_the_near_place_goes_away_is_a_problem_only(places, tmp_path):
@@ -150,26 +122,6 @@ def test_fetch_while_a_required_near_place_goes_away_is_an_error_of_the_next_ver
         store.launches()
 
 
-def test_near_place_gets_the_manifest_that_stands_far(places, tmp_path):
-    first = make_partition(tmp_path / "cache", created="2026-01-30T12:00:00+00:00")
-    Store(places[1], trust=OFF, location="far").publish_partition(LAUNCH_KEY, first, tmp_path / "cache")
-    again = make_partition(tmp_path / "cache")
-    ref = tiered(places).publish_partition(LAUNCH_KEY, again, tmp_path / "cache").ref
-    near_only = Store(places[0], trust=OFF, location="near")
-    assert near_only.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256) == first
-
-
-def test_partition_with_conflicts_stays_out_of_the_near_place(places, tmp_path):
-    theirs = {name: data + b"# theirs" for name, data in FUNCTIONS.items()}
-    other = make_partition(tmp_path / "theirs", functions=theirs)
-    Store(places[1], trust=OFF, location="far").publish_partition(LAUNCH_KEY, other, tmp_path / "theirs")
-    report = tiered(places).publish_partition(
-        LAUNCH_KEY, make_partition(tmp_path / "cache"), tmp_path / "cache"
-    )
-    assert report.conflicts == tuple(sorted(FUNCTIONS))
-    assert not [name for name in names(places[0]) if name.startswith(("ac/", "cas/"))]
-
-
 def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, tmp_path):
     places[1].failure = unavailable("connection refused", transport=True)
     store = tiered(places)
@@ -183,13 +135,6 @@ def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, 
     assert ["connection refused" in line for line in store.problems] == [True]
 
 
-def test_store_whose_read_only_place_is_away_is_not_behind(places, tmp_path):
-    places[1].failure = unavailable("connection refused", transport=True)
-    store = tiered(places, far="ro")
-    publish_launch(store, tmp_path / "cache")
-    assert not store.is_behind
-
-
 def test_required_place_that_is_away_fails_every_verb(places, tmp_path):
     places[1].failure = unavailable("connection refused", transport=True)
     store = tiered(places, far="required")
@@ -199,7 +144,366 @@ def test_required_place_that_is_away_fails_every_verb(places, tmp_path):
         assert caught.value.required
 
 
-def test_standing_leaves_out_what_is_absent(store, key):
-    assert list(store.standing([key, "ab" * 32])) == [key]
-    (ref,) = store.standing([key]).values()
-    assert store.manifest(key, expected_sha256=ref.manifest_sha256).rank == ref.rank
+DECODE = FUNCTIONS["Llama.decode"]
+
+
+@pytest.fixture
+def audited(root: Path, tmp_path: Path) -> Store:
+    audited = open_store(root)
+    publish_launch(audited, tmp_path / "cache", world_size=2)
+    return audited
+
+
+def test_flipped_bit_in_a_blob_is_found(audited, root):
+    overwrite(blob_path(root, DECODE), bytes([DECODE[0] ^ 1]) + DECODE[1:])
+    assert [blob_path(root, DECODE).name in fault for fault in audited.verify().faults] == [True]
+
+
+def test_manifest_that_a_launch_does_not_pin_is_found(audited, root, tmp_path):
+    for path in stored(root, "ac"):
+        path.unlink()
+    publish_launch(audited, tmp_path / "cache", world_size=2, created="2026-02-01T00:00:00+00:00")
+    faults = audited.verify().faults
+    assert len(faults) == 2
+    assert all("another one than it pins" in fault for fault in faults)
+
+
+@pytest.mark.parametrize("place", ["cas/sha256/ab/README", "ac/README", "launch/ab/README"])
+def test_stranger_is_found(audited, root, place):
+    (root / place).parent.mkdir(parents=True, exist_ok=True)
+    (root / place).touch()
+    assert [place in fault for fault in audited.verify().faults] == [True]
+
+
+def test_repair_moves_what_is_damaged_away_so_that_a_publish_puts_it_again(audited, root, tmp_path):
+    overwrite(blob_path(root, DECODE), bytes([DECODE[0] ^ 1]) + DECODE[1:])
+    report = audited.verify(repair=True)
+    assert (len(report.faults), len(report.repairs)) == (1, 1)
+    publish_launch(audited, tmp_path / "cache", world_size=2)
+    assert audited.verify().faults == ()
+
+
+def test_repair_brings_back_what_lies_in_the_trash(audited, root):
+    path = blob_path(root, DECODE)
+    target = root / "trash/20260101T000000Z" / path.relative_to(root)
+    target.parent.mkdir(parents=True)
+    path.rename(target)
+    assert audited.verify(repair=True).repairs == (
+        f"{path.relative_to(root).as_posix()}: restored from the trash",
+    )
+    assert audited.verify().faults == ()
+
+
+def test_blob_that_was_put_again_while_it_was_read_stays(audited, root, monkeypatch):
+    path = blob_path(root, DECODE)
+    overwrite(path, bytes([DECODE[0] ^ 1]) + DECODE[1:])
+    real = audit._digest
+    seen: list[str] = []
+
+    def digest(backend: BlobBackend, name: str) -> object:
+        answer = real(backend, name)
+        if name.endswith(path.name) and not seen:
+            seen.append(name)
+            overwrite(path, DECODE)
+        return answer
+
+    monkeypatch.setattr(audit, "_digest", digest)
+    report = audited.verify(repair=True)
+    assert (seen != [], report.faults, report.repairs) == (True, (), ())
+    assert path.read_bytes() == DECODE
+
+
+@pytest.mark.parametrize("mode", ["rw", "ro"])
+def test_remedy_of_damage_is_one_for_the_place_that_has_it(audited, root, mode):
+    (record,) = stored(root, "launch")
+    overwrite(record, b"damaged")
+    (manifest, _) = stored(root, "ac")
+    overwrite(manifest, b"damaged")
+    blob_path(root, DECODE).unlink()
+    blob_path(root, DECODE).symlink_to(root / "nowhere")
+    place = connect.open_store([TierSpec(location=str(root), mode=mode)], trust=OFF, create=False)
+    said = [
+        fault.rpartition("; ")[2]
+        for fault in place.verify().faults
+        if fault.startswith(("corrupt", "untrusted"))
+    ]
+    assert len(said) == 3
+    assert all(("where it may be written" in remedy) == (mode == "ro") for remedy in said)
+
+
+@pytest.mark.parametrize("place", ["cas", "ac", "launch"])
+def test_dangling_link_is_found_and_moved_away(audited, root, place):
+    path = stored(root, place)[0]
+    path.unlink()
+    path.symlink_to(root / "nowhere")
+    name = path.relative_to(root).as_posix()
+    assert any(name in fault for fault in audited.verify().faults)
+    assert f"{name}: moved into quarantine" in audited.verify(repair=True).repairs
+    assert not path.is_symlink()
+
+
+def test_repair_moves_away_what_a_revoked_key_signed(root, tmp_path):
+    signer = generate_key_pair("ci")
+    publish_launch(open_store(root, Trust(policy="require", signer=signer)), tmp_path / "cache")
+    own = key_id(signer.public_key)
+    trusted = {"ci": signer.public_key}
+    revoked = {own: Revocation(key_id=own, reason="stolen")}
+    wary = open_store(root, Trust(policy="require", trusted=trusted, revoked=revoked))
+    assert len(wary.verify(repair=True).repairs) == 2  # the manifest and the record
+    assert wary.verify().faults == ()
+
+
+OTHER = {**ENVIRONMENT, "cpu": "avx2"}
+SIGNED = Trust(
+    policy="require", signer=Signer(name="ci", private_key=Ed25519PrivateKey.from_private_bytes(bytes(32)))
+)
+
+
+def tree_digest(root: Path) -> tuple[int, str]:
+    """Number of files below a store, and a digest of their names and bytes."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    lines = (
+        f"{path.relative_to(root).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+        for path in files
+    )
+    return len(files), hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("trust", "digest"),
+    [
+        (OFF, "0ed074bca44c8b7fa50e06f6c69d874b9d6790eeb49be302be31bb25f750d6dd"),
+        (SIGNED, "806bdb72e0b60291403ae4cb297bdd7aa81fe5aa612ce10a897644a4d87a6542"),
+    ],
+    ids=["unsigned", "signed"],
+)
+def test_store_tree_of_a_launch_has_the_bytes_that_it_always_had(trust: Trust, digest: str, tmp_path: Path):
+    publish_launch(
+        open_store(tmp_path / "store", trust), tmp_path / "cache", world_size=2, elsewhere={1: OTHER}
+    )
+    assert tree_digest(tmp_path / "store") == (6, digest)
+
+
+HEAVY = {"pydantic", "cryptography", "filelock", "torch", "ray", "ctypes", "asyncio"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after ``statement``."""
+    code = f"{statement}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    command = [sys.executable, "-c", code]
+    return set(
+        subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+def test_warm_load_imports_the_standard_library_only():
+    statement = "from warmrank.cache_store.cache_dir import local, marks"
+    assert loaded_by(statement) & HEAVY == set()
+
+
+def test_whole_package_imports_neither_torch_nor_ray():
+    assert (
+        loaded_by("import warmrank.cache_store.seed, warmrank.cache_store.store") & {"torch", "ray"} == set()
+    )
+
+
+EARLY, LATE, LATEST = (f"2026-0{month}-01T00:00:00+00:00" for month in (1, 2, 3))
+
+
+@pytest.fixture
+def ref(store: Store, cache: Path) -> PartitionRef:
+    return store.publish_partition(LAUNCH_KEY, make_partition(cache), cache).ref
+
+
+def test_launch_with_a_missing_manifest_is_refused(store, root, ref):
+    missing = PartitionRef(
+        partition="world2global_rank1", rank=1, manifest_key="7" * 64, manifest_sha256="8" * 64
+    )
+    with pytest.raises(NotInStore, match=r"manifests 777777777777 of world2global_rank1 .*publish these"):
+        store.commit_launch(make_record((ref, missing)))
+    assert stored(root, "launch") == []
+
+
+def test_launch_that_pins_another_manifest_is_refused(store, root, ref):
+    other = ref.model_copy(update={"manifest_sha256": "8" * 64})
+    with pytest.raises(Conflict, match="world1global_rank0"):
+        store.commit_launch(make_record((other,)))
+    assert stored(root, "launch") == []
+
+
+def test_truncated_record_is_skipped_quarantined_and_reported(store, root, ref, caplog):
+    store.commit_launch(make_record((ref,)))
+    (path,) = stored(root, "launch")
+    overwrite(path, path.read_bytes()[:-1])
+    assert store.launches() == ()
+    assert len(store.problems) == 1
+    assert path.name in store.problems[0]
+    assert "Skipped a document" in caplog.text
+    assert len(stored(root, "quarantine")) == 2
+
+
+def test_damaged_record_does_not_hide_the_others(store, root, ref):
+    good = make_record((ref,), created=LATE)
+    store.commit_launch(make_record((ref,), environment={}, created=EARLY))
+    (bad,) = stored(root, "launch")
+    store.commit_launch(good)
+    overwrite(bad, b"")
+    assert store.launches() == (good,)
+
+
+def test_record_replayed_under_another_launch_key_is_refused(store, root, ref):
+    sha256 = store.commit_launch(make_record((ref,)))
+    target = root / launch_name("1" * 64, sha256)
+    target.parent.mkdir(parents=True)
+    target.write_bytes((root / launch_name(LAUNCH_KEY, sha256)).read_bytes())
+    assert store.launches("1" * 64) == ()
+    assert "replayed" in store.problems[0]
+
+
+def test_commit_without_a_signing_key_is_refused_under_require(root, ref):
+    reader = open_store(root, Trust(policy="require"))
+    with pytest.raises(Untrusted, match="no_signing_key"):
+        reader.commit_launch(make_record((ref,)))
+
+
+def test_manifest_replayed_under_another_key_is_refused(store, root, ref):
+    target = root / manifest_name("1" * 64)
+    target.parent.mkdir(parents=True)
+    target.write_bytes((root / manifest_name(ref.manifest_key)).read_bytes())
+    with pytest.raises(Untrusted, match=r"replayed.*made for 'manifest'"):
+        store.manifest("1" * 64)
+    assert not target.exists()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Evicting:
+    return Evicting(tmp_path)
+
+
+def test_pin_is_listed_with_its_reason_and_removed_again(memory):
+    record = memory.launch()
+    prefix = record.rpartition("/")[2][:12]
+    memory.store.pin(prefix, reason="baseline")
+    assert [(pin.record, pin.reason) for pin in memory.store.pins()] == [(record, "baseline")]
+    assert memory.store.unpin(prefix) == (record,)
+    assert memory.store.pins() == ()
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    return MemoryBackend()
+
+
+def marks(backend: MemoryBackend) -> list[str]:
+    return sorted(info.name for info in backend.list("used/"))
+
+
+KEY, OTHER_KEY = "ab" * 32, "cd" * 32
+
+
+def put(memory: Evicting, name: str, data: bytes) -> None:
+    memory.backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
+
+
+def inventory(memory: Evicting, earlier: Inventory | None = None) -> Inventory:
+    return take_inventory(memory.backend, memory.backend.now_s, trust=OFF, earlier=earlier)
+
+
+def into_trash(memory: Evicting, name: str, *, hour: int = 12) -> str:
+    trashed = f"trash/20260131T{hour}0000Z/{name}"
+    assert memory.backend.move(name, trashed)
+    return trashed
+
+
+def test_document_under_the_name_of_another_is_corrupt(memory):
+    record = memory.launch()
+    sealed = read_stored_form(memory.backend, record)
+    for name in (
+        launch_name(LAUNCH_KEY, OTHER_KEY),
+        launch_name(KEY, OTHER_KEY),
+        f"dir/ab/{KEY}/{OTHER_KEY}",
+        f"ac/ab/{KEY}",
+    ):
+        with pytest.raises(Corrupt):
+            references(name, sealed)
+
+
+def test_manifest_in_the_trash_counts_while_a_standing_record_needs_it(memory):
+    memory.launch()
+    (manifest,) = memory.names("ac/")
+    into_trash(memory, manifest)
+    found = inventory(memory)
+    assert set(found.documents[manifest].references) == memory.names("cas/")
+    assert manifest not in found.files
+    assert manifest in found.trash
+
+
+def test_damaged_manifest_that_stands_stops_everything(memory):
+    memory.launch()
+    (manifest,) = memory.names("ac/")
+    memory.backend.move(manifest, None)
+    put(memory, manifest, b"damaged")
+    with pytest.raises(EvictRefused, match="verify --repair"):
+        inventory(memory)
+
+
+def test_document_that_another_process_takes_meanwhile_is_left_out(memory, monkeypatch):
+    memory.launch()
+    gone = memory.launch()
+    real = memory.backend.open
+
+    def take(name: str) -> object:
+        if name == gone:
+            raise NotInStore(what=name, where="memory")
+        return real(name)
+
+    monkeypatch.setattr(memory.backend, "open", take)
+    found = inventory(memory)
+    assert gone not in found.documents
+    assert gone not in found.files
+    assert len(found.documents) == 3
+
+
+def test_record_with_a_pin_that_the_listing_leaves_out_is_refused(memory, monkeypatch):
+    hidden = memory.launch()
+    memory.store.pin(hidden.rpartition("/")[2])
+    real = memory.backend.list
+    monkeypatch.setattr(
+        memory.backend, "list", lambda prefix: (info for info in real(prefix) if info.name != hidden)
+    )
+    with pytest.raises(EvictRefused, match="not in its listing"):
+        inventory(memory)
+
+
+def test_launches_come_newest_first_by_the_store_s_clock(store, ref):
+    for created in (LATE, LATEST, EARLY):  # whatever the clocks of their nodes say
+        environment = {**ENVIRONMENT, "made": created}
+        store.commit_launch(make_record((ref,), created=created, environment=environment))
+    for found in (store.launches(LAUNCH_KEY), store.launch_summaries(LAUNCH_KEY)):
+        assert [record.created for record in found] == [EARLY, LATEST, LATE]
+    assert store.problems == []
+
+
+def opened(memory: Evicting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names that are read from now on."""
+    names: list[str] = []
+    real = memory.backend.open
+
+    def note(name: str) -> object:
+        names.append(name)
+        return real(name)
+
+    monkeypatch.setattr(memory.backend, "open", note)
+    return names
+
+
+def test_document_that_was_replaced_is_read_again(memory, monkeypatch):
+    record = memory.launch()
+    first = inventory(memory)
+    sealed = read_stored_form(memory.backend, record)
+    memory.backend.move(record, None)
+    memory.pass_time(1.0)
+    put(memory, record, sealed)
+    names = opened(memory, monkeypatch)
+    inventory(memory, earlier=first)
+    assert names == [record]

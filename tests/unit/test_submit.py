@@ -1,8 +1,11 @@
-"""`warmrank submit`: what a job server gets, and how a job is followed, against a client that plays one."""
+"""Jobs on Ray, and the tools of development."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -11,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private.thirdparty.pathspec.pathspec import PathSpec
 from typer.testing import CliRunner, Result
 
+from tests.support.launching import loaded_config
+from tests.support.stored import REPOSITORY
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
-from warmrank.orchestrator.errors import SubmitFailed
+from warmrank.orchestrator.gang.upload import private_keys, runtime_env, upload_notes
 from warmrank.orchestrator.signals import Terminated
 
 
@@ -75,30 +81,11 @@ def test_failed_job_ends_with_the_drivers_own_code_and_its_log_stands_once():
     assert followed(client) == (3, "FAILED: as Ray says", "one\ntwo\n")
 
 
-def test_broken_connection_is_made_again_and_nothing_is_written_twice():
-    tails: list[list[str | BaseException]] = [
-        ["one\n", "tw", RuntimeError("closed")],
-        [RuntimeError("closed")],
-        ["one\ntwo\n", "three\n"],
-    ]
-    code, _, log = followed(FakeClient(tails, ["RUNNING", "RUNNING", "SUCCEEDED"]))
-    assert (code, log) == (0, "one\ntwo\nthree\n")
-
-
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
 def test_interrupt_stops_the_job_and_waits_for_its_end(stop: KeyboardInterrupt, code: int):
     client = FakeClient([["one\n", stop]], ["RUNNING", "STOPPED"])
     assert followed(client)[:2] == (code, "STOPPED: as Ray says")
     assert client.stopped == ["job-1"]
-
-
-def test_job_server_that_is_silent_for_a_moment_is_asked_again_and_one_that_is_gone_is_an_error():
-    client = FakeClient([], ["SUCCEEDED"])
-    client.num_silent = 3
-    assert followed(client)[0] == 0
-    client.num_silent = 100
-    with pytest.raises(SubmitFailed, match="ray job status job-1"):
-        followed(client)
 
 
 @pytest.mark.parametrize(
@@ -181,35 +168,6 @@ def test_job_runs_the_launch_with_the_id_and_the_metadata_of_the_command_line(
     assert (refused.exit_code, "the cluster refused the job" in refused.stderr) == (1, True)
 
 
-def test_no_job_server_is_an_error_with_a_remedy(directory: Path):
-    result = submit("a.yaml", "--address", "127.0.0.1:9")
-    assert result.exit_code == 1
-    assert "no Ray job server answers at http://127.0.0.1:9" in result.stderr
-    assert "ray start --head" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--metadata", "team"], "--metadata 'team': expected KEY=VALUE"),
-        *(
-            ([option, "out/x"], f"{option}: expected an absolute path, found out/x")
-            for option in ("--json", "--report", "--trace", "--metrics")
-        ),
-    ],
-)
-def test_option_that_cannot_be_used_is_refused_before_the_cluster_is_asked(
-    directory: Path, words: list[str], said: str
-):
-    result = submit("a.yaml", *words, "--address", "127.0.0.1:9")
-    assert (result.exit_code, f"error: {said}" in result.stderr) == (2, True), result.output
-
-
-def test_config_outside_of_the_directory_is_refused(directory: Path):
-    result = submit("../a.yaml", "--address", "127.0.0.1:9")
-    assert (result.exit_code, "lies outside the current directory" in result.stderr) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("config", "key"),
     [
@@ -225,3 +183,102 @@ def test_place_that_would_lie_in_the_directory_of_the_job_is_refused(
     assert result.exit_code == 2
     assert f"a.yaml: {key}" in result.stderr
     assert f"--set {key}=/var/tmp/warmrank/" in result.stderr
+
+
+def fill(directory: Path, **sizes: int) -> None:
+    for name, size in sizes.items():
+        path = directory / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+
+
+PEM = "-----BEGIN PRIVATE KEY-----\nMC4=\n-----END PRIVATE KEY-----\n"
+
+
+def uploaded(env: dict[str, Any]) -> set[str]:
+    """The files that Ray takes with this runtime environment."""
+    root = Path(env["working_dir"])
+    excludes = PathSpec.from_lines("gitwildmatch", env["excludes"])
+    paths = (path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    return {path for path in paths if not excludes.match_file(path)}
+
+
+@pytest.mark.parametrize("name", ["publisher.pem", "sub/my [1] #key.key", "id_rsa"])
+def test_private_key_is_not_uploaded(tmp_path: Path, name: str):
+    fill(tmp_path, a=3)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(PEM)
+    assert uploaded(runtime_env(tmp_path)) == {"a"}
+    (note,) = upload_notes(tmp_path)
+    assert f"not uploaded: {name}" in note
+
+
+def test_private_key_behind_a_linked_directory_is_found(tmp_path: Path):
+    project, keys = tmp_path / "project", tmp_path / "keys"
+    fill(project, a=3)
+    fill(keys, b=3)
+    (keys / "k.key").write_text(PEM)
+    (project / "linked").symlink_to(keys)
+    (project / "loop").symlink_to(project)
+    assert private_keys(project) == ("linked/k.key",)
+
+
+def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Path):
+    fill(tmp_path, a=3, cache__x=4, store__FORMAT=5, signer=6)
+    trust = {"signing_key": str(tmp_path / "signer")}
+    config = loaded_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
+    assert uploaded(runtime_env(tmp_path, config)) == {"a", "tiny.yaml"}
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(60)
+def test_phase_of_an_install_is_shown_when_it_begins() -> None:
+    command = ["make", "-s", "--eval", "show: ; @$(PIP_PROGRESS)", "show"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as shown:
+        assert shown.stdin is not None
+        assert shown.stdout is not None
+        for said, expected in [
+            (
+                "  Downloading https://host/torch-2.13.0-cp311.whl (915.2 MB)",
+                "  torch-2.13.0-cp311.whl (915.2 MB)",
+            ),
+            ("Using cached ray.whl (72.1 MB)", "  ray.whl (72.1 MB)"),
+            ("Using cached a.whl (1.1 MB)\nInstalling collected packages: a", "  unpacking all packages"),
+            ("Successfully installed a b", "  installed"),
+        ]:
+            shown.stdin.write(f"{said}\n")  # it stays open: nothing more may come for minutes
+            assert shown.stdout.readline().startswith(expected)
+
+
+FOREIGN = {
+    "AWS_PROFILE": "nope",
+    "AWS_SKIP_SIGNATURE": "true",
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "HTTP_PROXY": "http://127.0.0.1:1",
+    "http_proxy": "http://127.0.0.1:1",
+    "ALL_PROXY": "http://127.0.0.1:1",
+    "XDG_CONFIG_HOME": "/nonexistent",
+}
+
+
+@pytest.mark.slow
+def test_tests_of_object_stores_ignore_the_environment_of_who_runs_them():
+    pytest.importorskip("obstore", reason="object stores are an extra: pip install 'warmrank[s3]'")
+    pytest.importorskip("moto", reason="the local S3 server comes with pip install 'warmrank[test]'")
+    test = "tests/unit/test_object_store.py::test_new_store_has_a_format_and_a_probe"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
+        cwd=REPOSITORY,
+        env={
+            **{name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")},
+            **FOREIGN,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,23 +1,26 @@
+"""Directories of other tools: pushed, pulled, damaged, signed."""
+
 from __future__ import annotations
 
-import errno
-import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
 from tests.support.stored import blob_path, overwrite, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.cache_dir.marks import admit, mark_signers, mark_unverified
+from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
-from warmrank.cache_store.layout import DIRECTORIES
+from warmrank.cache_store.layout import BLOBS, DIRECTORIES
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.records import directory_listing
-from warmrank.cache_store.records.directory_listing import DirectoryListing
+from warmrank.cache_store.records.directory_listing import (
+    DirectoryListing,
+    ListedFile,
+    make_listing,
+    parse_listing,
+)
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
@@ -80,73 +83,6 @@ def test_pull_restores_what_push_stored_without_locks_and_temporary_files(docume
     report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert contents(tmp_path / "elsewhere") == kept(cache)
     assert (report.num_files, report.num_new, report.num_kept) == (5, 5, 0)
-
-
-def test_pulled_files_are_private_and_keep_only_the_owner_s_right_to_execute(documents, cache, tmp_path):
-    (cache / "graph.py").chmod(0o4755)  # set-uid
-    push(documents, "mine", cache, COMPONENTS)
-    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "elsewhere").rglob("*")}
-    assert modes.pop(".unverified") == 0o600
-    private = dict.fromkeys(("kernel.json", "again.py", "empty"), 384)
-    assert modes == {**private, "ab": 0o700, "kernel.so": 0o700, "graph.py": 0o700}
-
-
-def test_unchanged_push_writes_nothing(documents, cache, root):
-    push(documents, "mine", cache, COMPONENTS)
-    before = stored(root, "")
-    assert not push(documents, "mine", cache, COMPONENTS).created
-    assert stored(root, "") == before
-
-
-def test_pull_takes_the_newest_push(documents, cache, tmp_path):
-    push(documents, "mine", cache, COMPONENTS)
-    (cache / "graph.py").write_bytes(b"def call(): return 2\n")
-    assert push(documents, "mine", cache, COMPONENTS).created
-    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    assert (tmp_path / "elsewhere" / "graph.py").read_bytes() == b"def call(): return 2\n"
-
-
-def test_other_component_is_a_miss_that_names_it(documents, cache, tmp_path):
-    push(documents, "mine", cache, COMPONENTS)
-    with pytest.raises(NotInStore, match=r"torch 2\.13\.0 -> 2\.14\.0"):
-        pull(documents, "mine", tmp_path / "elsewhere", {**COMPONENTS, "torch": "2.14.0"})
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_pull_adds_what_is_missing_beside_equal_files_and_the_tool_s_own(documents, cache, tmp_path):
-    push(documents, "mine", cache, COMPONENTS)
-    target = tmp_path / "elsewhere"
-    target.mkdir(mode=0o700)
-    (target / "graph.py").write_bytes((cache / "graph.py").read_bytes())
-    (target / "own").write_bytes(b"the tool's own")
-    report = pull(documents, "mine", target, COMPONENTS)
-    assert contents(target) == {**kept(cache), "own": b"the tool's own"}
-    assert (report.num_new, report.num_kept) == (4, 1)
-
-
-def older_copy(documents: Documents, cache: Path, target: Path) -> None:
-    """A pulled directory, and a push since in which one file is another."""
-    push(documents, "mine", cache, COMPONENTS)
-    pull(documents, "mine", target, COMPONENTS)
-    (cache / "graph.py").write_bytes(b"def call(): return 1\n")
-    (cache / "more.py").write_bytes(b"")
-    push(documents, "mine", cache, COMPONENTS)
-
-
-def test_pull_over_an_older_copy_changes_nothing_and_names_what_differs(documents, cache, tmp_path):
-    older_copy(documents, cache, tmp_path / "elsewhere")
-    before = contents(tmp_path / "elsewhere")
-    with pytest.raises(Conflict, match=r"graph\.py.*--replace"):
-        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    assert contents(tmp_path / "elsewhere") == before
-
-
-def test_pull_that_replaces_leaves_one_version(documents, cache, tmp_path):
-    older_copy(documents, cache, tmp_path / "elsewhere")
-    report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=True)
-    assert contents(tmp_path / "elsewhere") == kept(cache)
-    assert (report.num_new, report.num_replaced, report.num_kept) == (1, 1, 4)
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5])
@@ -219,54 +155,6 @@ def test_pull_that_replaces_removes_what_only_an_earlier_one_put_there(documents
     assert not (target / "old").exists()
 
 
-def test_damaged_blob_of_a_newer_push_removes_nothing_of_the_earlier_pull(documents, cache, root, tmp_path):
-    two_versions(documents, cache, tmp_path / "elsewhere")
-    before = contents(tmp_path / "elsewhere")
-    overwrite(blob_path(root, b"new"), b"X" * 3)
-    with pytest.raises(Corrupt):
-        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=True)
-    assert contents(tmp_path / "elsewhere") == before
-
-
-def test_files_of_a_pull_under_other_keys_are_none_of_an_earlier_one(documents, cache, tmp_path):
-    push(documents, "mine", cache, {"model": "a"})
-    pull(documents, "mine", tmp_path / "elsewhere", {"model": "a"})
-    (cache / "graph.py").unlink()
-    push(documents, "mine", cache, {"model": "b"})
-    report = pull(documents, "mine", tmp_path / "elsewhere", {"model": "b"}, replace=True)
-    assert (report.num_removed, report.problems) == (0, ())
-
-
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("kind", ["directory", "empty directory"])
-def test_directory_where_a_file_was_pushed_is_named_and_stays(documents, cache, tmp_path, kind, replace):
-    push(documents, "mine", cache, COMPONENTS)
-    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    (tmp_path / "elsewhere" / "graph.py").unlink()
-    (tmp_path / "elsewhere" / "graph.py").mkdir()
-    if kind == "directory":
-        (tmp_path / "elsewhere" / "graph.py" / "own").write_bytes(b"own")
-    with pytest.raises(
-        Conflict, match=r"expected graph\.py to be a file, or absent, found a directory.*remove"
-    ):
-        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS, replace=replace)
-
-
-@pytest.mark.parametrize("target", ["own", ".", "nowhere"])
-def test_link_where_a_file_was_pushed_is_replaced_as_a_file_is(documents, cache, tmp_path, target):
-    push(documents, "mine", cache, COMPONENTS)
-    place = tmp_path / "elsewhere"
-    pull(documents, "mine", place, COMPONENTS)
-    (place / "own").write_bytes((place / "graph.py").read_bytes())
-    (place / "graph.py").unlink()
-    (place / "graph.py").symlink_to(target)
-    with pytest.raises(Conflict, match=r"other bytes in graph\.py"):
-        pull(documents, "mine", place, COMPONENTS)
-    assert pull(documents, "mine", place, COMPONENTS, replace=True).num_replaced == 1
-    assert contents(place) == {**kept(cache), "own": kept(cache)["graph.py"]}
-    assert not (place / "graph.py").is_symlink()
-
-
 def test_damaged_blob_is_corrupt_nothing_is_laid_out_and_a_push_repairs_it(documents, cache, root, tmp_path):
     push(documents, "mine", cache, COMPONENTS)
     data = b"{}"  # of one file only: two that are read at once may find it damaged, and gone
@@ -277,34 +165,6 @@ def test_damaged_blob_is_corrupt_nothing_is_laid_out_and_a_push_repairs_it(docum
     push(documents, "mine", cache, COMPONENTS)
     pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert contents(tmp_path / "elsewhere") == kept(cache)
-
-
-def test_missing_blob_is_a_miss_that_names_the_file(documents, cache, root, tmp_path):
-    push(documents, "mine", cache, COMPONENTS)
-    blob_path(root, b"{}").unlink()
-    with pytest.raises(NotInStore, match=r"ab/kernel\.json"):
-        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-
-
-def test_links_are_not_followed_and_said_to_be_left_out(documents, cache, tmp_path):
-    (tmp_path / "secret").write_text("secret")
-    (cache / "link").symlink_to(tmp_path / "secret")
-    assert push(documents, "mine", cache, COMPONENTS).left_out == (
-        "link: no regular file (a link, socket or device)",
-    )
-
-
-def test_file_that_others_can_write_is_left_out(documents, cache):
-    (cache / "graph.py").chmod(0o666)
-    (left_out,) = push(documents, "mine", cache, COMPONENTS).left_out
-    assert left_out.startswith("graph.py: ")
-    assert "0666" in left_out
-
-
-def test_directory_that_others_can_write_is_refused(documents, cache):
-    cache.chmod(0o777)
-    with pytest.raises(UnusableCache, match="0777"):
-        push(documents, "mine", cache, COMPONENTS)
 
 
 def test_unknown_tool_that_names_its_path_is_pulled_at_the_same_path_only(documents, cache, tmp_path):
@@ -318,41 +178,6 @@ def test_unknown_tool_that_names_its_path_is_pulled_at_the_same_path_only(docume
     assert contents(cache) == before
 
 
-def test_triton_groups_are_made_to_name_the_new_path(documents, tmp_path):
-    old, new = tmp_path / "old", tmp_path / "new"
-    (old / "HASH").mkdir(parents=True)
-    (old / "HASH" / "k.cubin").write_bytes(b"cubin")
-    group = {"child_paths": {"k.cubin": str(old / "HASH" / "k.cubin"), "other": f"{old}2/k.cubin"}}
-    (old / "HASH" / "__grp__k.json").write_text(json.dumps(group))
-    push(documents, "triton", old, COMPONENTS)
-    assert pull(documents, "triton", new, COMPONENTS).num_rewritten == 1
-    pulled = json.loads((new / "HASH" / "__grp__k.json").read_text())["child_paths"]
-    assert pulled == {"k.cubin": str(new / "HASH" / "k.cubin"), "other": f"{old}2/k.cubin"}
-    assert Path(pulled["k.cubin"]).read_bytes() == b"cubin"
-
-
-def test_vllm_handles_are_made_to_name_the_new_path(documents, tmp_path):
-    old, new = tmp_path / "old", tmp_path / "new"
-    (old / "c473/rank_0_0/backbone").mkdir(parents=True)
-    artifact = old / "c473/rank_0_0/backbone/artifact_0"
-    artifact.write_bytes(b"compiled")
-    handles = {((1, 8), 0, "inductor"): ("artifact_0", str(artifact))}
-    (old / "c473/rank_0_0/backbone/vllm_compile_cache.py").write_text(repr(handles))
-    push(documents, "vllm", old, COMPONENTS)
-    pull(documents, "vllm", new, COMPONENTS)
-    text = (new / "c473/rank_0_0/backbone/vllm_compile_cache.py").read_text()
-    assert text == repr(handles).replace(str(old), str(new))
-
-
-def test_relocation_to_a_path_that_files_may_quote_is_refused(documents, tmp_path):
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "__grp__k.json").write_text(json.dumps({"child_paths": {"k": f"{old}/k"}}))
-    push(documents, "triton", old, COMPONENTS)
-    with pytest.raises(Conflict, match="characters"):
-        pull(documents, "triton", tmp_path / 'with "quotes"', COMPONENTS)
-
-
 def test_require_refuses_to_push_without_a_key_and_to_pull_what_is_unsigned(root, cache, tmp_path):
     backend = DirectoryBackend(root)
     require = Documents(backend=backend, trust=Trust(policy="require"))
@@ -362,14 +187,6 @@ def test_require_refuses_to_push_without_a_key_and_to_pull_what_is_unsigned(root
     push(Documents(backend=backend, trust=Trust(policy="off")), "mine", cache, COMPONENTS)
     with pytest.raises(NotInStore, match="carries no signature"):
         pull(require, "mine", tmp_path / "elsewhere", COMPONENTS)
-
-
-def test_signed_push_is_pulled_by_who_trusts_the_signer(root, cache, tmp_path):
-    backend, signer = DirectoryBackend(root), generate_key_pair("ci")
-    push(Documents(backend=backend, trust=Trust(policy="require", signer=signer)), "mine", cache, COMPONENTS)
-    reader = Trust(policy="require", trusted={"ci": signer.public_key})
-    pull(Documents(backend=backend, trust=reader), "mine", tmp_path / "elsewhere", COMPONENTS)
-    assert contents(tmp_path / "elsewhere") == kept(cache)
 
 
 @pytest.mark.parametrize("tool", ["torchair", "inductor", "mine"])
@@ -400,13 +217,6 @@ def test_pulled_directory_is_refused_once_its_key_is_revoked(root, cache, tmp_pa
         admit(target, "require", {key_id(signer.public_key)})
 
 
-def test_directory_that_nobody_signed_is_not_signed_anew_by_a_push(root, cache):
-    mark_unverified(cache, "off")
-    trust = Trust(policy="require", signer=generate_key_pair("ci"))
-    with pytest.raises(UnusableCache, match="signed"):
-        push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS)
-
-
 @pytest.mark.parametrize("pushed", [".", "deep", "deep/in", "deep/in/ab"])
 @pytest.mark.parametrize("is_revoked", [True, False])
 def test_copies_are_not_signed_anew_with_a_directory_above_or_below(
@@ -424,46 +234,6 @@ def test_copies_are_not_signed_anew_with_a_directory_above_or_below(
             use(Documents(backend=backend, trust=later), "mine", tmp_path / "par" / pushed, COMPONENTS)
     with pytest.raises(RefusedCache):
         admit(tmp_path / "par" / pushed, "require", set(revoked))
-
-
-def test_what_lies_beside_a_pulled_directory_is_no_content_of_the_one_above(documents, cache, tmp_path):
-    push(documents, "mine", cache, COMPONENTS)
-    pull(documents, "mine", tmp_path / "par" / "in", COMPONENTS)
-    report = push(documents, "mine", tmp_path / "par", {"of": "par"})
-    assert (report.num_files, report.left_out) == (5, ())
-
-
-def test_user_s_own_file_of_a_name_that_is_ours_is_left_out_with_a_word(documents, cache):
-    (cache / ".signers").write_text("mine")
-    (cache / "ab" / ".signers").write_text("mine")
-    (cache / ".unverified").mkdir()
-    left_out = push(documents, "mine", cache, COMPONENTS).left_out
-    assert [line.partition(":")[0] for line in left_out] == [".signers", ".unverified", "ab/.signers"]
-
-
-def test_user_s_own_file_named_as_a_mark_is_none(root, cache):
-    (cache / ".signers").write_text("mine")
-    revoked = {"0" * 32: Revocation(key_id="0" * 32)}
-    trust = Trust(policy="require", signer=generate_key_pair("ci"), revoked=revoked)
-    assert push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS).created
-
-
-def test_copies_of_a_revoked_key_are_not_signed_anew_where_nobody_asks_for_signatures(root, cache):
-    mark_signers(cache, ["0" * 32])
-    trust = Trust(policy="off", revoked={"0" * 32: Revocation(key_id="0" * 32)})
-    assert push(Documents(backend=DirectoryBackend(root), trust=trust), "mine", cache, COMPONENTS).created
-    signing = replace(trust, signer=generate_key_pair("ci"))
-    with pytest.raises(RefusedCache):
-        push(Documents(backend=DirectoryBackend(root), trust=signing), "mine", cache, {"model": "b"})
-
-
-def test_marks_and_indexes_of_a_directory_stay_where_they_are(documents, cache, tmp_path):
-    mark_unverified(cache, "off")
-    mark_signers(cache, ["0" * 32])
-    push(documents, "torchair", cache, COMPONENTS)
-    report = pull(documents, "torchair", tmp_path / "elsewhere", COMPONENTS)
-    assert report.num_files == 5
-    assert not (tmp_path / "elsewhere" / ".signers").exists()
 
 
 def test_pull_takes_the_last_push_also_of_a_node_whose_clock_is_slow(documents, cache, tmp_path, monkeypatch):
@@ -487,22 +257,6 @@ def test_push_of_a_fast_clock_is_not_the_newest_for_ever_and_is_reported(
     push(documents, "mine", cache, COMPONENTS)
     assert pull(documents, "mine", tmp_path / "second", COMPONENTS).problems == ()
     assert (tmp_path / "second" / "graph.py").read_bytes() == b"newer"
-
-
-def test_pull_reads_only_the_newest_listing(documents, cache, tmp_path, monkeypatch):
-    for number in range(3):
-        (cache / "graph.py").write_bytes(b"%d" % number)
-        push(documents, "mine", cache, COMPONENTS)
-    opened: list[str] = []
-    real: Callable[[str], BinaryIO] = documents.backend.open
-
-    def noting(name: str) -> BinaryIO:
-        opened.append(name)
-        return real(name)
-
-    monkeypatch.setattr(documents.backend, "open", noting)
-    pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
-    assert sum(name.startswith(DIRECTORIES) for name in opened) == 1
 
 
 def test_listing_with_a_path_that_leaves_the_directory_is_refused():
@@ -534,18 +288,6 @@ def test_damaged_listing_is_skipped_for_an_older_one(documents, cache, root, tmp
     assert len(report.problems) == 1
 
 
-def test_pull_whose_staging_directory_cannot_be_removed_is_done(documents, cache, tmp_path, monkeypatch):
-    push(documents, "mine", cache, COMPONENTS)
-
-    def stale(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    monkeypatch.setattr(shutil, "rmtree", stale)
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    (tmp_path / "elsewhere" / "own").write_bytes(b"own")
-    assert pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS).num_new == len(kept(cache))
-
-
 def test_killed_pull_leaves_nothing_that_the_tool_would_see(documents, cache, tmp_path, monkeypatch):
     push(documents, "mine", cache, COMPONENTS)
 
@@ -557,3 +299,46 @@ def test_killed_pull_leaves_nothing_that_the_tool_would_see(documents, cache, tm
     with pytest.raises(KeyboardInterrupt):
         pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert contents(tmp_path / "elsewhere") == {}
+
+
+@pytest.fixture
+def small_cache(tmp_path: Path) -> Path:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    (directory / "graph.py").write_bytes(b"def call(): ...\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("tool", "components", "fault"),
+    [
+        ("a/b", {}, "tool.*has a slash"),
+        ("mine", {"k" * 5000: "v"}, "components"),
+        ("mine", {"k": "v" * (2 << 20)}, "components"),
+        (
+            "mine",
+            {str(number): "v" * (1 << 20) for number in range(20)},
+            f"at most {MAX_DOCUMENT_BYTES} bytes",
+        ),
+    ],
+)
+def test_what_a_listing_cannot_hold_is_refused_before_the_first_blob(
+    documents, small_cache, root, tool, components, fault
+):
+    with pytest.raises(UnusableCache, match=fault) as caught:
+        push(documents, tool, small_cache, components)
+    assert "one by one" in caught.value.remedy
+    assert stored(root, BLOBS) == []
+
+
+@pytest.mark.slow
+def test_largest_listing_that_is_made_can_be_read(tmp_path):
+    file = ListedFile(path="x" * 200, sha256="0" * 64, size_bytes=1, executable=False, names_root=False)
+    files = [file.model_copy(update={"path": f"{number:0200}"}) for number in range(45_000)]
+    data = make_listing("mine", {}, tmp_path, files).to_bytes()
+    assert MAX_DOCUMENT_BYTES * 0.8 < len(data) <= MAX_DOCUMENT_BYTES
+    assert len(parse_listing(data, "here").files) == len(files)
+    with pytest.raises(UnusableCache, match=f"at most {MAX_DOCUMENT_BYTES} bytes"):
+        make_listing("mine", {}, tmp_path, [*files, *(
+            file.model_copy(update={"path": f"y/{number:0190}"}) for number in range(10_000)
+        )])  # fmt: skip

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.options import Flat, Held, Nested, declared, samples, with_value
+from tests.support.options import declared, samples
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import options
 from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in
-from warmrank.worker.engines.torchair_options import translated
-from warmrank.worker.errors import NoCounterpart, NotPortable
+from warmrank.worker.errors import NotPortable
 
 PRIVATE = "/private/warmrank-torchair-x"
 CODE = """
@@ -74,12 +73,6 @@ def test_address_of_an_object_is_refused() -> None:
         portable(code().replace("'sum'", "'<function f at 0x7f0011223344>'"), own())
 
 
-def test_directory_of_the_compile_is_left_to_torchair_s_loader() -> None:
-    found = portable(code(), own())
-    assert PRIVATE not in found
-    assert "compile_configs[\"static_kernel_compile.compile_cache_dir\"] = ''" in found
-
-
 @pytest.mark.parametrize("labels", ["{'one', 'two', 'graph_7_x'}", "{'two', 'graph_7_x', 'one'}"])
 def test_sets_stand_in_one_order(labels: str) -> None:
     found = portable(code().replace("pool=", f"user_stream_label={labels}, pool="), own())
@@ -110,59 +103,8 @@ def test_device_of_another_rank_is_refused() -> None:
         portable(code(), own(device=("npu", 1)))
 
 
-def in_mode(mode: Any) -> CompilerConfig:
-    config = CompilerConfig()
-    config.mode = mode
-    return config
-
-
-def problems(config: CompilerConfig, theirs: Any, **more: Any) -> tuple[str, ...]:
-    with pytest.raises(NoCounterpart) as caught:
-        translated(config, theirs, **more)
-    found: tuple[str, ...] = caught.value.problems
-    assert all(problem in str(caught.value) for problem in found)
-    return found
-
-
-def test_both_names_must_not_contradict_each_other() -> None:
-    config = in_mode("npugraph_ex")
-    config.debug.aclgraph.static_capture_size_limit = 3
-    config.npugraphex_config.capture_limit = 4
-    (problem,) = problems(config, Flat())
-    assert problem == (
-        "config.debug.aclgraph.static_capture_size_limit = 3 and config.npugraphex_config.capture_limit = 4 "
-        "contradict each other, for both are TorchAir's capture_limit; set one of them"
-    )
-
-
-def test_a_value_that_the_installed_version_refuses_is_an_error() -> None:
-    theirs = Nested(clone_input=Held(True, (True,)))
-    (problem,) = problems(with_value("debug.aclgraph.clone_input", False, "reduce-overhead"), theirs)
-    assert problem == (
-        "config.debug.aclgraph.clone_input = False is refused by the installed TorchAir's "
-        "debug.aclgraph.clone_input (False is not among (True,))"
-    )
-
-
-def test_what_torchair_keeps_nothing_of_is_refused_only_where_it_is_to_be_kept() -> None:
-    config = with_value("debug.run_eagerly", True, "max-autotune")
-    (problem,) = problems(config, Nested())
-    assert 'engine="graph" does it' in problem
-    theirs = Nested()
-    translated(config, theirs, kept=False)
-    assert theirs.debug.run_eagerly.value == "1"
-
-
 @pytest.mark.parametrize("name", [name for name, _, _ in options(CompilerConfig()) if name != "mode"])
 def test_every_value_that_is_handed_over_counts_in_the_request_key(name: str, tmp_path: Path) -> None:
     option = declared(name)
     for value in samples(option, tmp_path):
         assert option.canonical(value) != option.canonical(option.default)
-
-
-def test_a_section_that_takes_any_name_is_not_believed() -> None:
-    theirs = Nested()
-    del theirs.aclgraph_config.__dict__["use_custom_pool"]
-    (problem,) = problems(with_value("aclgraph_config.use_custom_pool", (0, 7), "reduce-overhead"), theirs)
-    assert "config.aclgraph_config.use_custom_pool = (0, 7) has no counterpart" in problem
-    assert not hasattr(theirs.aclgraph_config, "use_custom_pool")

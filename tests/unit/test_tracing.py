@@ -1,11 +1,9 @@
-"""What `worker.torch_private.tracing` relies on: one whole graph of a method, which is not run."""
+"""Traces: what Dynamo gives, and what is refused by name."""
 
 from __future__ import annotations
 
 import dataclasses
-import dis
 import inspect
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,8 @@ from tests.support.small_models import Cached, Unfit
 from tests.support.tracing import compiled, misfits, tells_arguments, traced
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.torch_private.lowering import LoweredGraph
-from warmrank.worker.torch_private.symbols import Symbols, free_symbols, other_shape, size_text
-from warmrank.worker.torch_private.tracing import Trace, trace
+from warmrank.worker.torch_private.symbols import Symbols, free_symbols, size_text
+from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.ones(2, 4)
 
@@ -30,27 +28,6 @@ ROWS = torch.ones(2, 4)
 def store() -> Trace:
     """A method with a parameter, a buffer that it writes to, and a dynamic input."""
     return traced(Cached().store, ROWS)
-
-
-class Effects(nn.Module):
-    """Records that its body really ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(4))
-        self.cache: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.cache.add_(1.0)
-        return x + self.cache
-
-
-class Switches(nn.Module):
-    """Turns gradients on while it is traced."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        torch.set_grad_enabled(True)
-        return x * 2
 
 
 def unseen(x: torch.Tensor) -> torch.Tensor:
@@ -68,24 +45,6 @@ def test_capture_lifts_parameters_and_buffers_to_inputs(store: Trace) -> None:
         "L['self']._modules['linear']._parameters['weight']",
         "L['self']._modules['linear']._parameters['bias']",
     ]
-
-
-def test_capture_does_not_run_the_method() -> None:
-    model = Effects()
-    traced(model.forward, torch.ones(4))
-    assert torch.equal(model.cache, torch.zeros(4))
-
-
-def test_capture_gives_all_global_names_of_the_frame(store: Trace) -> None:
-    loaded = {item.argval for item in dis.get_instructions(store.frame) if item.opname == "LOAD_GLOBAL"}
-    assert store.graph_name in loaded
-    assert loaded <= store.external_names
-
-
-def test_capture_keeps_the_callers_grad_mode() -> None:
-    with torch.no_grad():
-        trace(Switches().forward, (ROWS,), {}, dynamic=True, decompositions={}, build=str)
-        assert not torch.is_grad_enabled()
 
 
 def test_capture_of_a_branch_on_data_gives_dynamos_reason_and_the_line() -> None:
@@ -176,10 +135,6 @@ def test_sizes_that_happen_to_be_equal_are_not_bound_to_each_other() -> None:
     assert "x'].size()[0] == " not in shape_conditions(nn.ReLU(), torch.ones(4, 4).clone())
 
 
-def test_view_puts_no_condition_on_its_base() -> None:
-    assert "_base" not in shape_conditions(nn.ReLU(), torch.ones(9, 7)[2:6, :4])
-
-
 def test_function_that_asks_for_a_base_is_refused_by_its_argument() -> None:
     class Asks(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -218,11 +173,6 @@ class Stacks(nn.Module):
         return torch.cat((x, x))
 
 
-class Pairs(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.view(-1, 2, 4) * 2
-
-
 @pytest.fixture(scope="module")
 def stacked() -> LoweredGraph:
     return traced(Stacks().forward, torch.ones(6, 4)).lowered
@@ -234,13 +184,6 @@ def test_size_of_a_result_is_an_expression_of_the_inputs(stacked: LoweredGraph) 
     size = symbols.outputs[0].shape[0]
     assert free_symbols(size) == {name}
     assert eval(size_text(size), {name: 5}) == 10  # noqa: S307 - an expression of sizes
-
-
-def test_operation_that_does_not_take_another_size_is_said() -> None:
-    lowered = traced(Pairs().forward, torch.ones(6, 4)).lowered
-    name = Symbols(lowered).of_size("L['x']", 0)
-    assert other_shape(lowered, {name: 8}) == ""
-    assert "an operation that works with it" in other_shape(lowered, {name: 7})
 
 
 WIDE = torch.ones(2, 8)
@@ -277,36 +220,24 @@ def test_exception_is_named_with_the_line_of_the_method(name: str, said: str, li
     assert str(error).startswith(f"{said} ({where}). ")
 
 
-def test_exception_that_the_caller_handles_is_not_taken_for_the_methods(capfd) -> None:
-    try:
-        Path("/no/such/file").read_text()
-    except FileNotFoundError:
-        error = raised("wide")
-    assert error.reason.startswith("RuntimeError: a and b must have same reduction dim")
-    assert not capfd.readouterr().err
-
-
-@tells_arguments
-def test_exception_of_a_called_method_names_both_lines() -> None:
-    error = raised("deep")
-    assert error.reason == "OwnError: ('mine', 3)"
-    assert error.where == (
-        f"faulty.py:{line_of('attend', 'raise')} in attend, "
-        f"from faulty.py:{line_of('deep', 'return')} in Faulty.deep"
-    )
-
-
-def test_advice_on_graph_breaks_is_not_given_and_dynamos_text_is_logged(caplog):
-    with caplog.at_level(logging.INFO, logger="warmrank.worker.torch_private.raised"):
-        error = raised("bad")
-    text = str(error)
-    assert "graph" not in text
-    assert "Dynamo" not in text
-    assert "Explanation" in caplog.text
-    assert "Explanation" in str(error.__cause__)
-
-
 @pytest.mark.parametrize("name", ["reads", "stops"])
 def test_graph_break_stays_one(name: str) -> None:
     with pytest.raises(GraphBreak, match=f"Faulty.{name} does not form one whole graph"):
         traced(getattr(Faulty(), name), WIDE)
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 5:
+            return x * 2
+        return x * 3
+
+
+def test_condition_has_its_line_and_its_size() -> None:
+    found = traced(Halves().forward, torch.ones(6, 4)).shape_lines
+    (line,) = [line for line in found if "x.shape[0] > 5" in line.frame[3]]
+    file, number, function, _ = line.frame
+    assert Path(__file__).name == Path(file).name
+    assert "if x.shape[0] > 5:" in Path(__file__).read_text("utf-8").splitlines()[number - 1]
+    assert function == "forward"
+    assert line.sources == {"L['x'].size()[0]"}

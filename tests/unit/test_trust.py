@@ -1,16 +1,63 @@
+"""Signatures: envelopes, keys, policies, marks of unsigned directories."""
+
 from __future__ import annotations
 
-import logging
+import errno
+import os
+from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.stored import make_partition, save_key_pair
-from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
-from warmrank.cache_store.records.manifest import parse_manifest
-from warmrank.cache_store.signing.keyring import Revocation, generate, generate_key_pair, key_id, revoke
-from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
+from tests.support.stored import (
+    LAUNCH_KEY,
+    backend_of,
+    make_partition,
+    open_store,
+    publish_launch,
+    save_key_pair,
+)
+from warmrank.cache_store.cache_dir.marks import (
+    UNVERIFIED,
+    Marks,
+    admit,
+    mark_signers,
+    mark_unverified,
+    marks_of,
+    permit_copies,
+    refuse_unverified,
+)
+from warmrank.cache_store.connect import TierSpec
+from warmrank.cache_store.connect import open_store as open_tiers
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted, UnusableCache
+from warmrank.cache_store.layout import BLOBS
+from warmrank.cache_store.signing.keyring import (
+    Revocation,
+    Signer,
+    generate,
+    generate_key_pair,
+    key_id,
+    load_public_key,
+    load_signer,
+    revoke,
+    save_private_key,
+    save_public_key,
+)
+from warmrank.cache_store.signing.trust import (
+    Envelope,
+    Producer,
+    Signature,
+    Trust,
+    TrustPolicy,
+    load_trust,
+    parse_envelope,
+    signed_message,
+)
 
 KEY, OTHER_KEY = "1" * 64, "2" * 64
 PAYLOAD = b'{"a":1}'
@@ -35,34 +82,13 @@ def refused(trust: Trust, data: bytes, *, key: str = KEY) -> str:
     return caught.value.reason
 
 
-def test_signed_document_is_opened():
-    assert READER.open_envelope("manifest", KEY, SEALED) == PAYLOAD
-
-
 def test_replay_under_another_key_is_refused():
     assert refused(READER, SEALED, key=OTHER_KEY) == "replayed"
-
-
-def test_replay_under_another_key_is_refused_with_trust_off():
-    assert refused(OFF, UNSIGNED, key=OTHER_KEY) == "replayed"
 
 
 def test_replay_as_another_kind_is_refused():
     with pytest.raises(Untrusted, match="made for 'manifest'"):
         READER.open_envelope("launch", KEY, SEALED)
-
-
-def test_producers_name_is_signed():
-    assert refused(READER, SEALED.replace(b'"name":"ci"', b'"name":"cj"')) == "bad_signature"
-
-
-def test_time_is_signed(tmp_path):
-    sealed = PUBLISHER.seal("manifest", KEY, make_partition(tmp_path).to_bytes())
-    assert parse_manifest(READER.open_envelope("manifest", KEY, sealed), "here").created.startswith(
-        "2026-01-31"
-    )
-    with pytest.raises(Corrupt, match="payload sha256"):
-        READER.open_envelope("manifest", KEY, sealed.replace(b"2026-01-31", b"2026-01-30"))
 
 
 @pytest.mark.parametrize("policy", ["require", "warn"])
@@ -80,10 +106,6 @@ def test_revoked_key_of_ones_own_signs_nothing(policy: TrustPolicy):
         own.seal("manifest", KEY, PAYLOAD)
 
 
-def test_revoked_key_of_ones_own_is_not_believed():
-    assert refused(Trust(policy="require", signer=SIGNER, revoked=REVOKED), SEALED) == "revoked"
-
-
 def test_replay_with_the_key_rewritten_is_refused():
     assert refused(READER, SEALED.replace(KEY.encode(), OTHER_KEY.encode()), key=OTHER_KEY) == "bad_signature"
 
@@ -92,27 +114,10 @@ def test_unsigned_is_refused_under_require():
     assert refused(READER, UNSIGNED) == "unsigned"
 
 
-def test_unsigned_is_taken_under_warn_with_a_warning(caplog):
-    assert WARNING_READER.open_envelope("manifest", KEY, UNSIGNED) == PAYLOAD
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "it carries no signature" in caplog.text
-
-
-def test_unknown_signer_is_refused_under_require():
-    stranger = Trust(policy="require", signer=STRANGER)
-    assert refused(READER, stranger.seal("manifest", KEY, PAYLOAD)) == "unknown_signer"
-
-
 def test_unknown_signer_who_takes_a_trusted_name_is_refused():
     impostor = generate_key_pair("ci")
     sealed = Trust(policy="require", signer=impostor).seal("manifest", KEY, PAYLOAD)
     assert refused(READER, sealed) == "unknown_signer"
-
-
-def test_unknown_signer_is_taken_under_warn_with_a_warning(caplog):
-    sealed = Trust(policy="require", signer=STRANGER).seal("manifest", KEY, PAYLOAD)
-    assert WARNING_READER.open_envelope("manifest", KEY, sealed) == PAYLOAD
-    assert "'stranger'" in caplog.text
 
 
 @pytest.mark.parametrize("policy", ["require", "warn"])
@@ -133,11 +138,6 @@ def test_seal_without_a_key_is_refused_under_require():
         READER.seal("manifest", KEY, PAYLOAD)
 
 
-def test_seal_signs_under_off_when_there_is_a_key():
-    sealed = Trust(policy="off", signer=SIGNER).seal("manifest", KEY, PAYLOAD)
-    assert READER.open_envelope("manifest", KEY, sealed) == PAYLOAD
-
-
 @given(position=st.integers(0, len(SEALED) - 1), bit=st.integers(0, 7))
 def test_flipped_bit_is_refused_or_harmless(position, bit):
     data = bytearray(SEALED)
@@ -147,18 +147,6 @@ def test_flipped_bit_is_refused_or_harmless(position, bit):
     except StoreError:
         return
     assert payload == PAYLOAD
-
-
-@given(payload=st.binary(max_size=200), key=st.binary(min_size=32, max_size=32).map(bytes.hex))
-def test_seal_round_trips(payload, key):
-    assert READER.open_envelope("launch", key, PUBLISHER.seal("launch", key, payload)) == payload
-
-
-def test_load_trust_reads_the_files_that_a_configuration_names(tmp_path):
-    private_path, public_path = save_key_pair(SIGNER, tmp_path)
-    publisher = load_trust("require", signing_key=private_path)
-    reader = load_trust("require", trusted_keys={"build": public_path})
-    assert reader.open_envelope("manifest", KEY, publisher.seal("manifest", KEY, PAYLOAD)) == PAYLOAD
 
 
 def test_load_trust_adds_keyring_and_files_up(tmp_path):
@@ -179,10 +167,6 @@ def test_load_trust_takes_revocations_from_keyring_and_config(tmp_path):
     }
 
 
-def test_load_trust_without_the_keyring_keeps_what_the_config_revokes(tmp_path):
-    assert set(load_trust("require", keyring=tmp_path / "gone", revoked=["1" * 32]).revoked) == {"1" * 32}
-
-
 def _with_signature_of(sealed: bytes, other: bytes) -> bytes:
     def value(data: bytes) -> bytes:
         return data.split(b'"value":"')[1][:128]
@@ -196,3 +180,233 @@ def test_newer_envelope_is_refused_as_what_nobody_signed():
     for trust in (WARNING_READER, OFF):
         with pytest.raises(NewerFormat):
             trust.open_envelope("manifest", KEY, newer)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+PRODUCER = Producer(name="ci", key_id="0" * 32)
+SIGNATURES = st.builds(
+    Signature,
+    name=st.from_regex(r"[a-z \u00e9]{1,8}", fullmatch=True),
+    key_id=st.binary(min_size=16, max_size=16).map(bytes.hex),
+    value=st.binary(min_size=64, max_size=64).map(bytes.hex),
+)
+
+
+def envelope_of(*, kind: str, key: str, payload: bytes, signature: Signature | None) -> Envelope:
+    digest = digest_bytes(payload)
+    return Envelope(kind=kind, key=key, payload=payload, digest=digest, signature=signature)
+
+
+ENVELOPES = st.builds(
+    envelope_of, kind=TEXT, key=TEXT, payload=st.binary(max_size=64), signature=st.none() | SIGNATURES
+)
+PLAIN_HEADER = envelope_of(kind="manifest", key="k", payload=b'{"a":1}', signature=None)
+P, OTHER = digest_bytes(b"p"), digest_bytes(b"P")
+
+
+def parse(data: bytes) -> Envelope:
+    return parse_envelope(data, what="manifest k", where="ac/ab/k")
+
+
+@given(ENVELOPES)
+def test_envelope_round_trips(envelope):
+    assert parse(envelope.to_bytes()) == envelope
+
+
+@given(st.binary(max_size=200))
+def test_parse_envelope_takes_no_garbage(data):
+    with pytest.raises(StoreError):
+        parse(data)
+
+
+@given(position=st.integers(0, len(PLAIN_HEADER.to_bytes()) - 1), bit=st.integers(0, 7))
+def test_flipped_bit_never_changes_the_payload_unnoticed(position, bit):
+    data = bytearray(PLAIN_HEADER.to_bytes())
+    data[position] ^= 1 << bit
+    try:
+        envelope = parse(bytes(data))
+    except StoreError:
+        return
+    assert envelope.payload == PLAIN_HEADER.payload
+    assert (envelope.kind, envelope.key) != (PLAIN_HEADER.kind, PLAIN_HEADER.key)
+
+
+@pytest.mark.parametrize("size_bytes", range(len(PLAIN_HEADER.to_bytes())))
+def test_truncated_envelope_is_corrupt(size_bytes):
+    with pytest.raises(Corrupt, match="ac/ab/k"):
+        parse(PLAIN_HEADER.to_bytes()[:size_bytes])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"key":"k"', b'"key": "k"'),
+        (b'"key":"k"', b'"key":"x","key":"k"'),
+        (b'"key":"k"', b'"key":"\\u006b"'),
+        (b'{"format":2,', b"{"),
+    ],
+    ids=["blank", "twice", "escape", "order"],
+)
+def test_envelope_has_one_spelling(old, new):
+    data = PLAIN_HEADER.to_bytes().replace(old, new)
+    if b"format" not in data:
+        data = data.replace(b'"signature"', b'"format":2,"signature"')
+    with pytest.raises(Corrupt, match="canonical JSON"):
+        parse(data)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("manifest", "kx"), ("launch", "k"), ("manifestk", "")])
+def test_signed_message_tells_kind_and_key_apart(kind, key):
+    assert signed_message(kind, key, P, PRODUCER) != signed_message("manifest", "k", P, PRODUCER)
+
+
+@pytest.fixture
+def signer() -> Signer:
+    return generate_key_pair("ci")
+
+
+def test_private_key_that_others_can_read_is_refused(signer, tmp_path):
+    private_path, _ = save_key_pair(signer, tmp_path)
+    private_path.chmod(0o640)
+    with pytest.raises(UnusableCache, match="mode 0640"):
+        load_signer(private_path)
+
+
+def test_key_file_is_never_overwritten(signer, tmp_path):
+    save_key_pair(signer, tmp_path)
+    other = generate_key_pair("ci")
+    with pytest.raises(UnusableCache, match="File exists"):
+        save_private_key(other, tmp_path / "ci.pem")
+    with pytest.raises(UnusableCache, match="File exists"):
+        save_public_key(other.public_key, tmp_path / "ci.pub.pem")
+    assert key_id(load_signer(tmp_path / "ci.pem").public_key) == key_id(signer.public_key)
+    assert key_id(load_public_key(tmp_path / "ci.pub.pem")) == key_id(signer.public_key)
+
+
+def test_load_signer_refuses_another_kind_of_key(tmp_path):
+    path = tmp_path / "ci.pem"
+    path.write_bytes(
+        X25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    path.chmod(0o600)
+    with pytest.raises(Corrupt, match="X25519"):
+        load_signer(path)
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_public_key_that_others_can_write_is_refused(signer, tmp_path, mode):
+    _, public_path = save_key_pair(signer, tmp_path)
+    public_path.chmod(mode)
+    with pytest.raises(UnusableCache, match="chmod 644"):
+        load_public_key(public_path)
+
+
+def test_what_was_fetched_before_its_key_was_revoked_is_not_used_after(root: Path, source: Path, cache: Path):
+    signer = generate_key_pair("ci")
+    own = key_id(signer.public_key)
+    publisher = open_tiers([TierSpec(location=str(root))], trust=Trust(policy="require", signer=signer))
+    ref = publisher.publish_partition(LAUNCH_KEY, make_partition(source), source).ref
+    trusting = Trust(policy="require", trusted={"ci": signer.public_key})
+    reader = open_tiers([TierSpec(location=str(root))], trust=trusting)
+    assert reader.fetch_partitions([ref], cache).faults == ()
+    revoking = Trust(
+        policy="require", trusted=trusting.trusted, revoked={own: Revocation(key_id=own, reason="stolen")}
+    )
+    wary = open_tiers([TierSpec(location=str(root))], trust=revoking)
+    with pytest.raises(UnusableCache, match=f"key {own} signed, which is revoked"):
+        wary.fetch_partitions([ref], cache)
+
+
+def test_single_blob_is_marked_with_every_key_that_may_have_named_it(root: Path, source: Path, cache: Path):
+    signer, other = generate_key_pair("ci"), generate_key_pair("other")
+    publisher = open_tiers([TierSpec(location=str(root))], trust=Trust(policy="require", signer=signer))
+    publisher.publish_partition(LAUNCH_KEY, partition := make_partition(source), source)
+    revoked = {key_id(other.public_key): Revocation(key_id=key_id(other.public_key), reason="old")}
+    trusted = {"ci": signer.public_key, "other": other.public_key}
+    reader = open_tiers(
+        [TierSpec(location=str(root))], trust=Trust(policy="require", trusted=trusted, revoked=revoked)
+    )
+    reader.fetch_blob(partition.artifacts[0].sha256, cache / "f", cache_root=cache)
+    assert [path.name for path in (cache / ".signers").iterdir()] == [key_id(signer.public_key)]
+
+
+ONE = "1" * 16
+
+
+@pytest.mark.parametrize("policy", ["require", "warn"])
+def test_directory_of_a_revoked_key_is_not_admitted(tmp_path, policy):
+    mark_signers(tmp_path, [ONE])
+    with pytest.raises(UnusableCache, match=f"key {ONE} signed, which is revoked"):
+        admit(tmp_path, policy, {ONE})
+
+
+def test_single_blob_is_not_copied_into_a_directory_of_a_revoked_key(tmp_path):
+    record = publish_launch(open_store(tmp_path / "store"), tmp_path / "source")
+    revoked = {ONE: Revocation(key_id=ONE, reason="stolen")}
+    store = open_store(tmp_path / "store", Trust(policy="warn", revoked=revoked))
+    entry = store.manifest(record.partitions[0].manifest_key).artifacts[0]
+    (tmp_path / "cache").mkdir(mode=0o700)
+    mark_signers(tmp_path / "cache", [ONE])
+    with pytest.raises(UnusableCache, match="revoked"):
+        store.fetch_blob(entry.sha256, tmp_path / "cache" / "f", cache_root=tmp_path / "cache")
+    assert not (tmp_path / "cache" / "f").exists()
+
+
+@pytest.mark.parametrize("policy", ["off", "require"])
+def test_marks_of_one_directory_are_those_of_the_next(tmp_path, policy):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "next").mkdir()
+    permit_copies(tmp_path / "one", policy, [ONE])
+    marks = marks_of(tmp_path / "one")
+    permit_copies(tmp_path / "next", marks.policy, marks.signers)
+    assert marks_of(tmp_path / "next") == marks == Marks(policy=policy, signers=frozenset([ONE]))
+
+
+def test_unverified_directory_is_refused_under_require(tmp_path):
+    mark_unverified(tmp_path, "off")
+    with pytest.raises(UnusableCache, match="use another cache_dir, or empty this one"):
+        refuse_unverified(tmp_path, "require")
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
+    """Each path that was flushed by its name, with what the mark there held by then."""
+    flushed: list[tuple[str, bytes]] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        mark = path if path.name == UNVERIFIED else path / UNVERIFIED
+        flushed.append((path.name, mark.read_bytes() if mark.exists() else b""))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return flushed
+
+
+def test_mark_is_durable_before_the_first_copy(tmp_path, synced, monkeypatch):
+    store = open_store(tmp_path / "store")
+    record = publish_launch(store, tmp_path / "source")
+    synced.clear()
+    before: list[list[str]] = []
+    real = backend_of(store).open
+
+    def note(name: str) -> BinaryIO:
+        if name.startswith(BLOBS):
+            before.append([path for path, _ in synced])
+        return real(name)
+
+    monkeypatch.setattr(backend_of(store), "open", note)
+    assert store.fetch_partitions(record.partitions, tmp_path / "cache").faults == ()
+    assert [flushed[:2] for flushed in before] == [[UNVERIFIED, "cache"]] * 2
+
+
+def test_mark_that_cannot_be_made_durable_stops_the_fetch(tmp_path, monkeypatch):
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(UnusableCache, match="Input/output error"):
+        mark_unverified(tmp_path, "off")

@@ -172,18 +172,6 @@ def test_equal_tensors_are_others() -> None:
     assert not watch.same([first, second])
 
 
-@pytest.mark.parametrize(
-    "other",
-    [None, 3, torch.eye(3).to_sparse(), torch.zeros((1,) * 6)],
-    ids=["nothing", "number", "sparse", "six dimensions"],
-)
-def test_what_cannot_be_read_is_not_watched(other: Any) -> None:
-    watch = TensorWatch((0, 1))
-    inputs = (matrix(), other)
-    assert all(watch.take(inputs) is None for _ in range(20))
-    assert not watch.same(inputs)
-
-
 def same(known: Metadata, tensors: Any) -> list[bool]:
     found = []
     for mode in (*MODES, *MODES):

@@ -13,18 +13,12 @@ from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.vllm_plugin.access import access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
-    Outcome,
-    files_digest,
-    node_lock,
     ranks_of,
     read_components,
-    read_outcomes,
     set_aside,
     write_components,
-    write_outcome,
 )
 from warmrank.orchestrator.vllm_plugin.factors import HASH, differences
-from warmrank.orchestrator.vllm_plugin.metrics import gauges
 
 COMPONENTS = {"device": "cuda:0", "machine cpu": "x86_64 avx2", HASH: "a" * 64}
 
@@ -35,22 +29,6 @@ def entry(tmp_path: Path) -> Entry:
     made.artifact.parent.mkdir(parents=True)
     made.artifact.write_bytes(b"artifact")
     return made
-
-
-def outcome(entry: Entry, **changes: object) -> Outcome:
-    given = {
-        "entry": entry.root.name,
-        "rank": entry.rank,
-        "model": "/models/tiny",
-        "outcome": "compiled",
-        "source": "",
-        "why": "the store has no such entry",
-        "fetch_s": 0.5,
-        "fetched_bytes": 0,
-        "compile_s": 60.0,
-        "at_s": 100.0,
-    }
-    return Outcome(**{**given, **changes})  # type: ignore[arg-type]
 
 
 def test_plugin_imports_nothing_unless_a_store_is_named():
@@ -105,38 +83,8 @@ def test_note_that_cannot_be_read_is_of_another_artifact(entry, text):
     assert ranks_of(entry) == {"rank_0_0": {}}
 
 
-def test_locks_and_temporary_files_are_no_change(entry):
-    before = files_digest(entry.root)
-    (entry.root / "locks").mkdir()
-    (entry.root / "locks" / "kernel").touch()
-    (entry.root / "model.1.tmp").touch()
-    assert files_digest(entry.root) == before
-    (entry.root / "kernel.so").touch()
-    assert files_digest(entry.root) != before
-
-
-def test_one_process_of_a_node_publishes(entry):
-    with node_lock(entry, timeout_s=0) as first, node_lock(entry, timeout_s=0) as second:
-        assert (first, second) == (True, False)
-
-
 def test_refused_entry_is_out_of_vllm_s_sight(entry):
     aside = set_aside(entry)
     assert not entry.artifact.exists()
     assert (entry.root / "inductor_cache").is_dir()
     assert (aside / "rank_0_0" / "model").read_bytes() == b"artifact"
-
-
-def test_outcomes_are_read_newest_first_and_shown_as_metrics(entry, tmp_path):
-    write_outcome(entry, outcome(entry))
-    other = Entry(root=entry.root, rank="rank_1_0")
-    write_outcome(other, outcome(other, outcome="loaded", source="store", why="", at_s=200.0))
-    (entry.state / "damaged.json").write_text("{")
-    found = read_outcomes(tmp_path)
-    assert [one.rank for one in found] == ["rank_1_0", "rank_0_0"]
-    assert [one.rank for one in read_outcomes(tmp_path, since_s=150)] == ["rank_1_0"]
-    assert "because the store has no such entry" in found[1].line()
-    assert "loaded from the store" in found[0].line()
-    (artifact, compile_s, *_) = gauges(found)
-    assert {sample.labels["outcome"] for sample in artifact.samples} == {"loaded", "compiled"}
-    assert [sample.value for sample in compile_s.samples] == [60.0, 60.0]

@@ -1,56 +1,45 @@
-"""What a user's entrypoint gets and returns, and what is said when it does not fit."""
+"""Workloads: entrypoints and scripts."""
 
 from __future__ import annotations
 
-import math
+import json
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.support.launching import rank_spec
 from tests.support.small_models import Plain
+from tests.support.stored import make_artifact, open_store
+from warmrank.cache_store.cache_dir.local import add_variant
+from warmrank.cache_store.digests import Digest, digest_file
+from warmrank.cache_store.store import Store
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
-from warmrank.examples.llama_weights import LlamaSizes, full_weights, shard
+from warmrank.examples.llama_weights import LlamaSizes, full_weights
 from warmrank.inference import cache_compile
-from warmrank.worker.errors import GroupError, WorkloadError
+from warmrank.worker import journal
+from warmrank.worker.errors import CompileForbidden, WorkloadError
+from warmrank.worker.rank import manifests
+from warmrank.worker.rank.script import journal_of, run_script
+from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload
+from warmrank.worker.results import FunctionResult, StageSeconds
+from warmrank.worker.runtime.artifact import ArtifactFile
 from warmrank.worker.runtime.runtime_state import declared_for
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
-
-Write = Callable[[str], str]
-
-
-class Group:
-    """Stands for a process group: size and rank are all that is asked for."""
-
-    def size(self) -> int:
-        return 4
-
-    def rank(self) -> int:
-        return 2
 
 
 def context(**groups: Any) -> RankContext:
     return RankContext(
         rank=3, world_size=8, local_rank=1, device_kind="cpu", device=torch.device("cpu"), groups=groups
     )
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a module that can be imported, and gives its name."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def written(text: str) -> str:
-        name = f"made_{len(list(tmp_path.iterdir()))}_{tmp_path.name}"
-        (tmp_path / f"{name}.py").write_text(text)
-        return name
-
-    return written
 
 
 @pytest.fixture
@@ -64,17 +53,6 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], str]:
     return entrypoint
 
 
-def test_context_says_rank_and_known_roles_when_a_role_is_unknown() -> None:
-    with pytest.raises(
-        GroupError, match=r"rank 3 has no process group with role 'pp'; known roles: tp, world"
-    ):
-        context(world=Group(), tp=Group()).group("pp")
-
-
-def test_context_without_the_group_is_a_group_of_one() -> None:
-    assert (context().group_size("tp"), context().group_rank("tp")) == (1, 0)
-
-
 def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(monkeypatch):
     def entry(_context: RankContext, *, layers: int = 2) -> Workload:
         raise AssertionError("it was called")
@@ -84,26 +62,6 @@ def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(mo
     with pytest.raises(WorkloadError, match=expected) as raised:
         build_workload("tests.support.small_models:entry", context(), {"nokey": 3})
     assert "layers: int = 2" in str(raised.value).replace("'", "")
-
-
-def test_entrypoint_whose_module_lacks_an_import_names_the_one_that_is_missing(write: Write) -> None:
-    name = write("import no_such_dependency\n")
-    with pytest.raises(WorkloadError, match="does not import: No module named 'no_such_dependency'"):
-        build_workload(f"{name}:f", context(), {})
-
-
-def test_entrypoint_that_returns_no_calls_is_refused(returned: Callable[[object], str]) -> None:
-    with pytest.raises(WorkloadError, match="returned no calls to warm up with"):
-        build_workload(returned(Workload(model=Plain(), calls=())), context(), {})
-
-
-def test_call_of_a_plain_method_is_refused_with_its_position(returned: Callable[[object], str]) -> None:
-    model = Plain()
-    good = Call(function=cache_compile(model.affine))
-    bad: Any = Call(function=model.affine)  # type: ignore[arg-type]
-    with pytest.raises(WorkloadError, match=r"calls\[1\] is method; expected warmrank.Call") as raised:
-        build_workload(returned(Workload(model=model, calls=(good, bad))), context(), {})
-    assert raised.value.position == 1
 
 
 def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(returned):
@@ -134,19 +92,6 @@ def small_model(sizes: LlamaSizes = SMALL) -> Any:
     return build_model(sizes, full_weights(sizes), cached=False)
 
 
-def context_llama(**groups: Any) -> RankContext:
-    return RankContext(
-        rank=0, world_size=1, local_rank=0, device_kind="cpu", device=torch.device("cpu"), groups=groups
-    )
-
-
-class GroupOfTwo:
-    """Stands for a process group where only its size is asked for."""
-
-    def size(self) -> int:
-        return 2
-
-
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_generated_logits_equal_the_reference(batch: int, kv_heads: int) -> None:
@@ -156,46 +101,11 @@ def test_generated_logits_equal_the_reference(batch: int, kv_heads: int) -> None
     assert result.max_error < llama.TOLERANCE / 10
 
 
-def test_cache_is_updated_in_place() -> None:
-    model = small_model()
-    cache = model.layers[0].attention.k_cache
-    prompt = llama.prompts(SMALL.batch, 7)
-    model(prompt, llama.positions(0, prompt))
-    assert model.layers[0].attention.k_cache.data_ptr() == cache.data_ptr()
-    assert cache[:, :, :7].abs().sum(-1).min() > 0
-    assert cache[:, :, 7:].abs().max() == 0
-
-
-def test_decode_does_not_see_what_an_earlier_prompt_left_in_the_cache() -> None:
-    model = small_model()
-    llama.generate(model, llama.prompts(SMALL.batch, 20), 6)
-    assert llama.check(model, full_weights(SMALL), (5,), 6, None).ok
-
-
 def test_check_fails_when_a_weight_is_wrong() -> None:
     model = small_model()
     model.layers[1].attention.wv.weight[0, 0] += 1
     result = llama.check(model, full_weights(SMALL), (5,), 2, None)
     assert not result.ok
-
-
-def test_check_fails_on_a_number_that_is_none() -> None:
-    model = small_model()
-    model.output.weight[0, 0] = math.nan
-    result = llama.check(model, full_weights(SMALL), (5,), 2, None)
-    assert not result.ok
-    assert result.max_error == math.inf
-
-
-def test_parts_of_all_ranks_sum_to_the_whole_layer() -> None:
-    weights = full_weights(SMALL)
-    x = torch.ones(3, SMALL.dim)
-    total = torch.zeros(3, SMALL.dim)
-    for rank in range(2):
-        part = shard(weights, rank, 2)
-        total += x @ part["layers.0.feed_forward.up.weight"].T @ part["layers.0.feed_forward.down.weight"].T
-    whole = x @ weights["layers.0.feed_forward.up.weight"].T @ weights["layers.0.feed_forward.down.weight"].T
-    torch.testing.assert_close(total, whole)
 
 
 @pytest.mark.parametrize(
@@ -214,31 +124,6 @@ def test_sizes_that_do_not_fit_are_refused(sizes: Any, message: str) -> None:
         LlamaSizes(**sizes)
 
 
-def test_split_that_does_not_come_out_even_is_refused() -> None:
-    sizes = LlamaSizes(layers=1, dim=32, heads=4, kv_heads=1, hidden=48)
-    group: Any = GroupOfTwo()
-    with pytest.raises(ValueError, match="kv_heads = 1 cannot be split over 2 tensor-parallel ranks"):
-        build_model(sizes, full_weights(sizes), group=group, cached=False)
-
-
-def test_unknown_argument_is_refused_with_the_nearest() -> None:
-    with pytest.raises(WorkloadError, match=r"no argument 'layer'; did you mean layers\?"):
-        llama.workload(context_llama(), layer=2)
-
-
-def test_pipeline_stages_are_refused() -> None:
-    with pytest.raises(WorkloadError, match=r"parallel\.pp is 2, set it to 1"):
-        llama.workload(context_llama(pp=GroupOfTwo()))
-
-
-@pytest.mark.parametrize(
-    "lengths", [{"prompt_len": 1}, {"check_prompt_len": 250}, {"num_tokens": 0}, {"max_seq": 40}]
-)
-def test_prompt_that_does_not_fit_the_cache_is_refused(lengths: Any) -> None:
-    with pytest.raises(WorkloadError, match="expected prompts of at least 2 bytes"):
-        llama.workload(context_llama(), **lengths)
-
-
 def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:
     sizes = ["--layers=1", "--dim=32", "--heads=4", "--kv-heads=2", "--hidden=48", "--batch=1"]
     monkeypatch.setattr("sys.argv", ["llama.py", "--prompt-len=5", "--num-tokens=3", *sizes])
@@ -246,3 +131,159 @@ def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:
     out = capsys.readouterr().out
     assert out.startswith("b'Alice' -> [")
     assert "3 tokens for 1 prompts in" in out
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RankSpec:
+    return rank_spec(
+        tmp_path / "cache", rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1,
+        master_addr="node0", master_port=29500, entrypoint="",
+    )  # fmt: skip
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def test_script_finds_torchruns_variables(spec: RankSpec, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    run_script(
+        spec, script(tmp_path, f"import json, os\njson.dump(dict(os.environ), open({str(out)!r}, 'w'))"), ()
+    )
+    found: dict[str, Any] = json.loads(out.read_text())
+    expected = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500",
+        "TORCHAIR_CACHE_HOME": spec.cache_dir,
+        "WARMRANK_JOURNAL": str(journal_of(spec)),
+    }
+    assert {name: found.get(name) for name in expected} == expected
+
+
+def test_script_that_misses_where_compiling_is_forbidden_says_so(spec: RankSpec, tmp_path: Path) -> None:
+    text = """
+    from warmrank.worker import journal
+    journal.append_forbidden("M.a", "M.a would have to be compiled")
+    raise SystemExit(1)
+    """
+    with pytest.raises(CompileForbidden, match=r"M.a would have to be compiled") as raised:
+        run_script(spec, script(tmp_path, text), ())
+    assert raised.value.function == "M.a"
+
+
+ARTIFACT = make_artifact()
+OUTCOMES = st.sampled_from(["compiled", "loaded", "adopted"])
+SECONDS = st.builds(StageSeconds, trace_s=st.floats(0, 9), load_s=st.floats(0, 9))
+RESULTS = st.builds(
+    FunctionResult,
+    function=st.text(),
+    ok=st.booleans(),
+    outcome=OUTCOMES,
+    reason=st.text(),
+    digest=st.text("0123456789abcdef"),
+    size_bytes=st.integers(0),
+    path=st.text(),
+    seconds=SECONDS,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "journal.jsonl"
+    monkeypatch.setenv("WARMRANK_JOURNAL", str(path))
+    return path
+
+
+def result(function: str = "M.f") -> FunctionResult:
+    return FunctionResult(function=function, ok=True, outcome="compiled", reason="")
+
+
+@given(results=st.lists(RESULTS, max_size=3))
+def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMRANK_JOURNAL", str(path))
+        for item in results:
+            journal.append(item, ARTIFACT, Path("/cache"))
+    assert [entry for entry, _ in journal.read(path)] == results
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("WARMRANK_JOURNAL", raising=False)
+    monkeypatch.setenv("WARMRANK_JOURNAL_DIR", str(tmp_path))
+    return tmp_path
+
+
+MODEL_DIR = "M_dynamic_aclgraphcache_0f"
+LAUNCH_KEY = "0f" * 32
+
+
+@pytest.fixture
+def spec_manifests(tmp_path: Path) -> RankSpec:
+    return rank_spec(tmp_path / "cache", rank=1, world_size=2, entrypoint="")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store")
+
+
+def look_up(
+    spec_manifests: RankSpec,
+    function: str,
+    *,
+    outcome: Any = "compiled",
+    root: Path | None = None,
+    **changed: Any,
+) -> Path:
+    """Leave an artifact and an entry in the journal, as a script's look-up does."""
+    artifact = make_artifact(name=f"{function}(x)", **changed)
+    root = root or Path(spec_manifests.cache_dir)
+    name = function.rpartition(".")[2]
+    path = add_variant(root / MODEL_DIR / "world2global_rank1" / name, artifact.to_bytes())
+    digest = digest_file(path)
+    result = FunctionResult(
+        function=function, ok=True, outcome=outcome, reason="", digest=digest.sha256,
+        size_bytes=digest.size_bytes, path=str(path), runtime_state=artifact.guards.runtime_state,
+    )  # fmt: skip
+    journal_of(spec_manifests).parent.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARMRANK_JOURNAL", str(journal_of(spec_manifests)))
+        journal.append(result, artifact, root)
+    return path
+
+
+# Of a script.
+
+
+def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: RankSpec) -> None:
+    file = ArtifactFile(name="ge_cache_0123456789abcdef.pt2", sha256="0123456789abcdef" * 4, size_bytes=7)
+    path = look_up(spec_manifests, "M.decode", files=(file,))
+    directory = path.parent.relative_to(spec_manifests.cache_dir).as_posix()
+    entries = {entry.path: entry.digest for entry in manifests.of_script(spec_manifests).artifacts}
+    assert entries == {
+        f"{directory}/compiled_module": digest_file(path),
+        f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
+    }
+
+
+# Publishing.
+
+
+def test_publish_names_functions_whose_compile_is_not_deterministic(spec_manifests, store, tmp_path):
+    other = rank_spec(tmp_path / "other", rank=1, world_size=2, entrypoint="")
+    look_up(spec_manifests, "M.f", sections={"graph.py": b"1"})
+    look_up(other, "M.f", sections={"graph.py": b"2"})
+    found = [
+        manifests.publish(store, LAUNCH_KEY, manifests.of_script(rank), Path(rank.cache_dir)).conflicts
+        for rank in (spec_manifests, other)
+    ]
+    assert found == [(), ("M.f",)]

@@ -208,7 +208,7 @@ def _no_device(kind: str) -> DeviceUnavailable:
 def _import_torch_npu() -> None:
     """It makes itself ``torch.npu``; where its autoload is switched off, nobody has done that before."""
     try:
-        import torch_npu  # type: ignore[import-not-found]  # noqa: F401
+        import torch_npu  # noqa: F401
     except ImportError as error:
         msg = (
             f"device kind npu needs torch_npu on top of CANN, and it does not import: {error}. Install "

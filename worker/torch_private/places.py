@@ -244,7 +244,7 @@ def borrowed(tensors: list[torch.Tensor], keep: Any) -> list[torch.Tensor]:
 def _borrowed(tensor: torch.Tensor, storages: dict[int, Any], keep: Any) -> torch.Tensor:
     if tensor.device.type == "npu":
         # An NPU's storage has a format of its own, which only torch_npu can carry over.
-        import torch_npu  # type: ignore[import-not-found]
+        import torch_npu
 
         copy: torch.Tensor = torch_npu._C._weak_ref_tensor(tensor)
         _keep(copy.untyped_storage(), keep)

@@ -1,0 +1,108 @@
+"""Real disks: full, hung, and without power in the middle of a publish."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.loop_mounts import NAMESPACE, FileSystem, why_not
+from tests.support.stored import REPOSITORY
+
+pytestmark = pytest.mark.faults
+
+FILE_SYSTEMS: tuple[FileSystem, ...] = ("ext4", "xfs")
+FILLS_A_ROUND = 0.1
+IN_A_SHORT_RUN = 2
+SHORT_RUN_ROUNDS = 10
+CUTS_A_ROUND = 5  # for each of two ways to flush, so 2,000 a file system in 200 rounds
+
+
+def found_by(module: str, *arguments: str, on: FileSystem = "ext4") -> dict[str, Any]:
+    """What a module of `tests.support` says that mounts file systems where nobody else sees them."""
+    if reason := why_not(on):
+        pytest.skip(reason)
+    command = [*NAMESPACE, sys.executable, "-m", f"tests.support.{module}", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+def test_full_disk_refuses_and_harms_nothing(rooms, fault_rounds):
+    """What was committed stays whole; once there is room again publish and fetch go through."""
+    for turn in range(max(1, int(fault_rounds * FILLS_A_ROUND))):
+        found = found_by("full_disk", str(rooms.fresh()), str(turn * 1_000))
+        assert found["committed"] > 0
+        assert "No space left on device" in found["refusal"]
+        assert "No space left on device" in "".join(found["fetch on the full disk"])
+        assert (found["faults"], found["afterwards"]) == ([], [])
+
+
+def test_publish_to_a_hung_store_ends_without_it(tmp_path):
+    found = found_by("hung_store", str(tmp_path), "far")
+    assert "no answer within 1 s" in found["outcome"]
+    assert (found["was_frozen"], found["states"]) == (True, ["away"])
+    # The verb that was left behind woke up by now, and did no harm.
+    assert (found["faults_after"], found["manifests_after"]) == ([], 0)
+
+
+@pytest.mark.slow
+def test_publish_goes_on_in_the_near_place_while_the_far_one_hangs(tmp_path):
+    found = found_by("hung_store", str(tmp_path), "near,far")
+    assert found["outcome"] == "created: True"
+    assert (found["was_frozen"], found["states"]) == (True, ["used", "away"])
+    assert ["no answer within 1 s" in line for line in found["problems"]] == [True]
+    assert (found["faults_after"], found["manifests_after"]) == ([], 0)
+
+
+def cut(work: Path, file_system: FileSystem, **options: Any) -> dict[str, Any]:
+    argument = json.dumps({"work": str(work), "file_system": file_system, **options})
+    toll = found_by("power_cut", argument, on=file_system)
+    print(f"{file_system}, {options}: {toll}")  # noqa: T201 - figures for docs/architecture.md
+    return toll
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("flush", ["syncfs", "fsync"])
+@pytest.mark.parametrize("file_system", FILE_SYSTEMS)
+def test_power_cut_loses_nothing_that_was_acknowledged(room, file_system, flush, fault_rounds):
+    """An acknowledged launch is there to the last byte; any other is whole or absent; publishing goes on."""
+    cuts = fault_rounds * (IN_A_SHORT_RUN if fault_rounds < SHORT_RUN_ROUNDS else CUTS_A_ROUND)
+    toll = cut(room, file_system, flush=flush, cuts=cuts)
+    assert (toll["lost"], toll["torn"], toll["examples"]) == (0, 0, [])
+    assert toll["cuts"] == cuts
+    assert toll["acknowledged"] > 0
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("flush", ["syncfs", "fsync"])
+@pytest.mark.parametrize("file_system", FILE_SYSTEMS)
+def test_power_cut_without_any_flush_is_noticed(room, file_system, flush):
+    """The same harness, the flush taken out: it must report losses, or it could not report any."""
+    assert cut(room, file_system, flush=flush, cuts=3, leave="both")["lost"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_system", FILE_SYSTEMS)
+def test_power_cut_without_the_flush_of_bytes_is_noticed(room, file_system):
+    """Names flushed, bytes not: files without their bytes must be reported."""
+    assert cut(room, file_system, flush="fsync", cuts=3, leave="files")["torn"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_system", FILE_SYSTEMS)
+def test_power_cut_without_the_flush_of_names_is_noticed(room, file_system):
+    """Bytes flushed, names not: records that are gone must be reported."""
+    assert cut(room, file_system, flush="fsync", cuts=40, leave="names", until_lost=True)["lost"] > 0
+
+
+def test_power_cut_leaves_no_mount_behind(room):
+    """The harness mounts where nobody else sees it."""
+    before = Path("/proc/self/mounts").read_text()
+    cut(room, "ext4", flush="fsync", cuts=1)
+    assert str(room) not in before + Path("/proc/self/mounts").read_text()

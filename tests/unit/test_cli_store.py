@@ -1,0 +1,382 @@
+"""The command line on stores: ls, explain, sync, evict, keys, init."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.support.launching import loaded_config, store_launch
+from tests.support.processes import python
+from tests.support.stored import (
+    FUNCTIONS,
+    blob_path,
+    open_store,
+    overwrite,
+    publish_launch,
+    save_key_pair,
+    stored,
+)
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.cache_dir.marks import mark_signers
+from warmrank.cache_store.connect import TierSpec
+from warmrank.cache_store.connect import open_store as open_tiers
+from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
+from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.keys import nearest
+from warmrank.cache_store.records.documents import Documents
+from warmrank.cache_store.signing.keyring import (
+    Revocation,
+    generate,
+    generate_key_pair,
+    key_id,
+    load_public_key,
+    private_path,
+    public_path,
+    read_keyring,
+    revoke,
+)
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
+from warmrank.cache_store.sync.pull import plan_pull, pull
+from warmrank.cache_store.sync.push import push
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.look.explain import Explanation, explain
+from warmrank.orchestrator.look.store_contents import open_if_there, open_to_look, show_partition
+from warmrank.worker.keys.environment import environment
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    (directory / "kernel").write_bytes(b"compiled")
+    return directory
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["store", "sync", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_push_and_pull_through_the_command_line(cache, tmp_path):
+    store, keys = ("--store", tmp_path / "store"), ("--key", "torch", "--key", "model=llama-8b")
+    assert run("push", "mine", cache, *store, *keys)[0] == 0
+    assert run("pull", "mine", tmp_path / "new", *store, *keys)[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    run("push", "mine", cache, *store, "--key", "model=llama-8b")
+    code, text = run("pull", "mine", tmp_path / "new", *store, "--key", "model=llama-70b")
+    assert (code, "llama-8b -> llama-70b" in text) == (3, True)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_pull_of_nothing_into_what_a_revoked_key_signed_exits_4(tmp_path, keyring, shared, is_there):
+    target = tmp_path / "new"
+    target.mkdir(mode=0o700)
+    mark_signers(target, ["0" * 32])
+    revoke(keyring, Revocation(key_id="0" * 32))
+    if is_there:
+        open_store(shared)
+    code, text = run("pull", "mine", target, "--store", shared)
+    assert (code, "revoked" in text) == (4, True)
+
+
+def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    run("push", "mine", cache, *store)
+    (tmp_path / "new").mkdir(mode=0o700)
+    (tmp_path / "new" / "kernel").write_bytes(b"another")
+    code, text = run("pull", "mine", tmp_path / "new", *store)
+    assert (code, "--replace" in text) == (4, True)
+    assert run("pull", "mine", tmp_path / "new", *store, "--replace")[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+@pytest.fixture
+def keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    generate(tmp_path / "config" / "warmrank" / "keys", "ci")
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A store that others can write, so that it asks for signatures."""
+    store = tmp_path / "store"
+    store.mkdir()
+    store.chmod(0o777)
+    return store
+
+
+def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_trusts(
+    cache, tmp_path, keyring, shared
+):
+    code, text = run("push", "mine", cache, "--store", shared)
+    assert (code, "--signing-key" in text) == (4, True)
+    assert run("push", "mine", cache, "--store", shared, "--signing-key", "ci")[0] == 0
+    (keyring / "ci.pem").unlink()  # whoever only reads has the public key
+    assert run("pull", "mine", tmp_path / "new", "--store", shared)[0] == 0
+    assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+CHILD = """
+import json, torch
+from torch._dynamo.utils import counters
+compiled = torch.compile(lambda x: x.sin() + 1)
+compiled(torch.ones(8))
+print(json.dumps({name: counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")}))
+"""
+
+
+def run_inductor(cache: Path) -> dict[str, int]:
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+    environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # they take longer than one small kernel
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environ, capture_output=True, text=True, check=True, timeout=400
+    )
+    counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++ on a CPU: no g++ here")
+def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
+    documents = Documents(backend=DirectoryBackend(tmp_path / "store"), trust=Trust(policy="off"))
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir(mode=0o700)
+    assert run_inductor(old) == {"fxgraph_cache_hit": 0, "fxgraph_cache_miss": 1}
+    push(documents, "inductor", old, {})
+    shutil.rmtree(old)
+    pull(documents, plan_pull(documents, "inductor", new, {}))
+    assert run_inductor(new) == {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 0}
+
+
+DAY_S = 86400.0
+LATER = "2026-02-28T12:00:00+00:00"
+
+
+@pytest.fixture
+def store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Two launches of one key, 40 days ago by the clock of the evict."""
+    store = open_store(root)
+    publish_launch(store, tmp_path / "old", functions={0: {"Llama.decode": b"old"}})
+    publish_launch(store, tmp_path / "new", created=LATER)
+    monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
+    return store
+
+
+def run_on_store(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def done(*arguments: object) -> str:
+    result = run_on_store(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def old_record(store: Store) -> str:
+    return store.stored_launches()[-1].name
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o700])
+def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch, mode):
+    """What nobody signed is newer, and pushes out nothing."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    signer = generate(tmp_path / "config" / "warmrank" / "keys", "ci")
+    signed = publish_launch(open_store(root, Trust(policy="require", signer=signer)), source)
+    publish_launch(open_store(root), tmp_path / "other", functions={0: {"Llama.decode": b"unsigned"}})
+    root.chmod(mode)
+    monkeypatch.setattr(evicting, "store_time_s", lambda backend: time.time() + 40 * DAY_S)
+    done("store", "evict", "--store", root, "--max-size", "1B")
+    assert open_store(root).launches() == (signed,)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--older-than", "30"), ("--max-size", "500"), ("--grace", "tomorrow"), ("--keep", "-1")]
+)
+def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
+    assert run_on_store("store", "evict", "--store", root, *arguments).exit_code == 2
+
+
+def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
+    digest = old_record(store).rpartition("/")[2]
+    assert "baseline" in done("store", "pin", digest[:12], "--store", root, "--reason", "baseline")
+    done("store", "evict", "--store", root, "--older-than", "30d")
+    assert len(store.launches()) == 2
+    assert "nothing is pinned" in done("store", "pin", digest[:12], "--store", root, "--remove")
+    done("store", "evict", "--store", root, "--older-than", "30d")
+    assert len(store.launches()) == 1
+
+
+@pytest.fixture(autouse=True)
+def keys_keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+def keys_run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["keys", *(str(argument) for argument in arguments)])
+
+
+def keys_done(*arguments: str | Path) -> str:
+    result = keys_run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys_keyring):
+    keys_done("generate", "ci")
+    keys_keyring.chmod(0o777)
+    assert keys_run("generate", "other").exit_code == 4
+    keys_keyring.chmod(0o700)
+    (keys_keyring / "trusted" / "theirs.pub.pem").write_text("damaged")
+    assert keys_run("generate", "other").exit_code == 4
+    assert not private_path(keys_keyring, "other").exists()
+
+
+def init(tmp_path: Path, mode: str) -> tuple[int, str]:
+    config = tmp_path / "launch.yaml"
+    config.write_text(
+        "workload: {entrypoint: 'warmrank.examples.llama:workload'}\nranks: 1\n"
+        f"store: {{path: {tmp_path / 'store'}, mode: {mode}}}\n"
+    )
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["store", "init", str(config)])
+    return result.exit_code, result.output
+
+
+def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
+    spec = TierSpec(location=str(tmp_path / "mnt" / "store"), mode="required")
+    with pytest.raises(StoreUnavailable, match="warmrank store init") as caught:
+        open_tiers([spec], trust=Trust(policy="off"))
+    assert caught.value.required
+    assert not (tmp_path / "mnt").exists()
+
+
+def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
+    keys_done("generate", "ci")
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    keys_done("trust", file)
+    keys_done("revoke", "1" * 32, "--reason", "stolen")
+    keys = {line["name"]: line for line in json.loads(keys_done("list", "--json"))["keys"]}
+    states = {
+        name: (line["own"], line["trusted"], line["revoked"] is not None) for name, line in keys.items()
+    }
+    assert states == {"ci": (True, True, False), "theirs": (False, True, False), "": (False, False, True)}
+    assert "stolen" in keys_done("list")
+
+
+def test_revoke_takes_name_id_and_files(tmp_path, keys_keyring):
+    keys_done("generate", "ci")
+    theirs, other = generate_key_pair("theirs"), generate_key_pair("other")
+    private, _ = save_key_pair(theirs, tmp_path)
+    for text in ("ci", private, key_id(other.public_key)):
+        assert "is revoked now" in keys_done("revoke", text)
+    own = load_public_key(public_path(keys_keyring, "ci"))
+    assert {item.name for item in read_keyring(keys_keyring).revoked.values()} == {"ci", "theirs", ""}
+    assert set(read_keyring(keys_keyring).revoked) == {
+        key_id(key) for key in (own, theirs.public_key, other.public_key)
+    }
+
+
+def test_init_makes_a_required_store_once(tmp_path):
+    assert init(tmp_path, "required") == (0, f"made: {tmp_path / 'store'}\n")
+    assert init(tmp_path, "required") == (0, f"there already: {tmp_path / 'store'}\n")
+
+
+def test_verify_repair_moves_damage_away_and_says_so(store, root):
+    path = blob_path(root, FUNCTIONS["Llama.decode"])
+    overwrite(path, b"damaged")
+    plain = run_on_store("store", "verify", "--store", root)
+    assert (plain.exit_code, path.exists(), "repair:" in plain.stdout) == (4, True, False)
+    repaired = run_on_store("store", "verify", "--store", root, "--repair")
+    assert (repaired.exit_code, path.exists()) == (4, False)
+    assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
+    assert path.name in stored(root, "quarantine")[0].name
+
+
+OLDER = "2026-01-01T12:00:00+00:00"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    config = loaded_config(tmp_path)
+    store_launch(config, tmp_path / "work")
+    return config
+
+
+def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock_of_its_maker(
+    config, tmp_path
+):
+    other = config.model_copy(update={"device": "npu"})
+    store_launch(other, tmp_path / "other", created=OLDER)
+    view = show_partition(open_to_look(config, None), "world2global_rank0")
+    assert view.created == OLDER
+    assert len(view.others) == 1
+
+
+OTHER_TORCH = {**environment(), "torch": "2.12.0"}
+
+
+@pytest.fixture
+def config_launch(tmp_path: Path) -> Config:
+    return loaded_config(tmp_path)
+
+
+def explained(config_launch: Config) -> Explanation:
+    return explain(config_launch, open_if_there(config_launch))
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_before_the_first_launch_there_is_no_store_yet(config_launch: Config, tmp_path: Path, is_made: bool):
+    if is_made:
+        (tmp_path / "store").mkdir()
+    found = explained(config_launch)
+    assert found.outlook == "compile"
+    assert found.store == str(tmp_path / "store")
+    assert str(NoStoreYet(what="store", where=found.store)) in found.verdict
+    assert f"relative paths are read from {Path.cwd()}" in found.verdict
+    with pytest.raises(NoStoreYet) as caught:
+        open_to_look(config_launch, None)
+    assert str(caught.value) in found.verdict
+
+
+def test_other_environment_compiles_and_names_what_differs(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work", here=OTHER_TORCH)
+    found = explained(config_launch)
+    assert found.outlook == "compile"
+    assert f"torch 2.12.0 -> {environment()['torch']}" in found.verdict
+
+
+def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_path: Path):
+    store_launch(config_launch, tmp_path / "work")
+    code = (
+        "import sys\n"
+        "from warmrank.orchestrator.cli.main import app\n"
+        f"app(['explain', {str(tmp_path / 'tiny.yaml')!r}], standalone_mode=False)\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)\n"
+    )
+    python("-c", code)
+
+
+ASKED = {"torch": "2.13.1", "cann": "9.0", "soc": "910B"}
+FAR = ("world 4", {"torch": "2.12.0", "cann": "8.0", "soc": "910B"})
+NEAR = ("world 2", {"torch": "2.13.0", "cann": "9.0", "soc": "910B"})
+
+
+def test_nearest_has_the_fewest_changes():
+    found = nearest(ASKED, [FAR, NEAR])
+    assert found is not None
+    assert (found.label, [str(change) for change in found.changes]) == ("world 2", ["torch 2.13.0 -> 2.13.1"])

@@ -1,0 +1,350 @@
+"""Configs before a launch: check, schema, what this machine has, the shipped ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import jsonschema
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from warmrank.orchestrator.cli.config import SchemaOf, schema_of, schema_text
+from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.entrypoint import entrypoint_fault, missing_module, shadow
+from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload
+from warmrank.orchestrator.config.reading import load, parse, read_yaml
+from warmrank.orchestrator.errors import ConfigError
+
+MINIMAL = "workload: {entrypoint: json:dumps}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_check_names_every_mistake_and_ends_with_two(file: Path):
+    file.write_text(MINIMAL + "guards: never\nmax_round: 3\n")
+    result = run("config", "check", file)
+    assert result.exit_code == 2
+    assert "2 problems" in result.stderr
+    assert "did you mean max_rounds?" in result.stderr
+
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
+NAMES: tuple[SchemaOf, ...] = get_args(SchemaOf)
+LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
+
+
+def kept(name: str) -> Path:
+    return ROOT / "docs" / "schemas" / f"{name}.schema.json"
+
+
+def complaints(name: SchemaOf, data: object) -> list[str]:
+    return [error.message for error in jsonschema.Draft202012Validator(schema_of(name)).iter_errors(data)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schema_that_is_kept_is_up_to_date(name: SchemaOf):
+    remedy = f"warmrank config schema --of {name} > docs/schemas/{name}.schema.json"
+    assert kept(name).read_text() == schema_text(name), remedy
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_config_is_valid_and_names_its_schema(path: Path):
+    assert complaints("config", yaml.safe_load(path.read_text())) == []
+    assert named_schema(path) == kept("config")
+
+
+def named_schema(path: Path) -> Path:
+    found = re.match(r"# yaml-language-server: \$schema=(\S+)\n", path.read_text())
+    assert found
+    return (path.parent / found[1]).resolve()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ranks": "2"},
+        {"rankz": 2},
+        {"device": "tpu"},
+        {"store": {"pth": "/a"}},
+        {"store": {"path": "/a", "tiers": [{"path": "/a"}]}},
+        {"store": {"path": "/a", "trust": {"policy": "maybe"}}},
+        {"timeouts": {"compile_s": 0}},
+        {"workload": {"entrypoint": "no colon"}},
+        {"workload": {}},
+    ],
+)
+def test_mistake_in_a_config_is_one_to_an_editor_too(change: dict[str, Any]):
+    assert complaints("config", {**LEAST, **change})
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that commands are started in, with modules that say when they run."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("plain_m.py", "whole_p/__init__.py", "whole_p/inner.py", "open_p/deep/leaf.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("raise RuntimeError('it ran')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["plain_m", "whole_p", "whole_p.inner", "open_p.deep.leaf", "json.decoder"])
+def test_module_of_the_current_directory_is_found_and_does_not_run(here: Path, name: str):
+    assert str(here) not in sys.path
+    assert missing_module(name) == ""
+    assert not {"plain_m", "whole_p", "whole_p.inner", "open_p.deep.leaf"} & sys.modules.keys()
+    assert str(here) not in sys.path
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["raise RuntimeError('it ran')", "import absent_of_all", "import sys; sys.modules['odd_p.made'] = sys"],
+)
+def test_package_that_may_have_the_module_all_the_same_is_left_to_the_ranks(here: Path, code: str):
+    (here / "odd_p").mkdir()
+    (here / "odd_p" / "__init__.py").write_text(code)
+    try:
+        assert missing_module("odd_p.made") == ""
+    finally:
+        for name in ("odd_p", "odd_p.made"):
+            sys.modules.pop(name, None)
+
+
+MODULE = """
+import functools
+from collections.abc import Callable
+from there import build as imported, decorated as imported_too
+from there import build as maybe
+
+raise RuntimeError("it ran")
+
+try:
+    from absent import maybe
+except ImportError:
+    pass
+
+def workload(context, layers=2, *, dim): return make(dim)
+def anything(context, **arguments): return make(arguments)
+def raises(context): raise NotImplementedError
+def nothing(): ...
+def forgets(context):
+    def inner():
+        return 3
+    made = inner()
+async def waits(context): return make(3)
+def yields(context): yield make(3)
+
+@functools.cache
+def cached(context): ...
+
+other = workload
+size: int = 3
+number = 3
+class Builds:
+    def __call__(self, context): ...
+class Model(torch.nn.Module): ...
+class Derived(make): ...
+class Made(Model):
+    def __new__(cls, context): return make(3)
+builds = Builds()
+def _set():
+    global late
+"""
+
+
+@pytest.fixture(autouse=True)
+def user_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen.py").write_text(MODULE)
+    (tmp_path / "there.py").write_text("def build(context, *, layers): ...\ndecorated = map\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").touch()
+    (tmp_path / "pack" / "model.py").touch()
+    (tmp_path / "broken.py").write_text("def workload(:\n")
+    (tmp_path / "open.py").write_text("from there import *\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "arguments", "said"),
+    [
+        ("qwen:wrkload", {"dim": 1}, "has no function 'wrkload'; did you mean qwen:workload?"),
+        ("qwen:workload", {"dim": 1, "layerz": 2}, "unexpected keyword argument 'layerz'"),
+        ("qwen:workload", {"layers": 2}, "it takes the rank's context and layers=2, dim"),
+        ("qwen:nothing", {}, "too many positional arguments"),
+        ("qwen:other", {}, "'dim'"),
+        ("qwen:imported", {"layerz": 2}, "'layers'"),
+        ("qwen:number", {}, "has no function 'number'"),
+        ("qwen:Model", {}, "returns Model; expected a function that returns a warmrank.Workload"),
+        ("qwen:Builds", {}, "returns Builds"),
+        ("qwen:forgets", {}, "returns None"),
+        ("qwen:waits", {}, "returns a coroutine"),
+        ("qwen:yields", {}, "returns a generator"),
+        ("broken:workload", {}, "does not import: SyntaxError"),
+        ("absent_of_all:f", {}, "No module named 'absent_of_all'. It"),
+        ("qwne:workload", {}, "No module named 'qwne'; did you mean qwen:workload? It"),
+        ("pack.modell:f", {}, "No module named 'pack.modell'; did you mean pack.model:f?"),
+        ("qwen.py:workload", {}, "No module named 'qwen.py'; leave out .py"),
+    ],
+)
+def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[str, object], said: str):
+    fault = entrypoint_fault(entrypoint, arguments)
+    assert fault is not None
+    assert said in str(fault.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"),
+    [("warmrank.py", True), ("warmrank/__init__.py", True), ("warmrank/a.py", False), ("worker.py", False)],
+)
+def test_module_with_the_name_of_a_package_of_ours_is_found(user_modules: Path, name: str, is_found: bool):
+    (user_modules / name).parent.mkdir(exist_ok=True)
+    (user_modules / name).touch()
+    assert shadow(user_modules) == (user_modules / name if is_found else None)
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "cluster_configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_config_loads_and_says_what_it_is(path: Path):
+    load(path)
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_a_config_launches_is_there(path: Path):
+    root = path.parents[1]
+    workload = load(path).workload
+    if isinstance(workload, ScriptWorkload):
+        assert (root / workload.script).is_file()
+    else:
+        assert isinstance(workload, EntrypointWorkload)
+        module, _, function = workload.entrypoint.partition(":")
+        source = (root / "src" / f"{module.replace('.', '/')}.py").read_text()
+        assert f"def {function}(" in source
+
+
+TENFOLD = "\n".join(
+    [
+        "a0: &a0 [x]",
+        *(f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]" for number in range(1, 9)),
+    ]
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (TENFOLD, "more than 100000 values"),
+        ("a: &a\n  b: *a\n", "an alias of what it stands in"),
+        ("a: " + "[" * 100 + "]" * 100, "more than 64 levels"),
+        ("a: " + "[" * 3000 + "]" * 3000, "more than 64 levels"),
+    ],
+)
+def test_document_that_cannot_be_walked_is_refused(text: str, found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        read_yaml(text, "a.yaml")
+
+
+PLAIN = Path(__file__).parents[2] / "cluster_configs"
+ON_CLUSTERS = sorted((PLAIN / "kuberay").glob("*-job-on-raycluster.yaml"))
+MANIFESTS = sorted(set((PLAIN / "kuberay").glob("*.yaml")) - set(ON_CLUSTERS))
+JOBS = [path for path in MANIFESTS if "raycluster" not in path.stem]
+NPU = "huawei.com/Ascend910"
+
+each = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+each_job = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+
+
+def documents(path: Path) -> dict[str, Any]:
+    """The documents of a manifest by kind; one of each."""
+    found = list(yaml.safe_load_all(path.read_text()))
+    assert len({document["kind"] for document in found}) == len(found)
+    return {document["kind"]: document for document in found}
+
+
+def launch_of(path: Path) -> Config:
+    return parse(yaml.safe_load(documents(path)["ConfigMap"]["data"]["launch.yaml"]))
+
+
+def cluster_of(path: Path) -> dict[str, Any]:
+    found = documents(path)
+    spec: dict[str, Any]
+    spec = found["RayJob"]["spec"]["rayClusterSpec"] if "RayJob" in found else found["RayCluster"]["spec"]
+    return spec
+
+
+def workers_of(path: Path) -> dict[str, Any]:
+    (group,) = cluster_of(path)["workerGroupSpecs"]
+    return dict(group)
+
+
+def container_of(group: dict[str, Any]) -> dict[str, Any]:
+    (container,) = group["template"]["spec"]["containers"]
+    return dict(container)
+
+
+@each_job
+def test_launch_under_kuberay_is_that_on_plain_hosts(path: Path) -> None:
+    here, plain = launch_of(path), load(PLAIN / path.name)
+    own = {"cache_dir", "store", "ray"}
+    assert here.model_dump(exclude=own) == plain.model_dump(exclude=own)
+    assert here.ray.model_dump(exclude={"ship_code"}) == plain.ray.model_dump(exclude={"ship_code"})
+
+
+@each
+def test_ray_is_told_of_as_many_npus_as_the_pod_gets(path: Path) -> None:
+    group = workers_of(path)
+    resources = container_of(group)["resources"]
+    # Quoted twice: once for YAML, once for the shell that KubeRay starts Ray with.
+    assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {"NPU": resources["limits"][NPU]}
+    assert resources["requests"] == resources["limits"]
+
+
+@each
+def test_pods_mount_volumes_that_they_have_at_paths_that_the_launch_names(path: Path) -> None:
+    config = launch_of(path)
+    assert config.store is not None
+    assert config.store.trust.signing_key is not None
+    named = [config.store.location, str(config.store.trust.signing_key)]
+    named += map(str, config.store.trust.trusted_keys.values())
+    for group, paths in (
+        (cluster_of(path)["headGroupSpec"], [*named, "/etc/warmrank/launch.yaml"]),
+        (workers_of(path), [*named, str(config.cache_dir), "/usr/local/Ascend/driver/version.info"]),
+    ):
+        mounts = container_of(group)["volumeMounts"]
+        volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in mounts} == volumes
+        for wanted in paths:
+            assert any(f"{wanted}/".startswith(f"{mount['mountPath']}/") for mount in mounts), wanted
+
+
+def test_warnings_end_with_two_only_if_strict(file: Path):
+    arguments = ("config", "check", file, "--set", "no_compile=true")
+    assert run(*arguments).exit_code == 0
+    assert "warning: no_compile, store" in run(*arguments).stdout
+    assert run(*arguments, "--strict").exit_code == 2
+
+
+def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
+    result = run("config", "show", file, "--set", "ranks=4", "--set", "parallel.dp=4")
+    assert result.exit_code == 0
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(result.stdout)
+    assert load(shown) == load(file, ("ranks=4", "parallel.dp=4"))

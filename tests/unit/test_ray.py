@@ -1,0 +1,342 @@
+"""Launches on Ray: where ranks go, session, errors, who is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray import exceptions
+
+from tests.support.processes import marked
+from warmrank.orchestrator import reaper, signals
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
+from warmrank.orchestrator.config.models import Config, RayConfig
+from warmrank.orchestrator.config.reading import parse
+from warmrank.orchestrator.errors import CannotStart, LacksDevice
+from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, num_fitting, parse_when
+from warmrank.orchestrator.gang import ray_session, reservation
+from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.node_group import failure_of_ray
+from warmrank.orchestrator.gang.ray_session import way_in
+from warmrank.orchestrator.gang.reservation import bundle_sizes
+from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.reaper_client import ReapedRanks
+from warmrank.orchestrator.signals import Terminated, sigterm_raises
+
+LONG_S = 600.0
+HERE = RayConfig()
+THERE = RayConfig(address="10.0.0.1:6379")
+JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RAY_ADDRESS": "10.0.0.1:6379"}
+
+
+@pytest.fixture(autouse=True)
+def _stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens to a Ray here, this process goes on."""
+    monkeypatch.setattr(signals, "_at_once", [])
+
+
+@pytest.mark.parametrize(
+    ("config", "environ", "initialized", "expected"),
+    [
+        (HERE, {}, False, "local"),
+        (HERE, {"RAY_ADDRESS": ""}, False, "local"),
+        (HERE, {"RAY_ADDRESS": "10.0.0.1:6379"}, False, "address"),
+        (THERE, {}, False, "address"),
+        (HERE, JOB, False, "job"),
+        (THERE, JOB, False, "job"),
+        (HERE, {}, True, "initialized"),
+        (THERE, JOB, True, "initialized"),
+    ],
+)
+def test_way_in_follows_config_and_environment(
+    config: RayConfig, environ: dict[str, str], expected: str, *, initialized: bool
+) -> None:
+    assert way_in(config, environ, initialized=initialized) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", {"CPU": 0.5}), ("cuda", {"CPU": 0.5, "GPU": 1.0}), ("npu", {"CPU": 0.5, "NPU": 1.0})],
+)
+def test_each_rank_asks_for_one_accelerator(device: str, expected: dict[str, float]) -> None:
+    config = RayConfig(num_cpus_per_rank=0.5)
+    assert ray_session.rank_resources(config, device) == expected
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[threading.Event]:
+    """A Ray that never comes up; set when it has begun to."""
+    begun, over = threading.Event(), threading.Event()
+
+    def join(*_arguments: object) -> None:
+        begun.set()
+        over.wait()
+
+    monkeypatch.setattr(ray_session, "join", join)
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
+    yield begun
+    over.set()
+
+
+def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
+    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("WARMRANK_TEST", mark)
+    with pytest.raises(CannotStart, match="a local Ray was not up after 0 s") as caught:
+        ray_session.enter(HERE, timeout_s=0.1)
+    assert hanging.wait(LONG_S)
+    assert "timeouts.start_s" in str(caught.value)
+    assert not caught.value.may_pass  # another attempt would meet the first one in this process
+    assert list(tmp_path.iterdir()) == []
+    assert [command for command in marked(mark).values() if reaper.__file__ in command] == []
+    assert signals._at_once
+
+
+def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, tmp_path: Path) -> None:
+    def terminate() -> None:
+        hanging.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    with sigterm_raises(), pytest.raises(Terminated):
+        ray_session.enter(HERE, timeout_s=LONG_S)
+    assert list(tmp_path.iterdir()) == []
+    assert signals._at_once
+
+
+def libc() -> ctypes.CDLL:
+    found = ctypes.CDLL(None)
+    found.signal.argtypes, found.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    return found
+
+
+def test_sigterm_that_ray_s_native_half_has_taken_is_python_s_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def take(*_arguments: object) -> None:
+        libc().signal(signal.SIGTERM, int(signal.SIG_IGN))
+
+    monkeypatch.setattr(ray_session, "join", take)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)  # of another test's Ray
+    monkeypatch.setattr(ray_session, "_is_initialized", lambda: False)  # another test's Ray may be up
+    monkeypatch.setattr(ray_session, "_short_temp_dir", lambda: tempfile.mkdtemp(dir=tmp_path))
+    with sigterm_raises():
+        session = ray_session.enter(HERE, timeout_s=LONG_S)
+        try:
+            with pytest.raises(Terminated):
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            ray_session.leave(session)
+
+
+def test_directory_of_an_own_ray_goes_even_when_its_reaper_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("WARMRANK_TEST", mark)
+    own = tmp_path / "own"
+    own.mkdir()
+    own_reaper = ReapedRanks({}, remove=[str(own)], spare=[os.getpid()])
+    (pid,) = (pid for pid, command in marked(mark).items() if reaper.__file__ in command)
+    os.kill(pid, signal.SIGKILL)
+    ray_session.leave(ray_session.Session(way_in="local", temp_dir=str(own), reaper=own_reaper))
+    assert not own.exists()
+
+
+def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reservation, "_num_here", lambda _resource: 1)
+    monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
+    bundle, config = {"CPU": 1.0, "NPU": 1.0}, RayConfig()
+    reservation.refuse_missing_devices(bundle, 1, config)
+    reservation.refuse_missing_devices({"CPU": 1e6}, 1, config)
+    with pytest.raises(LacksDevice, match="NPU: 2 x 1 = 2 wanted, 1 there, 1 too few") as caught:
+        reservation.refuse_missing_devices(bundle, 2, config)
+    assert exit_code_of(caught.value) == ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (exceptions.OutOfMemoryError("killed"), "died"),
+        (exceptions.NodeDiedError("lost"), "node lost"),
+        (exceptions.ActorUnschedulableError("the node does not exist any more"), "node lost"),
+        (exceptions.RuntimeEnvSetupError("no space"), "environment"),
+        (exceptions.GetTimeoutError("late"), "GetTimeoutError"),
+    ],
+)
+def test_every_error_of_ray_becomes_a_failure(error: Exception, kind: str) -> None:
+    failure = failure_of_ray(error, rank=0, stage="load")
+    assert failure.kind == kind
+    assert failure.message
+
+
+NODES = tuple(
+    RayNode(
+        node=Node(node_id=f"{number}" * 56, address=f"10.0.0.{number}", host=f"n{number}"),
+        labels={"zone": zone},
+    )
+    for number, zone in ((1, "a"), (2, "a"), (3, "b"))
+)
+
+
+def of(*, silent: tuple[Node, ...] = (), strict: bool = True, **config: Any) -> Eligible:
+    return eligible(RayConfig(**config), NODES, silent, strict=strict)
+
+
+def hosts(found: Eligible) -> list[str]:
+    return [known.node.host for known in found.nodes]
+
+
+def test_nodes_that_do_not_answer_get_no_ranks_and_nodes_that_join_later_may() -> None:
+    found = of(silent=(NODES[1].node,))
+    assert hosts(found) == ["n1", "n3"]
+    assert found.labels == {"ray.io/node-id": f"!in({'2' * 56})"}
+    assert found.silent == (NODES[1].node,)
+
+
+@pytest.mark.parametrize(
+    ("config", "left"),
+    [
+        ({}, ["n1", "n2", "n3"]),
+        ({"nodes": ("n1", "10.0.0.3")}, ["n1", "n3"]),
+        ({"exclude_nodes": ("333333",)}, ["n1", "n2"]),
+        ({"nodes": ("n1", "n2"), "exclude_nodes": ("n2",)}, ["n1"]),
+        ({"labels": {"zone": "a"}}, ["n1", "n2"]),
+        ({"labels": {"zone": "!a"}}, ["n3"]),
+        ({"labels": {"zone": "in(b, c)"}}, ["n3"]),
+        ({"labels": {"zone": "!in(b, c)"}}, ["n1", "n2"]),
+        ({"labels": {"other": "a"}}, []),
+    ],
+)
+def test_ranks_go_to_nodes_that_are_named_and_labelled_so(config: dict[str, Any], left: list[str]) -> None:
+    assert hosts(of(**config)) == left
+
+
+@pytest.mark.parametrize(
+    ("room", "ranks", "size", "bundles"),
+    [
+        ((3, 3, 3), 6, 2, (2, 2, 2)),
+        ((3, 3), 6, 2, (2, 2, 1, 1)),
+        ((1, 1), 2, 2, (1, 1)),
+        ((4,), 4, 1, (1, 1, 1, 1)),
+        ((8, 8), 16, 8, (8, 8)),
+    ],
+)
+def test_each_group_is_one_bundle_as_long_as_nodes_have_room_for_whole_ones(
+    room: tuple[int, ...], ranks: int, size: int, bundles: tuple[int, ...]
+) -> None:
+    assert bundle_sizes(room, ranks, size) == bundles
+
+
+def config(**parallel: Any) -> Config:
+    pack = parallel.pop("pack", "tp")
+    ranks = parallel.pop("ranks")
+    data = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel, "ray": {"pack": pack}}
+    return parse(data)
+
+
+NAMES = ("a", "bb", "ccc")
+ONE, TWO, THREE = (Node(node_id=name, address=f"10.0.0.{len(name)}", host=name) for name in NAMES)
+ROOMS = {THREE: 2, ONE: 4, TWO: 4}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "named", "nodes"),
+    [
+        (4, False, (ONE,)),  # the fewest
+        (8, False, (ONE, TWO)),  # the roomier, in the order of the cluster
+        (6, False, (ONE, TWO)),  # as many on each
+        (6, True, (THREE, ONE, TWO)),  # all that were named
+    ],
+)
+def test_fewest_nodes_that_hold_as_many_ranks_each_are_taken(
+    num_ranks: int, named: bool, nodes: tuple[Node, ...]
+) -> None:
+    assert choose_nodes(ROOMS, num_ranks, named=named) == nodes
+
+
+@pytest.mark.parametrize(("num_ranks", "named"), [(10, False), (4, True), (9, True)])
+def test_ranks_that_do_not_fit_are_refused(num_ranks: int, named: bool) -> None:
+    with pytest.raises(CannotStart, match=rf"{num_ranks} ranks do not fit .* a \(10.0.0.1\) holds 4.*--node"):
+        choose_nodes(ROOMS, num_ranks, named=named)
+
+
+@pytest.mark.parametrize(
+    ("resources", "each", "num_ranks"),
+    [
+        ({"CPU": 64}, {"CPU": 1.0, "NPU": 1.0}, 0),
+        ({"CPU": 64, "NPU": 8}, {"CPU": 1.0, "NPU": 1.0}, 8),
+        ({"CPU": 0.3}, {"CPU": 0.1}, 3),
+    ],
+)
+def test_node_holds_as_many_ranks_as_its_scarcest_resource(
+    resources: dict[str, float], each: dict[str, float], num_ranks: int
+) -> None:
+    assert num_fitting(resources, each) == num_ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("exit", When(kind="exit")),
+        ("none", When(kind="none")),
+        ("8000", When(kind="port", port=8000)),
+        ("node7:8000", When(kind="port", host="node7", port=8000)),
+        ("[::1]:8000", When(kind="port", host="::1", port=8000)),
+        ("/run/ready", When(kind="file", path="/run/ready")),
+        ("./8000", When(kind="file", path="./8000")),
+        ("C:/x:1/y", When(kind="file", path="C:/x:1/y")),
+    ],
+)
+def test_condition_is_read(text: str, expected: When) -> None:
+    assert parse_when(text) == expected
+
+
+PLACEMENT = Placement(
+    node_rank=1, nnodes=2, nproc=4, ranks=8, master_addr="10.0.0.1", master_port=29500, cache_dir="/cache"
+)
+
+
+def test_variables_say_the_same_as_placeholders() -> None:
+    assert PLACEMENT.variables() == {
+        "WARMRANK_NODE_RANK": "1",
+        "WARMRANK_NNODES": "2",
+        "WARMRANK_NPROC": "4",
+        "WARMRANK_RANKS": "8",
+        "WARMRANK_MASTER_ADDR": "10.0.0.1",
+        "WARMRANK_MASTER_PORT": "29500",
+        "WARMRANK_CACHE_DIR": "/cache",
+        "TORCHAIR_CACHE_HOME": "/cache",
+    }
+
+
+def processes(nodes: list[str]) -> list[Process]:
+    return [
+        Process(node_id=node, host=f"host-{node}", address="10.0.0.1", pid=100 + index)
+        for index, node in enumerate(nodes)
+    ]
+
+
+def test_ranks_of_one_node_follow_each_other() -> None:
+    order, seats = seat_ranks(processes(["a", "b", "a", "b"]))
+    assert order == (0, 2, 1, 3)
+    assert [(seat.rank, seat.node_rank, seat.local_rank, seat.host) for seat in seats] == [
+        (0, 0, 0, "host-a"),
+        (1, 0, 1, "host-a"),
+        (2, 1, 0, "host-b"),
+        (3, 1, 1, "host-b"),
+    ]

@@ -1,0 +1,350 @@
+"""Persisted records: manifests, launches, keys, names and paths."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
+from warmrank.cache_store.errors import (
+    Conflict,
+    Corrupt,
+    EvictRefused,
+    NewerFormat,
+    NotInStore,
+    StoreError,
+    StoreUnavailable,
+    Untrusted,
+    UnusableCache,
+    os_errors_are_unavailable,
+)
+from warmrank.cache_store.keys import canonical_json, key_of
+from warmrank.cache_store.paths import collision, path_fault
+from warmrank.cache_store.records.manifest import (
+    MAX_COMPONENTS,
+    MAX_ENTRIES,
+    MAX_NAME_CHARS,
+    MAX_RANKS,
+    MAX_TEXT_CHARS,
+    ArtifactEntry,
+    CaptureEntry,
+    LaunchRecord,
+    PartitionManifest,
+    PartitionRef,
+    RequestEntry,
+    parse_launch_record,
+    parse_manifest,
+    partition_key,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
+COMPONENTS = st.dictionaries(TEXT, TEXT, max_size=3)
+
+
+def entry(**changes: Any) -> ArtifactEntry:
+    fields: dict[str, Any] = {
+        "function": "Llama.decode",
+        "path": "Llama_0f/world1global_rank0/decode/compiled_module",
+        "request_key": "1" * 64,
+        "provenance": "2" * 64,
+        "sha256": "3" * 64,
+        "size_bytes": 7,
+    }
+    return ArtifactEntry(**(fields | changes))
+
+
+def manifest(**changes: Any) -> PartitionManifest:
+    fields: dict[str, Any] = {
+        "partition": "world1global_rank0",
+        "rank": 0,
+        "world_size": 1,
+        "environment": ENVIRONMENT,
+        "requests": (),
+        "artifacts": (entry(),),
+        "captures": (),
+        "created": CREATED,
+    }
+    return PartitionManifest(**(fields | changes))
+
+
+def ref(rank: int = 0, partition: str = "") -> PartitionRef:
+    name = partition or f"world2global_rank{rank}"
+    return PartitionRef(partition=name, rank=rank, manifest_key="4" * 64, manifest_sha256="5" * 64)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> PartitionManifest:
+    functions = draw(st.lists(st.from_regex(r"[a-z]{1,6}", fullmatch=True), unique=True, max_size=4))
+    requests = [
+        RequestEntry(
+            function=name, key=draw(HEX), components=draw(COMPONENTS), runtime_state=draw(COMPONENTS)
+        )
+        for name in functions
+    ]
+    artifacts = [
+        entry(
+            function=name,
+            path=f"c/{name}/compiled_module",
+            sha256=draw(HEX),
+            size_bytes=draw(st.integers(0, 1 << 32)),
+        )
+        for name in functions
+    ]
+    captures = [CaptureEntry(function=name, signature=draw(TEXT)) for name in functions]
+    world_size = draw(st.integers(1, 9))
+    return manifest(
+        rank=draw(st.integers(0, world_size - 1)),
+        world_size=world_size,
+        environment=draw(COMPONENTS),
+        requests=tuple(requests),
+        artifacts=tuple(artifacts),
+        captures=tuple(captures),
+    )
+
+
+@st.composite
+def records(draw: st.DrawFn) -> LaunchRecord:
+    refs = tuple(
+        PartitionRef(partition=f"rank{rank}", rank=rank, manifest_key=draw(HEX), manifest_sha256=draw(HEX))
+        for rank in draw(st.permutations(range(draw(st.integers(1, 4)))))
+    )
+    elsewhere = {ref.rank: draw(COMPONENTS) for ref in refs[: draw(st.integers(0, len(refs)))]}
+    return make_record(refs, launch_key=draw(HEX), environment=draw(COMPONENTS), elsewhere=elsewhere)
+
+
+@given(manifests())
+def test_manifest_round_trips(value):
+    assert parse_manifest(value.to_bytes(), "here") == value
+
+
+def test_manifest_that_is_older_than_runtime_state_parses_and_keeps_its_bytes():
+    asked = RequestEntry(function="f", key="1" * 64, components={"a": "b"})
+    data = manifest(requests=(asked,)).to_bytes()
+    assert b"runtime_state" not in data
+    read = parse_manifest(data, "here")
+    assert read.requests[0].runtime_state == {}
+    assert read.to_bytes() == data
+
+
+@given(records())
+def test_launch_record_round_trips(value):
+    assert parse_launch_record(value.to_bytes(), "here") == value
+
+
+@given(st.binary(max_size=200))
+def test_parse_manifest_takes_no_garbage(data):
+    with pytest.raises(StoreError):
+        parse_manifest(data, "here")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT, lambda x: st.lists(x) | st.dictionaries(TEXT, x)
+)
+
+
+@given(field=st.sampled_from(sorted(PartitionManifest.model_fields)), value=JSON)
+def test_parse_manifest_refuses_or_keeps_any_field(field, value):
+    data = json.dumps(manifest().model_dump(mode="json") | {field: value}).encode()
+    try:
+        parsed = parse_manifest(data, "here")
+    except StoreError:
+        return
+    assert parsed.model_dump(mode="json")[field] == value
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../decode/compiled_module",
+        "/decode/compiled_module",
+        "c/../../compiled_module",
+        "c/./compiled_module",
+        "c//compiled_module",
+        "c\\compiled_module",
+        "c/\0/compiled_module",
+        "a/" * 600 + "compiled_module",
+        "compiled_module",
+        "c/decode/other_module",
+        "c/decode/compiled_module.0",
+        "c/decode/compiled_module.tmp",
+        ".signers/decode/compiled_module",
+        "c/.decode/compiled_module",
+    ],
+)
+def test_artifact_path_traversal_is_refused(path):
+    with pytest.raises(ValidationError, match="path"):
+        entry(path=path)
+
+
+def test_artifact_paths_that_differ_in_case_only_are_refused():
+    twin = entry(path="Llama_0f/world1global_rank0/DECODE/compiled_module")
+    with pytest.raises(ValidationError, match="where case is ignored"):
+        manifest(artifacts=(entry(), twin))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": dict.fromkeys(map(str, range(MAX_COMPONENTS + 1)), "")},
+        {"environment": {"n" * (MAX_NAME_CHARS + 1): ""}},
+        {"environment": {"torch": "v" * (MAX_TEXT_CHARS + 1)}},
+        {"captures": (CaptureEntry(function="f", signature=""),) * (MAX_ENTRIES + 1)},
+        {"requests": (RequestEntry(function="f", key="1" * 64, components={}),) * (MAX_ENTRIES + 1)},
+        {"artifacts": (entry(),) * (MAX_ENTRIES + 1)},
+        {"world_size": MAX_RANKS + 1},
+    ],
+    ids=["components", "component name", "component value", "captures", "requests", "artifacts", "world"],
+)
+def test_manifest_beyond_a_limit_is_refused(changes):
+    with pytest.raises(ValidationError, match=r"at most|less than or equal"):
+        manifest(**changes)
+
+
+def test_parse_manifest_refuses_a_newer_format_by_name():
+    with pytest.raises(NewerFormat, match=r"format 3.*upgrade warmrank"):
+        parse_manifest(b'{"format":3,"whatever":1}', "here")
+
+
+OTHER = {"torch": "2.13.1"}
+
+
+def test_launch_record_of_two_environments_is_newer_to_earlier_releases():
+    record = make_record((ref(0), ref(1)), elsewhere={1: OTHER})
+    assert json.loads(record.to_bytes())["format"] == 2
+    assert record.made_in(OTHER) == (ref(1),)
+    assert record.made_in(ENVIRONMENT) == (ref(0),)
+    assert record.made_in({}) == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        manifest(partition="world1global_rank1"),
+        manifest(artifacts=()),
+        manifest(artifacts=(entry(provenance="8" * 64),)),
+        manifest(artifacts=(entry(function="Llama.prefill"),)),
+        manifest(artifacts=(entry(path="c/decode/compiled_module.1"),)),
+    ],
+    ids=["partition", "fewer", "provenance", "function", "path"],
+)
+def test_partition_key_depends_on_what_determines_the_bytes(other):
+    assert partition_key(LAUNCH_KEY, other) != partition_key(LAUNCH_KEY, manifest())
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner),
+    max_leaves=20,
+)
+
+
+@given(VALUES)
+def test_canonical_json_round_trips(value):
+    assert json.loads(canonical_json(value)) == value
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, [{"a": {None: 1}}]])
+def test_canonical_json_refuses_keys_that_json_would_convert(value):
+    with pytest.raises(TypeError, match="is a string"):
+        canonical_json(value)
+
+
+COMPONENT_SETS = st.dictionaries(TEXT, TEXT, max_size=4)
+
+
+@given(COMPONENT_SETS, COMPONENT_SETS)
+def test_key_of_differs_exactly_with_its_components(one, other):
+    assert (key_of(one) == key_of(other)) == (one == other)
+
+
+def test_key_of_is_pinned():
+    # A change of this value makes every store miss: it needs a new format.
+    assert key_of({"torch": "2.13.0"}) == "851b8dbc83237080a80818d773346b6db2902e26e79f082f70215e36b7fce0e7"
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("", "part ''"),
+        ("/etc/passwd", "absolute"),
+        ("..", "part '..'"),
+        ("a/../../b", "part '..'"),
+        ("a/./b", "part '.'"),
+        ("a//b", "part ''"),
+        ("a/", "part ''"),
+        ("a\\b", "backslash"),
+        ("C:\\b", "backslash"),
+        ("a\0b", "control"),
+        ("a\nb", "control"),
+        ("a\x7fb", "control"),
+        ("a\ud800", "control"),
+        ("abc/" * 256 + "ab", "longer than 1024"),
+        ("a/" * 32 + "b", "more than 32 parts"),
+        ("a" * 256, "part longer than 255"),
+    ],
+)
+def test_path_fault_names_the_hazard(path, fault):
+    assert fault in (path_fault(path) or "")
+
+
+@given(st.text(max_size=40))
+def test_path_fault_lets_no_path_leave_its_directory(path):
+    joined = PurePosixPath("/root") / path
+    assert path_fault(path) or (joined.is_relative_to("/root") and ".." not in joined.parts)
+
+
+@pytest.mark.parametrize(
+    ("paths", "fault"),
+    [
+        (["a/b", "a/b"], "twice"),
+        (["a/b", "a/B"], "where case is ignored"),
+        (["A/x", "a/y"], "where case is ignored"),
+        (["stra\u00dfe/x", "strasse/y"], "where case is ignored"),
+        (["\u00e9/x", "e\u0301/y"], "where case is ignored"),
+        (["a", "a/b"], "a file and a directory"),
+        (["a/b/c", "a/b"], "a file and a directory"),
+    ],
+)
+def test_collision_names_both(paths, fault):
+    assert fault in (collision(paths) or "")
+
+
+ALL: list[StoreError] = [
+    StoreUnavailable(what="store", where="/s", reason="No space left on device"),
+    Corrupt(what="blob", where="cas/1", expected="sha256 a", actual="sha256 b"),
+    NewerFormat(what="manifest", where="ac/1", found=2, supported=1),
+    Untrusted(reason="unsigned", what="manifest", where="ac/1", detail="no signature", remedy="sign it"),
+    NotInStore(what="blob", where="cas/1"),
+    Conflict(what="manifest", where="ac/1", expected="a", actual="b", remedy="publish again"),
+    EvictRefused(what="store", where="/s", reason="the listing is empty", remedy="check the store"),
+    UnusableCache(what="file", where="/c", expected="mode 0600", actual="mode 0644", remedy="chmod"),
+]
+
+
+@pytest.mark.parametrize("error", ALL, ids=lambda error: type(error).__name__)
+def test_error_keeps_its_fields_through_pickling(error):
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert type(copy) is type(error)
+    assert dataclasses.asdict(copy) == dataclasses.asdict(error)
+
+
+def test_os_error_becomes_unavailable_with_its_reason():
+    with (
+        pytest.raises(StoreUnavailable, match="No space left on device") as caught,
+        os_errors_are_unavailable("blob", "/s"),
+    ):
+        raise OSError(28, "No space left on device")
+    assert isinstance(caught.value.__cause__, OSError)
