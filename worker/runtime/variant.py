@@ -80,7 +80,8 @@ class Variant:
         artifact, facts = stored.artifact, stored.artifact.facts
         self.stored = stored
         self._method = site.method
-        self._module: Any = site.method.__self__
+        module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
+        self._module: Any = module
         function = function_of(site.method)
         engine = engine_named(artifact.engine)
         site = replace(site, frame=artifact.frame.code, digest=stored.sha256)
@@ -95,8 +96,8 @@ class Variant:
             rules = stored.guards_of_any_size
         else:
             rules = artifact.guards if facts.gears is None else self._loaded_gears().guards
-        self._calls = CallGuards(rules, function, self._module, guards)
-        self._runtime_state = RuntimeStateGuard(self._module, artifact.guards.runtime_state)
+        self._calls = CallGuards(rules, function, module, guards)
+        self._runtime_state = RuntimeStateGuard(module, artifact.guards.runtime_state)
         self._known_code = code_in_options()
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
