@@ -1,8 +1,8 @@
 """The frame of `CompilerConfig`: checked options in sections, their effects, and the kinds of options.
 
-A section takes no other name than those of its options and parts. Values are kept as given, never converted.
-Each option declares its effect: `CompilerConfig.check` warns of options that have none, and engine torchair
-hands the others to TorchAir or refuses them.
+A section takes no other name than those of its options and parts. Values are kept as given,
+except that 0 and 1 become flags. Each option declares its effect: `CompilerConfig.check` warns of options
+that have none, and engine torchair hands the others to TorchAir or refuses them.
 """
 
 from __future__ import annotations
@@ -273,9 +273,12 @@ def _unknown(section: Section, name: str) -> UnknownOption:
 
 
 class Flag(Option[Bool]):
-    """True or False; 0 and 1 are refused, because they may be meant as a number."""
+    """True or False; 0 and 1 are taken for them, as TorchAir does."""
 
     words = "True, False"
+
+    def __set__(self, section: Section, value: Any) -> None:
+        super().__set__(section, bool(value) if type(value) is int and value in (0, 1) else value)
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, bool)
