@@ -277,8 +277,9 @@ class Flag(Option[Bool]):
 
     words = "True, False"
 
-    def __set__(self, section: Section, value: Any) -> None:
-        super().__set__(section, bool(value) if type(value) is int and value in (0, 1) else value)
+    def __set__(self, section: Section, value: Bool) -> None:
+        taken: Any = value
+        super().__set__(section, bool(taken) if type(taken) is int and taken in (0, 1) else taken)
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, bool)

@@ -48,7 +48,7 @@ def run_script(script: Path, arguments: Sequence[str]) -> None:
     main.__loader__ = loader = SourceFileLoader("__main__", file)
     sys.modules["__main__"] = main
     try:
-        exec(loader.source_to_code(loader.get_data(file), file), vars(main))  # type: ignore[arg-type] # noqa: S102
+        exec(loader.source_to_code(loader.get_data(file), file), vars(main))  # noqa: S102
     except RuntimeError as error:
         if "device string: npu" in str(error) and not torchair_names.has_torch_npu():
             error.add_note(f"{_NOT_INSTALLED}: it has no device 'npu'. Use .npu(), or run it on an NPU.")
