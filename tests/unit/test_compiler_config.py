@@ -51,7 +51,7 @@ def assign(config: Any, dotted: Any, value: Any) -> None:
 REFUSED = [
     ("mode", "reduce_overhead", "'max-autotune', 'reduce-overhead', 'npugraph_ex'"),
     ("mode", None, "'reduce-overhead'"),
-    ("debug.run_eagerly", 1, "True, False"),
+    ("debug.run_eagerly", 2, "True, False"),
     ("debug.run_eagerly", "True", "True, False"),
     ("debug.graph_dump.type", "svg", "'txt', 'pbtxt', 'py'"),
     ("debug.graph_dump.path", 3, "the path of a directory, as a str"),
@@ -76,6 +76,14 @@ REFUSED = [
     ("ge_config.oo_constant_folding", 0, "True, False"),
     ("post_grad_custom_pre_pass", "double", "a callable"),
 ]
+
+
+def test_flags_take_zero_and_one_as_torchair_does() -> None:
+    config, same = CompilerConfig(), CompilerConfig()
+    config.debug.run_eagerly, config.debug.aclgraph.clone_input = 1, 0  # type: ignore[assignment]
+    same.debug.run_eagerly, same.debug.aclgraph.clone_input = True, False
+    assert config.debug.run_eagerly is True
+    assert config.canonical() == same.canonical()
 
 
 @pytest.mark.parametrize(("dotted", "value", "allowed"), REFUSED)

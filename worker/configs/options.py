@@ -1,8 +1,8 @@
 """The frame of `CompilerConfig`: checked options in sections, their effects, and the kinds of options.
 
-A section takes no other name than those of its options and parts. Values are kept as given, never converted.
-Each option declares its effect: `CompilerConfig.check` warns of options that have none, and engine torchair
-hands the others to TorchAir or refuses them.
+A section takes no other name than those of its options and parts. Values are kept as given,
+except that 0 and 1 become flags. Each option declares its effect: `CompilerConfig.check` warns of options
+that have none, and engine torchair hands the others to TorchAir or refuses them.
 """
 
 from __future__ import annotations
@@ -272,9 +272,13 @@ def _unknown(section: Section, name: str) -> UnknownOption:
 
 
 class Flag(Option[Bool]):
-    """True or False; 0 and 1 are refused, because they may be meant as a number."""
+    """True or False; 0 and 1 are taken for them, as TorchAir does."""
 
     words = "True, False"
+
+    def __set__(self, section: Section, value: Bool) -> None:
+        taken: Any = value
+        super().__set__(section, bool(taken) if type(taken) is int and taken in (0, 1) else taken)
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, bool)
