@@ -352,6 +352,14 @@ def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Roun
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
 
 
+def test_a_single_rank_does_not_retry_what_comes_again(rounds: Rounds) -> None:
+    rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
+    with pytest.raises(LaunchFailed):
+        rounds(nodes=("a",))
+    assert rounds.compiled() == [(0, PREFILL), (0, DECODE)]
+    assert not rounds.recorder.problems
+
+
 def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rounds) -> None:
     rounds.world.broken = {PREFILL: "FunctionRaised: ValueError: bad shape (m.py:3 in M.prefill)"}
     with pytest.raises(LaunchFailed) as caught:

@@ -220,6 +220,15 @@ def test_exception_is_named_with_the_line_of_the_method(name: str, said: str, li
     assert str(error).startswith(f"{said} ({where}). ")
 
 
+def test_exception_that_the_caller_handles_is_not_taken_for_the_methods(capfd) -> None:
+    try:
+        Path("/no/such/file").read_text()
+    except FileNotFoundError:
+        error = raised("wide")
+    assert error.reason.startswith("RuntimeError: a and b must have same reduction dim")
+    assert not capfd.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["reads", "stops"])
 def test_graph_break_stays_one(name: str) -> None:
     with pytest.raises(GraphBreak, match=f"Faulty.{name} does not form one whole graph"):
