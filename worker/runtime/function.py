@@ -294,6 +294,11 @@ class CachedFunction:
 
                 journal.append_forbidden(self.name, reason)
                 msg = f"{self.name} would have to be compiled, which is forbidden here: {reason}"
+                if not self._defaults.no_compile:  # of a launch the driver says what to do
+                    msg += (
+                        f". Looked for in {self.root()}; run once without WARMRANK_NO_COMPILE, or bring "
+                        "there what was compiled elsewhere (warmrank preseed)"
+                    )
                 raise CompileForbidden(msg, function=self.name, reason=reason)
             from warmrank.worker.runtime.compiling import compile_or_await
 
