@@ -277,8 +277,8 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(digest.size_bytes)
         return digest
 
-    clock_ns = DigestIndex._clock_ns
-    monkeypatch.setattr(DigestIndex, "_clock_ns", lambda self: clock_ns(self) + 3600 * 10**9)
+    clock_ns = DigestIndex.now_ns
+    monkeypatch.setattr(DigestIndex, "now_ns", lambda self: clock_ns(self) + 3600 * 10**9)
     monkeypatch.setattr("warmrank.cache_store.cache_dir.digest_index.digest_stream", recording)
     return sizes
 
