@@ -70,12 +70,8 @@ class Launch:
         require_workload(config, config.name)
         self._config = config
         self._no_compile = no_compile or config.no_compile or settings().no_compile
-        if launcher is None:
-            from warmrank.orchestrator.gang.ray_launcher import RayLauncher
-
-            launcher = RayLauncher(config)
-        self._launcher = launcher
-        self._stages = Stages(config, launcher, listener or silence)
+        self._launcher = launcher or ray_launcher(config)
+        self._stages = Stages(config, self._launcher, listener or silence)
         self._started = utc_now()
         self._tiers: tuple[TierState, ...] = ()
         self._avoid: tuple[Compiling, ...] = ()
@@ -256,6 +252,13 @@ def launch(
 ) -> Report:
     """Run a launch until every rank is warm; arguments as of `Launch`, errors as of `Launch.run`."""
     return Launch(config, no_compile=no_compile, listener=listener, launcher=launcher).run()
+
+
+def ray_launcher(config: Config) -> Launcher:
+    """The launcher on Ray, imported only where it is needed."""
+    from warmrank.orchestrator.gang.ray_launcher import RayLauncher
+
+    return RayLauncher(config)
 
 
 @contextlib.contextmanager
