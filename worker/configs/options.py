@@ -278,7 +278,9 @@ class Flag(Option[Bool]):
 
     def __set__(self, section: Section, value: Bool) -> None:
         taken: Any = value
-        super().__set__(section, bool(taken) if type(taken) is int and taken in (0, 1) else taken)
+        if type(taken) is int and taken in (0, 1):
+            taken = bool(taken)
+        super().__set__(section, taken)
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, bool)
