@@ -9,7 +9,7 @@ import pytest
 from tests.support.script_runs import FUNCTIONS, UNKEPT, Runs
 from tests.support.selected import selected
 
-QUICK = ("input_meta", "programs", "imports")
+QUICK = ("input_meta", "programs")
 
 
 def scripts(*names: str) -> list[Any]:
