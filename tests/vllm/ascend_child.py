@@ -15,7 +15,7 @@ COMPILER = "vllm_ascend.compilation.compiler_interface.AscendCompiler"
 
 
 def compile_as_on_an_npu() -> None:
-    """Have vLLM's CPU platform compile by the `AscendCompiler`: tensors on a CPU count as the emulated NPU's."""
+    """Have vLLM's CPU platform compile by `AscendCompiler`: its tensors count as the emulated NPU's."""
     import torch
     from vllm.config.compilation import PassConfig
     from vllm.platforms.cpu import CpuPlatform
