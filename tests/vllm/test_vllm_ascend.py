@@ -46,17 +46,17 @@ class Node:
         """Run one process; returns its figures, and the plugin's outcomes by the rank's directory."""
         packages, out = self.path / "packages", self.path / "out.json"
         packages.mkdir(parents=True, exist_ok=True)
-        for name in PACKAGES:  # and not vllm-ascend's entry points, which would ask for its platform
-            (packages / name).unlink(missing_ok=True)
-            (packages / name).symlink_to(SOURCES / name)
+        # Not vllm-ascend's entry points, which would ask for its platform.
+        for place in (*(SOURCES / name for name in PACKAGES), *(HERE / "gpu_path").glob("vllm-*.dist-info")):
+            (packages / place.name).unlink(missing_ok=True)
+            (packages / place.name).symlink_to(place)
         environ = {
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join([str(HERE / "npu_path"), str(packages)]),
+            "PYTHONPATH": str(packages),
             "HOME": str(self.path),
             "VLLM_CACHE_ROOT": str(self.cache),
             "VLLM_USE_MEGA_AOT_ARTIFACT": "0",  # as with the torch of vllm-ascend's releases
             "OMP_NUM_THREADS": "1",
-            "VLLM_NO_USAGE_STATS": "1",
             "WARMRANK_STORE": str(self.store),
             **variables,
         }
