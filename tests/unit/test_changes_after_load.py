@@ -142,6 +142,16 @@ def test_a_rebound_global_is_noticed(tmp_path, monkeypatch, name, value):
     assert torch.equal(function(ROWS), model.scaled(ROWS))
 
 
+@torch.no_grad()
+def test_patched_class_of_parameters_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+    function = cached(model.forward, tmp_path)
+    function(X)
+    monkeypatch.setattr(nn.Parameter, "warmrank_test", lambda *_: X, raising=False)
+    torch.testing.assert_close(function(X), model(X))
+    assert len(function.variants) == 2
+
+
 @pytest.mark.parametrize("guards", ["once", "always"])
 @torch.no_grad()
 def test_a_class_that_was_patched_and_put_back_is_itself_again(tmp_path: Path, guards: str) -> None:

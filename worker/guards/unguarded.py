@@ -72,7 +72,7 @@ def unguarded(
     nodes(source for source, value in trace.objects.items() if _takes_part(value))
     for node in nodes(_constants(trace)):
         yield node, "equals", constants.encode(values[node])
-    for node in nodes(_functions_in_c(trace)):
+    for node in nodes(_functions(trace)):
         yield node, "identity", describe(values[node])
     for node in nodes(_sets_looked_into(trace)):
         yield node, "equals", constants.encode(values[node])
@@ -119,12 +119,19 @@ def _constants(trace: Trace) -> Iterator[str]:
             yield source
 
 
-def _functions_in_c(trace: Trace) -> Iterator[str]:
-    """Functions that Dynamo takes without a guard, because "they are unlikely to be changed"."""
+def _functions(trace: Trace) -> Iterator[str]:
+    """Functions without a guard: ``checkpoint``, and those in C, "unlikely to be changed"."""
     guarded = {guard.source for guard in trace.guards}
-    in_c = types.MethodDescriptorType | types.WrapperDescriptorType | types.BuiltinFunctionType
+    kinds = (
+        types.FunctionType
+        | types.MethodDescriptorType
+        | types.WrapperDescriptorType
+        | types.BuiltinFunctionType
+    )
     return (
-        source for source, value in trace.objects.items() if source not in guarded and isinstance(value, in_c)
+        source
+        for source, value in trace.objects.items()
+        if source not in guarded and isinstance(value, kinds)
     )
 
 

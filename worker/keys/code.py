@@ -362,7 +362,9 @@ def type_name(cls: type) -> str:
     if known is None:
         module = getattr(cls, "__module__", "")  # one made in a namespace without __name__ has none
         known = f"{module}:{cls.__qualname__}"
-        if not is_pinned_module(module) or any(map(_is_patched, cls.__mro__)):
+        # Patches of torch.Tensor are a source of their own, see `worker.runtime.sources`.
+        bases = (base for base in cls.__mro__ if base.__module__ != "torch")
+        if not is_pinned_module(module) or any(map(_is_patched, bases)):
             known = f"{known}#{class_digest(cls)}"
         _type_names[cls] = known
     return known
@@ -396,7 +398,7 @@ def forget_types() -> None:
 
 
 def _may_change(cls: type) -> bool:
-    return not cls.__flags__ & _IMMUTABLE_TYPE and getattr(cls, "__module__", "") not in _COMPARED_ELSEWHERE
+    return not cls.__flags__ & _IMMUTABLE_TYPE and getattr(cls, "__module__", "") != "torch"
 
 
 def file_digest(module: types.ModuleType) -> str | None:

@@ -198,7 +198,7 @@ class _Collector:
         per_call = self._of_call | self._unwatched
         for check in self._guards.checks:
             node, kind, _ = check
-            if kind == "type" and self._values[node] is not MISSING:
+            if kind in ("type", "tensor") and self._values[node] is not MISSING:
                 self._class(type(self._values[node]))  # of arguments too: calls compare names, once computed
             if kind not in ("same", "distinct") and node not in per_call and not self._check(check):
                 self.asked.add(node)
