@@ -73,7 +73,7 @@ REFUSED = [
     ("dump_config.dump_config_path", "pyproject.toml", "existing .json file"),
     ("fusion_config.fusion_switch_file", "no/such/file", "existing file"),
     ("ge_config.aicore_num", 1.5, "an int or a str"),
-    ("ge_config.oo_constant_folding", 0, "True, False"),
+    ("ge_config.oo_constant_folding", 2, "True, False"),
     ("post_grad_custom_pre_pass", "double", "a callable"),
 ]
 

@@ -97,7 +97,7 @@ def known_in_the_room() -> frozenset[str]:
     return frozenset(name for tree in trees for node in ast.walk(tree) if (name := foreign_attribute(node)))
 
 
-KNOWN = known_in_the_room()
+KNOWN = known_in_the_room() - {"_getframe"}  # of Python's own sys
 
 
 def touches(source: str) -> list[str]:

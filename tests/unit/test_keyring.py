@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.stored import publish_launch
+from warmrank.cache_store.backends import durability
 from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
-from warmrank.cache_store.signing import trust_policy
 from warmrank.cache_store.signing.keyring import (
     Revocation,
     generate,
@@ -146,7 +146,7 @@ def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     mounts = tmp_path / "mounts"
     mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
-    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    monkeypatch.setattr(durability, "_MOUNTS", mounts)
     return tmp_path
 
 
@@ -232,7 +232,7 @@ def on_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that counts as one on a local disk, wherever the tests run."""
     mounts = tmp_path / "mounts"
     mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
-    monkeypatch.setattr(trust_policy, "_MOUNTS", mounts)
+    monkeypatch.setattr(durability, "_MOUNTS", mounts)
     return tmp_path
 
 
