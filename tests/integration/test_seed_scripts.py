@@ -148,7 +148,8 @@ def test_script_with_torch_compile_runs_end_to_end_and_keeps_nothing(script: str
     assert runs.first(script) == []
     assert list(runs.work_dir(script).glob(".torchair_cache")) == []
     if script == "gears":
-        assert runs.printed(script) == PRINTED_BY_GEARS
+        said = runs.printed(script).splitlines(keepends=True)  # on a CPU first that there is no torch_npu
+        assert "".join(line for line in said if not line.startswith("torch_npu is not")) == PRINTED_BY_GEARS
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from tests.support.small_models import Derived, Plain
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.worker.compile import compiler
 from warmrank.worker.errors import NotPortable, WorkerError
-from warmrank.worker.runtime import function as function_module
 from warmrank.worker.runtime.function import CachedFunction
 from warmrank.worker.runtime.options import LaunchDefaults
 
@@ -81,7 +80,7 @@ class Counts(nn.Module):
 
 
 def test_function_that_changes_itself_runs_eagerly_after_some_traces(cache, monkeypatch, caplog):
-    monkeypatch.setattr(function_module, "MAX_TRACES_OF_CHANGING", 2)
+    monkeypatch.setattr("warmrank.worker.runtime.compiling.MAX_TRACES_OF_CHANGING", 2)
     model = Counts()
     function = cached(model.forward, cache)
     with caplog.at_level(logging.WARNING, logger="torchair"):

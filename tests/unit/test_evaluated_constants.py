@@ -153,7 +153,7 @@ def test_constant_without_methods_is_no_reason_to_refuse(way: type[Chooses], val
 
 
 @pytest.mark.parametrize("way", [IfSame, IfNotSame])
-@pytest.mark.parametrize("value", [(1.5, 2), "text", 10_000, 2.5, frozenset((1,))], ids=repr)
+@pytest.mark.parametrize("value", [(1.5, 2), "text", 10_000, 2.5, frozenset((1,)), range(3)], ids=repr)
 def test_identity_of_equal_constants_is_refused(way: type[Chooses], value: Any) -> None:
     with pytest.raises(NotPortable, match="compare them with =="):
         compiled(way(value, value).forward, X)

@@ -337,7 +337,7 @@ ALL: list[StoreError] = [
 def test_error_keeps_its_fields_through_pickling(error):
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert type(copy) is type(error)
-    assert (vars(copy), str(copy)) == (vars(error), str(error))
+    assert (copy.fields(), str(copy)) == (error.fields(), str(error))
 
 
 def test_os_error_becomes_unavailable_with_its_reason():

@@ -315,8 +315,8 @@ def test_whole_cache_moves_by_sync_without_the_plugin(first, nodes):
     whole, store = first[1].node, nodes / "synced store"
     node = Node(nodes / "synced", store, whole.path / "models" / "tiny")
     how = ("--store", str(store), "--key", "vllm", "--key", "torch")
-    run_warmrank(whole, "sync", "push", "vllm", str(whole.cache), *how)
-    run_warmrank(node, "sync", "pull", "vllm", str(node.cache), *how)
+    run_warmrank(whole, "store", "sync", "push", "vllm", str(whole.cache), *how)
+    run_warmrank(node, "store", "sync", "pull", "vllm", str(node.cache), *how)
     start = node.start(variables={"WARMRANK_STORE": ""})
     assert start.counters["num_aot_artifacts_loaded"] == 1
     assert start.node.kernels() == whole.kernels()
