@@ -133,10 +133,13 @@ def test_command_prints_the_environment_that_a_build_elsewhere_takes():
 @pytest.mark.slow
 def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     config = write_config(tmp_path)
-    command = ("-m", "warmrank", "build", str(config))
+    script = tmp_path / "bin" / "warmrank"  # an installed script: the current directory is not on its path
+    script.parent.mkdir()
+    script.write_text("from warmrank.orchestrator.cli.main import main\nmain()\n")
+    command = (str(script), "build", str(config), "--world-size", "16", "--device", "cpu", "--json", "-")
     reports = []
     for _ in range(2):
-        printed = python(*command, "--world-size", "16", "--device", "cpu", "--json", "-")
+        printed = python(*command, PYTHONPATH=str(REPOSITORY / "src"))
         reports.append(from_json(printed))
     assert [item.totals.num_compiled for item in reports] == [1, 0]
     assert reports[0].record == reports[1].record

@@ -337,6 +337,11 @@ def test_function_that_is_no_method_of_a_module_is_refused(function: Any) -> Non
         cache_compile(function)
 
 
+def test_layer_without_shapes_is_refused_by_name() -> None:
+    with pytest.raises(BadFunction, match=r"LazyLinear.weight has no shape yet; call the module once"):
+        cache_compile(torch.nn.LazyLinear(3).forward)(torch.ones(2))
+
+
 @pytest.mark.parametrize("name", ["quiet", "partial"])
 def test_decorated_method_is_refused_with_the_remedy(name: str) -> None:
     with pytest.raises(BadFunction, match=r"Move the body into an undecorated method|pass self.method"):
