@@ -101,6 +101,34 @@ def make_partition(
     )
 
 
+def rank_entry(**changes: Any) -> ArtifactEntry:
+    """The entry of one artifact of a rank."""
+    fields: dict[str, Any] = {
+        "function": "Llama.decode",
+        "path": "Llama_0f/world1global_rank0/decode/compiled_module",
+        "request_key": "1" * 64,
+        "provenance": "2" * 64,
+        "sha256": "3" * 64,
+        "size_bytes": 7,
+    }
+    return ArtifactEntry(**(fields | changes))
+
+
+def rank_manifest(**changes: Any) -> PartitionManifest:
+    """The manifest of a single rank with that artifact."""
+    fields: dict[str, Any] = {
+        "partition": "world1global_rank0",
+        "rank": 0,
+        "world_size": 1,
+        "environment": ENVIRONMENT,
+        "requests": (),
+        "artifacts": (rank_entry(),),
+        "captures": (),
+        "created": CREATED,
+    }
+    return PartitionManifest(**(fields | changes))
+
+
 def make_record(
     refs: tuple[PartitionRef, ...],
     *,

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.node_artifacts import PACKAGE, destinations, kept, package_bytes, write
-from tests.support.stored import CREATED, ENVIRONMENT
+from tests.support.stored import rank_manifest
 from warmrank.cache_store.cache_dir import node_files
 from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import (
@@ -30,7 +30,6 @@ from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
-    PartitionManifest,
     parse_manifest,
 )
 from warmrank.worker.node_caches import (
@@ -345,28 +344,6 @@ def test_name_that_leads_out_of_the_private_directory_is_refused(archives, priva
 
 DIGEST = digest_bytes(b"kernel")
 FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)
-RANK_ENTRY: dict[str, Any] = {
-    "function": "Llama.decode",
-    "path": "Llama_0f/world1global_rank0/decode/compiled_module",
-    "request_key": "1" * 64,
-    "provenance": "2" * 64,
-    "sha256": "3" * 64,
-    "size_bytes": 7,
-}
-
-
-def manifest(**changes: Any) -> PartitionManifest:
-    fields: dict[str, Any] = {
-        "partition": "world1global_rank0",
-        "rank": 0,
-        "world_size": 1,
-        "environment": ENVIRONMENT,
-        "requests": (),
-        "artifacts": (ArtifactEntry(**RANK_ENTRY),),
-        "captures": (),
-        "created": CREATED,
-    }
-    return PartitionManifest(**(fields | changes))
 
 
 def node_entry(**changes: Any) -> ArtifactEntry:
@@ -375,7 +352,7 @@ def node_entry(**changes: Any) -> ArtifactEntry:
 
 
 def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
-    value = with_node_files(manifest(), [FILE])
+    value = with_node_files(rank_manifest(), [FILE])
     document = json.loads(value.to_bytes())
     assert (document["format"], document["artifacts"][1]["scope"]) == (2, "node")
     found = parse_manifest(value.to_bytes(), "here")

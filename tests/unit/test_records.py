@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import PurePosixPath
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.support.stored import CREATED, ENVIRONMENT, LAUNCH_KEY, make_record
+from tests.support.stored import ENVIRONMENT, LAUNCH_KEY, make_record
+from tests.support.stored import rank_entry as entry
+from tests.support.stored import rank_manifest as manifest
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
@@ -33,7 +34,6 @@ from warmrank.cache_store.records.manifest import (
     MAX_NAME_CHARS,
     MAX_RANKS,
     MAX_TEXT_CHARS,
-    ArtifactEntry,
     CaptureEntry,
     LaunchRecord,
     PartitionManifest,
@@ -47,32 +47,6 @@ from warmrank.cache_store.records.manifest import (
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
 COMPONENTS = st.dictionaries(TEXT, TEXT, max_size=3)
-
-
-def entry(**changes: Any) -> ArtifactEntry:
-    fields: dict[str, Any] = {
-        "function": "Llama.decode",
-        "path": "Llama_0f/world1global_rank0/decode/compiled_module",
-        "request_key": "1" * 64,
-        "provenance": "2" * 64,
-        "sha256": "3" * 64,
-        "size_bytes": 7,
-    }
-    return ArtifactEntry(**(fields | changes))
-
-
-def manifest(**changes: Any) -> PartitionManifest:
-    fields: dict[str, Any] = {
-        "partition": "world1global_rank0",
-        "rank": 0,
-        "world_size": 1,
-        "environment": ENVIRONMENT,
-        "requests": (),
-        "artifacts": (entry(),),
-        "captures": (),
-        "created": CREATED,
-    }
-    return PartitionManifest(**(fields | changes))
 
 
 def ref(rank: int = 0, partition: str = "") -> PartitionRef:
