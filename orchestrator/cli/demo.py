@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +24,7 @@ from warmrank.orchestrator.errors import DemoFailed, NotOurs
 from warmrank.orchestrator.launch.report import RankReport, Report, from_json, sum_seconds
 from warmrank.orchestrator.signals import Terminated, undisturbed
 from warmrank.orchestrator.text import count_text, seconds_text
-from warmrank.orchestrator.ui.table import table_of
+from warmrank.orchestrator.ui.table import WIDE, table_of
 
 MARKER = ".made-by-warmrank-demo"
 _STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
@@ -174,7 +175,7 @@ def program() -> str:
 def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> Launched:
     path = out / f"{name}.json"
     console.print()
-    console.rule(Text(f"{name} launch", style="bold"), align="left")
+    console.print(Rule(Text(f"{name} launch", style="bold"), align="left"), width=min(console.width, WIDE))
     started = time.perf_counter()
     status = run(launch_command(config, out, path))
     process_s = time.perf_counter() - started

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
-from warmrank.orchestrator.cli.demo import prepare, run_process
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of, output
+from warmrank.orchestrator.cli.demo import demo, prepare, run_process
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import (
@@ -45,7 +45,7 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.launch.report import Failure, Report, from_json
+from warmrank.orchestrator.launch.report import Failure, Report, from_json, to_json
 from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
 from warmrank.worker.errors import NotYet, WorkloadError
@@ -291,6 +291,22 @@ def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
     with pytest.raises(NotOurs, match="no demo made it"):
         prepare(tmp_path / "out")
     assert store.exists()
+
+
+def test_demo_without_a_terminal_writes_lines_that_a_log_can_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(command: Sequence[str]) -> int:
+        report = cold() if command[-1].endswith("cold.html") else make_report("loaded", wall_s=5.0)
+        Path(command[command.index("--json") + 1]).write_text(to_json(report))
+        return 0
+
+    demo(tmp_path / "out", output(), run=run)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("warm launch ──") for line in lines)
+    assert max(map(len, lines)) < 400
 
 
 def test_terminated_demo_ends_its_launch_and_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
