@@ -100,6 +100,13 @@ def test_engine_graph_compiles_what_torchair_cannot_keep(marked, config, tmp_pat
     assert len([line for line in said if "is compiled by engine graph" in line]) == 1
 
 
+def test_debug_shows_the_code_that_torchair_generates(config, tmp_path, said):
+    config.mode = "reduce-overhead"
+    logging.getLogger("torchair").setLevel(logging.DEBUG)
+    cache_compile(Model().adds, config=config, cache_dir=tmp_path)(torch.ones(4))
+    assert any("Codegen for" in line for line in said)
+
+
 def test_input_that_shares_memory_with_one_that_is_written_to_is_refused(config: Any, tmp_path: Path) -> None:
     function = cache_compile(Model().shares, config=config, cache_dir=tmp_path)
     rows = torch.zeros(3, 4)

@@ -188,7 +188,7 @@ def complaints(name: str) -> Iterator[list[str]]:
     def noted(record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING:
             found.append(record.getMessage())
-        return _PREFIX not in record.getMessage()
+        return record.levelno < logging.INFO or _PREFIX not in record.getMessage()
 
     logger = logging.getLogger(name)
     with _PATCHING:
@@ -204,8 +204,11 @@ def complaints(name: str) -> Iterator[list[str]]:
 
 
 def _is_no_private_file(record: logging.LogRecord) -> bool:
-    """Filter of TorchAir's logger: leave out lines about private files, which are not the cache's."""
-    return record.levelno >= logging.WARNING or _PREFIX not in record.getMessage()
+    """Filter of TorchAir's logger: leave out INFO lines about private files, which are not the cache's.
+
+    DEBUG lines stay, for those who look for everything, and lazy ones are not evaluated twice.
+    """
+    return record.levelno != logging.INFO or _PREFIX not in record.getMessage()
 
 
 _PREFIX = "warmrank-torchair-"
