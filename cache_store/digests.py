@@ -21,14 +21,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Readable(Protocol):
-    """What a copy reads from."""
+    """Source of a copy."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, none at the end."""
 
 
 class Writable(Protocol):
-    """What a copy writes to; it must take every chunk whole, as a buffered file does."""
+    """Target of a copy; it must take every chunk whole, as a buffered file does."""
 
     def write(self, data: bytes, /) -> object:
         """Take all of ``data``."""
@@ -61,7 +61,7 @@ class TooLong(ValueError):
 
 
 def is_sha256(text: str) -> bool:
-    """Whether ``text`` is a SHA-256 in the one spelling used here."""
+    """Return True for a SHA-256 in the one spelling used here."""
     return _SHA256.fullmatch(text) is not None
 
 
@@ -92,6 +92,15 @@ def copy_and_digest(src_file: Readable, dst_file: Writable, *, limit_bytes: int 
     with _hashing(hasher) as update:
         size_bytes = _pump(src_file, (update, dst_file.write), limit_bytes)
     return Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
+
+
+def copy_fault(src_file: Readable, dst_file: Writable, expected: Digest) -> str:
+    """Copy a stream that must have these bytes; return what it has instead, empty where they are right."""
+    try:
+        digest = copy_and_digest(src_file, dst_file, limit_bytes=expected.size_bytes)
+    except TooLong as error:
+        return str(error)
+    return "" if digest == expected else str(digest)
 
 
 def _pump(source: Readable, takers: tuple[Callable[[bytes], object], ...], limit_bytes: int | None) -> int:

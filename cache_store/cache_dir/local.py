@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from warmrank.cache_store.cache_dir.names import file_names, variant_name, variant_numbers, variants
 from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     digest_private,
@@ -40,21 +39,61 @@ from warmrank.cache_store.digests import Digest, Readable, TooLong, Writable, co
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 
 logger = logging.getLogger(__name__)
+VARIANT_NAME = "compiled_module"
 MAX_VARIANTS = 64
 FRESH_S = 3600.0
+_MAX_DIGITS = 9
 _TEMPORARY_SUFFIX = ".tmp"
 _CROWDED = MAX_VARIANTS // 2  # a touch changes what an index of digests goes by, so only where a trim is near
 _COMPANION = re.compile(r"ge_cache_([0-9a-f]{16})\.pt2", re.ASCII)
 _DigestOf = Callable[[Path], Digest]
 
 
+def is_variant_name(name: str) -> bool:
+    """Return True for ``compiled_module``, and ``compiled_module.N`` with N from 1."""
+    return _number(name) is not None
+
+
+def variant_name(number: int) -> str:
+    """Name of the variant that is added after ``number`` others."""
+    return f"{VARIANT_NAME}.{number}" if number else VARIANT_NAME
+
+
+def variant_numbers(function_dir: Path) -> list[int]:
+    """Numbers of the variants of one function, in order."""
+    return sorted(number for name in file_names(function_dir) if (number := _number(name)) is not None)
+
+
+def variants(function_dir: Path) -> tuple[Path, ...]:
+    """Variants of one function, oldest first; none where there is no directory."""
+    return tuple(function_dir / variant_name(number) for number in variant_numbers(function_dir))
+
+
+def file_names(function_dir: Path, absent: tuple[type[OSError], ...] = (FileNotFoundError,)) -> list[str]:
+    """Names of all files; none where there is no directory."""
+    with os_errors_are_unusable("directory", function_dir):
+        try:
+            return os.listdir(function_dir)  # noqa: PTH208 - only names are needed, and loads are timed
+        except absent:
+            return []
+
+
+def _number(name: str) -> int | None:
+    if name == VARIANT_NAME:
+        return 0
+    head, dot, digits = name.partition(".")
+    if head != VARIANT_NAME or not dot or len(digits) > _MAX_DIGITS or digits.startswith("0"):
+        return None
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
 def is_companion_name(name: str) -> bool:
-    """Whether ``name`` is that of a file beside variants."""
+    """Return True for the name of a companion."""
     return _COMPANION.fullmatch(name) is not None
 
 
 def holds_what_it_says(name: str, digest: Digest) -> bool:
-    """Whether a companion of this name may have bytes of this digest."""
+    """Return True if a companion of this name may have bytes of this digest."""
     match = _COMPANION.fullmatch(name)
     return match is not None and digest.sha256.startswith(match[1])
 

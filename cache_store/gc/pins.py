@@ -25,16 +25,16 @@ from warmrank.cache_store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from warmrank.cache_store.gc.inventory import is_record, references
+from warmrank.cache_store.gc.inventory import references
 from warmrank.cache_store.gc.trash import restore
 from warmrank.cache_store.layout import (
     DIRECTORIES,
     LAUNCHES,
     PINS,
+    is_record,
     pin_name,
-    split_directory_name,
-    split_launch_name,
     split_pin_name,
+    split_record_name,
 )
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.documents import read_stored_form
@@ -46,7 +46,7 @@ MIN_PREFIX = 6
 
 
 class PinDocument(Document):
-    """Why a record is pinned, and since when."""
+    """Reason and time of a pin."""
 
     format: Literal[1] = PIN_FORMAT
     reason: str
@@ -111,9 +111,8 @@ def read_pins(backend: BlobBackend) -> tuple[Pin, ...]:
 
 def short_name(record: str) -> str:
     """A record as people see it: kind, key and digest, each by its first characters."""
-    parts = split_launch_name(record) or split_directory_name(record)
-    kind = record.partition("/")[0]
-    return f"{kind} {parts[0][:12]} {parts[1][:12]}" if parts else record
+    parts = split_record_name(record)
+    return f"{record.partition('/')[0]} {parts.key[:12]} {parts.sha256[:12]}" if parts else record
 
 
 def _remove(view: TieredBackend, names: Sequence[str]) -> set[str]:
@@ -156,7 +155,7 @@ def _check_stands(backend: BlobBackend, record: str) -> None:
 
     _bring_back(backend, [record])
     needed = whole(record)
-    for name in needed if split_launch_name(record) else ():
+    for name in needed if record.startswith(LAUNCHES) else ():
         whole(name)
 
 

@@ -29,12 +29,12 @@ from warmrank.cache_store.cache_dir.local import (
     add_variant,
     companions,
     find_file,
+    variants,
 )
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
-from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.cache_dir.node_files import kept_files
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.gc.evict_plan import EvictPolicy
+from warmrank.cache_store.gc.evict import EvictPolicy
 from warmrank.cache_store.publish_pending import (
     AwaitedPartition,
     WaitingLaunch,

@@ -24,8 +24,8 @@ from warmrank.cache_store.cache_dir.local import (
     add_companion,
     add_variant,
     companions,
+    variants,
 )
-from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.worker.runtime.artifact import withheld_mark
