@@ -161,7 +161,7 @@ class DigestIndex:
                 return
             exists = os.path.lexists
             seen = {k: item for k, item in self._seen.items() if k in self._used or exists(self.root / k)}
-        line = canonical_json({"format": _FORMAT, "files": seen})
+        line = canonical_json({"format": _FORMAT, "files": seen}, keys_are_text=True)
         try:
             self._replace(canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")
         except OSError as error:

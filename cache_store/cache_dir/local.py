@@ -35,7 +35,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     sync_directory,
     temporary_name,
 )
-from warmrank.cache_store.digests import Digest, Readable, TooLong, Writable, copy_and_digest, digest_bytes
+from warmrank.cache_store.digests import Digest, copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 
 logger = logging.getLogger(__name__)
@@ -128,21 +128,39 @@ def find_file(
     return None
 
 
-def add_variant(function_dir: Path, source: bytes | Path, expected: Digest | None = None) -> Path:
-    """Add bytes, or a copy of a private file, as a variant, or return the one that already holds the same.
+def add_variant(
+    function_dir: Path, source: bytes | Path, expected: Digest | None = None, *, beside: str = ""
+) -> Path:
+    """Add bytes, or a copy of a private file, as a variant, or as the companion ``beside``; equal bytes stay.
 
     What is copied is verified, and `Corrupt` if it is not as expected; nothing is added then. Beyond
     `MAX_VARIANTS` the oldest go, save those added or read within `FRESH_S`, which a launch just found.
     Safe under concurrent processes.
     """
-    return _add(function_dir, source, expected, "")
-
-
-def add_companion(
-    function_dir: Path, name: str, source: bytes | Path, expected: Digest | None = None
-) -> Path:
-    """Put bytes, or a copy of a private file, beside the variants of a function, as `add_variant` does."""
-    return _add(function_dir, source, expected, name)
+    if isinstance(source, bytes):
+        expected, where = digest_bytes(source), "data in memory"
+    else:
+        where = str(source)
+    if expected is not None and (existing := find_file(function_dir, expected, beside=beside)):
+        return existing
+    with os_errors_are_unusable("file", where):
+        stream = io.BytesIO(source) if isinstance(source, bytes) else open_private(source)
+    staged = temporary_file(function_dir)
+    try:
+        with stream, os_errors_are_unusable("file", staged):
+            make_private_directories(function_dir)
+            with create_private(staged) as file:
+                digest = copy_and_digest(stream, file)
+                file.flush()
+                os.fsync(file.fileno())
+        if expected not in (None, digest):
+            raise Corrupt(what="artifact", where=where, expected=str(expected), actual=str(digest))
+        placed = place_file(function_dir, staged, digest, beside=beside)
+    finally:
+        staged.unlink(missing_ok=True)
+    with os_errors_are_unusable("directory", function_dir):
+        sync_directory(function_dir)
+    return placed
 
 
 def place_file(
@@ -187,23 +205,6 @@ def place_directory(function_dir: Path, staged_dir: Path) -> bool:
     return True
 
 
-def _add(function_dir: Path, source: bytes | Path, expected: Digest | None, beside: str) -> Path:
-    if isinstance(source, bytes):
-        expected, where = digest_bytes(source), "data in memory"
-    else:
-        where = str(source)
-    if expected is not None and (existing := find_file(function_dir, expected, beside=beside)):
-        return existing
-    with os_errors_are_unusable("file", where):
-        stream = io.BytesIO(source) if isinstance(source, bytes) else open_private(source)
-    with stream:
-        staged, digest = _stage(function_dir, stream, expected=expected, source=where)
-    placed = place_file(function_dir, staged, digest, beside=beside)
-    with os_errors_are_unusable("directory", function_dir):
-        sync_directory(function_dir)
-    return placed
-
-
 def _place_companion(path: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:
     if not holds_what_it_says(path.name, digest):
         raise Corrupt(what="file", where=str(path), expected=path.name, actual=str(digest))
@@ -225,33 +226,6 @@ def _holds(path: Path, expected: Digest, digest_of: _DigestOf) -> bool:
     except UnusableCache as error:
         logger.warning("Passed over: %s", error)
     return False
-
-
-def _stage(directory: Path, stream: Readable, *, expected: Digest | None, source: str) -> tuple[Path, Digest]:
-    """Copy ``stream`` into a private temporary file, durable and verified; on an error no file is left."""
-    path = temporary_file(directory)
-    try:
-        with os_errors_are_unusable("file", path):
-            make_private_directories(directory)
-            with create_private(path) as file:
-                digest = _copy_verified(stream, file, expected, source)
-                file.flush()
-                os.fsync(file.fileno())
-                return path, digest
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def _copy_verified(stream: Readable, file: Writable, expected: Digest | None, source: str) -> Digest:
-    try:
-        digest = copy_and_digest(stream, file, limit_bytes=expected.size_bytes if expected else None)
-        actual = str(digest)
-        if expected in (None, digest):
-            return digest
-    except TooLong as error:
-        actual = str(error)
-    raise Corrupt(what="artifact", where=source, expected=str(expected), actual=actual)
 
 
 def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:

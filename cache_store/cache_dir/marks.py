@@ -117,12 +117,15 @@ def check_marks(cache_root: Path, policy: str, revoked: Collection[str], *, belo
         if policy == "require" and _is_unverified(directory):
             expected = "only artifacts that a trusted key signed, as trust policy 'require' asks"
             actual = f"{UNVERIFIED}: some were copied under another policy"
+            remedy = "use another cache_dir, or empty this one"
         elif bad_signers:
             expected = "only artifacts of keys that are not revoked"
             actual = f"artifacts that key {bad_signers[0]} signed, which is revoked"
+            remedy = (
+                "empty this directory, or use another cache_dir; what was compiled here is compiled again"
+            )
         else:
             continue
-        remedy = "empty this directory, or use another cache_dir; what was compiled here is compiled again"
         raise RefusedCache(
             what="directory", where=str(directory), expected=expected, actual=actual, remedy=remedy
         )

@@ -28,6 +28,7 @@ from warmrank.cache_store.errors import (
 from warmrank.cache_store.gc.inventory import references
 from warmrank.cache_store.gc.trash import restore
 from warmrank.cache_store.layout import (
+    BLOBS,
     DIRECTORIES,
     LAUNCHES,
     PINS,
@@ -147,22 +148,14 @@ def _choose(names: list[str], prefix: str, *, what: str) -> tuple[str, ...]:
 
 def _check_stands(backend: BlobBackend, record: str) -> None:
     """Bring a record back, and what it needs, if an evict took them meanwhile."""
-
-    def whole(name: str) -> tuple[str, ...]:
-        needed = references(name, read_stored_form(backend, name)).references
-        _bring_back(backend, needed)
-        return needed
-
-    _bring_back(backend, [record])
-    needed = whole(record)
-    for name in needed if record.startswith(LAUNCHES) else ():
-        whole(name)
-
-
-def _bring_back(backend: BlobBackend, names: Sequence[str]) -> None:
-    if missing := sorted(set(names) - restore(backend, names)):
-        remedy = "launch again, then pin what that commits"
-        raise NotInStore(what=missing[0], where="the store or its trash", remedy=remedy)
+    names: Sequence[str] = [record]
+    while names:
+        if missing := sorted(set(names) - restore(backend, names)):
+            remedy = "launch again, then pin what that commits"
+            raise NotInStore(what=missing[0], where="the store or its trash", remedy=remedy)
+        documents = [name for name in names if not name.startswith(BLOBS)]
+        needs = (references(name, read_stored_form(backend, name)).references for name in documents)
+        names = [name for needed in needs for name in needed]
 
 
 def _read(backend: BlobBackend, record: str) -> Pin:

@@ -69,7 +69,7 @@ def restore_from(
         # Of several evicts the last has the bytes that stood last; an older copy serves if that one is gone.
         if any(backend.move(info.name, name) for info in contents[name]):
             logger.info("Restored %s from the trash", name)
-    return frozenset(backend.stat(names))
+    return frozenset(backend.stat(names)) if names else names
 
 
 def bring_back(backend: BlobBackend, names: Iterable[str]) -> frozenset[str]:

@@ -29,7 +29,6 @@ from warmrank.cache_store.errors import (
 )
 from warmrank.cache_store.gc.inventory import references
 from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed, whole_blobs
-from warmrank.cache_store.gc.trash import restore as restore_blobs
 from warmrank.cache_store.layout import blob_name, manifest_name, record_name
 from warmrank.cache_store.parallel import each, threads_for
 from warmrank.cache_store.records.documents import (
@@ -447,8 +446,11 @@ def absent_blobs(
 
     With ``restore`` what lies in the trash is brought back first, which costs a listing of it.
     """
-    gone = wanted.keys() - _whole(backend, wanted)
-    return frozenset(gone - restore_blobs(backend, gone) if restore and gone else gone)
+    gone = frozenset(wanted.keys() - _whole(backend, wanted))
+    if not (restore and gone):
+        return gone
+    contents = trashed(backend)
+    return gone - restore_from(backend, gone & contents.keys(), contents)
 
 
 def check_standing(backend: BlobBackend, wanted: Mapping[str, Digest]) -> None:

@@ -294,9 +294,10 @@ def _refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root:
     gone = {root / path for path in stale}
     kinds = {**dict.fromkeys(_directories(files), "directory"), **{file.path: "file" for file in files}}
     for path, kind in kinds.items():
-        with os_errors_are_unusable("file", root / path):
+        place = f"{root}/{path}"  # as text: there may be thousands, and nearly all are absent
+        with os_errors_are_unusable("file", place):
             try:
-                mode = (root / path).lstat().st_mode
+                mode = os.lstat(place).st_mode
             except (FileNotFoundError, NotADirectoryError):
                 continue
             is_directory = stat.S_ISDIR(mode)

@@ -366,7 +366,7 @@ def test_marks_of_one_directory_are_those_of_the_next(tmp_path, policy):
 
 def test_unverified_directory_is_refused_under_require(tmp_path):
     mark_unverified(tmp_path, "off")
-    with pytest.raises(UnusableCache, match="empty this directory, or use another cache_dir"):
+    with pytest.raises(UnusableCache, match="use another cache_dir, or empty this one"):
         check_marks(tmp_path, "require", ())
 
 
