@@ -16,14 +16,14 @@ from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.deadline import Call, Ticks
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import FlushChoice
-from warmrank.cache_store.backends.places import ANSWER_S, Circuits, Tier, TieredBackend, TierState, away
+from warmrank.cache_store.backends.places import ANSWER_S, Circuit, Tier, TieredBackend, TierState, away
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 SpecMode = Literal["off", "ro", "rw", "required"]
-# One for each place and process: another store opened in it must not wait for a dead place again.
-_circuits = Circuits()
+# One for each place, whatever the number of stores opened in this process: none waits for a dead one again.
+_circuits: dict[tuple[str, frozenset[tuple[str, str]]], Circuit] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +77,17 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
 
 
 def is_left_alone(location: str, options: Mapping[str, str]) -> bool:
-    """Whether a place fell silent in this process, so that no other needs to wait for it either."""
-    return _circuits.of(location, options).is_open
+    """Return True if a place fell silent in this process, so that no other needs to wait for it either."""
+    return _circuit_of(location, options).is_open
 
 
 def leave_alone(location: str, options: Mapping[str, str], *, reason: str) -> None:
     """Ask a place no more in this process: others have waited for it already."""
-    _circuits.of(location, options).open(reason, where=location)
+    _circuit_of(location, options).open(reason, where=location)
+
+
+def _circuit_of(location: str, options: Mapping[str, str]) -> Circuit:
+    return _circuits.setdefault((location, frozenset(options.items())), Circuit())
 
 
 class _Opening:
@@ -92,7 +96,7 @@ class _Opening:
     def __init__(self, spec: TierSpec, *, create: bool) -> None:
         self.spec = spec
         self.left_out: TierState | None = None
-        self._circuit = _circuits.of(spec.location, spec.options)
+        self._circuit = _circuit_of(spec.location, spec.options)
         # What is required must be there: in its place, a disk that is not mounted would get a new store.
         opening = functools.partial(open_backend, spec, create=create and spec.mode == "rw")
         self._call = None if self._circuit.is_open else Call(opening, name="store-open")
@@ -124,10 +128,8 @@ class _Opening:
         error = error or away(spec.location, circuit.reason, required=is_required)
         if not isinstance(error, StoreError):
             raise error
-        if isinstance(
-            error, StoreUnavailable
-        ):  # another answers, and may be repaired while this process runs
-            if error.transport:
+        if isinstance(error, StoreUnavailable):
+            if error.transport:  # another fault is an answer, and may be mended while this process runs
                 circuit.open(error.reason, where=spec.location)
             error = error.but(required=is_required)
         if is_required:

@@ -6,6 +6,7 @@ SHA-256 because REAPI and OCI use it and the standard library has it; its name s
 from __future__ import annotations
 
 import hashlib
+import itertools
 import queue
 import re
 import threading
@@ -21,14 +22,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Readable(Protocol):
-    """What a copy reads from."""
+    """Source of a copy."""
 
     def read(self, size: int, /) -> bytes:
         """Return at most ``size`` bytes, none at the end."""
 
 
 class Writable(Protocol):
-    """What a copy writes to; it must take every chunk whole, as a buffered file does."""
+    """Target of a copy; it must take every chunk whole, as a buffered file does."""
 
     def write(self, data: bytes, /) -> object:
         """Take all of ``data``."""
@@ -61,7 +62,7 @@ class TooLong(ValueError):
 
 
 def is_sha256(text: str) -> bool:
-    """Whether ``text`` is a SHA-256 in the one spelling used here."""
+    """Return True for a SHA-256 in the one spelling used here."""
     return _SHA256.fullmatch(text) is not None
 
 
@@ -78,8 +79,10 @@ def digest_file(path: Path) -> Digest:
 
 def digest_stream(source: Readable, *, limit_bytes: int | None = None) -> Digest:
     """Digest of all that ``source`` still holds; raises `TooLong` beyond ``limit_bytes``."""
-    hasher = hashlib.sha256()
-    size_bytes = _pump(source, (hasher.update,), limit_bytes)
+    hasher, size_bytes = hashlib.sha256(), 0
+    for chunk in _chunks(source, limit_bytes):
+        hasher.update(chunk)
+        size_bytes += len(chunk)
     return Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
 
 
@@ -88,48 +91,52 @@ def copy_and_digest(src_file: Readable, dst_file: Writable, *, limit_bytes: int 
 
     Raises `TooLong` where ``src_file`` holds more than ``limit_bytes``; no more than those were written.
     """
-    hasher = hashlib.sha256()
-    with _hashing(hasher) as update:
-        size_bytes = _pump(src_file, (update, dst_file.write), limit_bytes)
+    hasher, size_bytes = hashlib.sha256(), 0
+    chunks = _chunks(src_file, limit_bytes)
+    for chunk in itertools.islice(chunks, _NUM_SHORT):
+        hasher.update(chunk)
+        dst_file.write(chunk)
+        size_bytes += len(chunk)
+    for first in chunks:  # a long file
+        with _hashing(hasher) as update:
+            for chunk in itertools.chain([first], chunks):
+                update(chunk)
+                dst_file.write(chunk)
+                size_bytes += len(chunk)
     return Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
 
 
-def _pump(source: Readable, takers: tuple[Callable[[bytes], object], ...], limit_bytes: int | None) -> int:
+def copy_fault(src_file: Readable, dst_file: Writable, expected: Digest) -> str:
+    """Copy a stream that must have these bytes; return what it has instead, empty where they are right."""
+    try:
+        digest = copy_and_digest(src_file, dst_file, limit_bytes=expected.size_bytes)
+    except TooLong as error:
+        return str(error)
+    return "" if digest == expected else str(digest)
+
+
+def _chunks(source: Readable, limit_bytes: int | None) -> Iterator[bytes]:
     size_bytes = 0
     while chunk := source.read(CHUNK_BYTES):
         size_bytes += len(chunk)
         if limit_bytes is not None and size_bytes > limit_bytes:
             raise TooLong(f"more than {limit_bytes} bytes")
-        for take in takers:
-            take(chunk)
-    return size_bytes
+        yield chunk
 
 
 @contextmanager
 def _hashing(hasher: hashlib._Hash) -> Iterator[Callable[[bytes], None]]:
     """Hash a long file in a thread of its own while it is written and read on; both give up the GIL."""
     waiting: queue.Queue[bytes | None] = queue.Queue(_MAX_WAITING)
-    threads: list[threading.Thread] = []
-    num_chunks = 0
 
     def work() -> None:
         while (chunk := waiting.get()) is not None:
             hasher.update(chunk)
 
-    def update(chunk: bytes) -> None:
-        nonlocal num_chunks
-        num_chunks += 1
-        if num_chunks <= _NUM_SHORT:
-            hasher.update(chunk)
-            return
-        if not threads:
-            threads.append(threading.Thread(target=work, name="store-hash", daemon=True))
-            threads[0].start()
-        waiting.put(chunk)
-
+    thread = threading.Thread(target=work, name="store-hash", daemon=True)
+    thread.start()
     try:
-        yield update
+        yield waiting.put
     finally:
-        for thread in threads:
-            waiting.put(None)
-            thread.join()
+        waiting.put(None)
+        thread.join()

@@ -153,19 +153,19 @@ class RefusedCache(UnusableCache):
 
 
 def is_damage(error: StoreError) -> bool:
-    """Whether the bytes are wrong for every reader, so quarantine them; a key unknown *here* is no damage."""
+    """Return True if the bytes are wrong for every reader, so to be quarantined; not for an unknown key."""
     if isinstance(error, Untrusted):
         return error.reason in ("bad_signature", "replayed")
     return isinstance(error, Corrupt)
 
 
 def is_final(error: StoreError) -> bool:
-    """Whether the launch must end: a required place is away, or untrusted code would run."""
+    """Return True if the launch must end: a required place is away, or untrusted code would run."""
     return isinstance(error, RefusedCache) or (isinstance(error, StoreUnavailable) and error.required)
 
 
 def outcome_of(call: Callable[[], T]) -> T | StoreError:
-    """What ``call`` returns, or the error that it raises, unless that is final."""
+    """Return the result of ``call``, or the error that it raises, unless that is final."""
     try:
         return call()
     except StoreError as error:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from typing import Final, Literal, NamedTuple
 
 from warmrank.cache_store.digests import digest_bytes, is_sha256
 
@@ -47,6 +48,18 @@ _DAY = re.compile(r"used/([0-9]{4}-[0-9]{2}-[0-9]{2})/([^/]+)", re.ASCII)
 _STAMP = "%Y%m%dT%H%M%SZ"
 
 
+RecordKind = Literal["launch", "directory"]
+_RECORDS: Final[dict[RecordKind, str]] = {"launch": LAUNCHES, "directory": DIRECTORIES}
+
+
+class RecordName(NamedTuple):
+    """The parts of a record's name."""
+
+    kind: RecordKind
+    key: str
+    sha256: str
+
+
 def blob_name(sha256: str) -> str:
     """Name of a blob; raises ``ValueError`` for what is no sha256."""
     return f"{BLOBS}{_fanned(sha256)}"
@@ -57,34 +70,28 @@ def manifest_name(key: str) -> str:
     return f"{MANIFESTS}{_fanned(key)}"
 
 
-def launch_prefix(launch_key: str) -> str:
-    """Prefix of the records of one launch key; raises ``ValueError`` for what is no key."""
-    return f"{LAUNCHES}{_fanned(launch_key)}/"
+def record_prefix(kind: RecordKind, key: str) -> str:
+    """Prefix of the records of one key; raises ``ValueError`` for what is no key."""
+    return f"{_RECORDS[kind]}{_fanned(key)}/"
 
 
-def launch_name(launch_key: str, record_sha256: str) -> str:
-    """Name of a launch record; raises ``ValueError`` for what is no key or no sha256."""
-    return f"{launch_prefix(launch_key)}{_checked(record_sha256)}"
+def record_name(kind: RecordKind, key: str, sha256: str) -> str:
+    """Name of a record; raises ``ValueError`` for what is no key or no sha256."""
+    return f"{record_prefix(kind, key)}{_checked(sha256)}"
 
 
-def split_launch_name(name: str) -> tuple[str, str] | None:
-    """Launch key and record sha256 in a launch record's name; None for any other name."""
-    return _split_record_name(LAUNCHES, name)
+def split_record_name(name: str) -> RecordName | None:
+    """The parts of a record's name; None for any other name."""
+    parts = name.split("/")
+    if len(parts) != 4 or not (is_sha256(parts[2]) and is_sha256(parts[3])):
+        return None
+    names = (RecordName(kind, parts[2], parts[3]) for kind in _RECORDS)
+    return next((found for found in names if record_name(*found) == name), None)
 
 
-def directory_prefix(key: str) -> str:
-    """Prefix of the listings of one directory key; raises ``ValueError`` for what is no key."""
-    return f"{DIRECTORIES}{_fanned(key)}/"
-
-
-def directory_name(key: str, sha256: str) -> str:
-    """Name of a listing; raises ``ValueError`` for what is no key or no sha256."""
-    return f"{directory_prefix(key)}{_checked(sha256)}"
-
-
-def split_directory_name(name: str) -> tuple[str, str] | None:
-    """Key and document sha256 in a listing's name; None for any other name."""
-    return _split_record_name(DIRECTORIES, name)
+def is_record(name: str) -> bool:
+    """Return True for the name of a root: a launch record or a listing."""
+    return split_record_name(name) is not None
 
 
 def used_name(record: str, day: str) -> str:
@@ -110,7 +117,7 @@ def split_pin_name(name: str) -> str | None:
 
 
 def trash_name(name: str, at: datetime) -> str:
-    """Where an evict of that time moves a file."""
+    """Name in the trash of a file that an evict of that time takes away."""
     return f"{TRASH}{at.astimezone(UTC).strftime(_STAMP)}/{name}"
 
 
@@ -126,7 +133,7 @@ def split_trash_name(name: str) -> tuple[str, datetime] | None:
 
 
 def quarantine_name(name: str, unique: str) -> str:
-    """Where a bad file goes; ``unique`` keeps several of one name apart, and a long name is cut."""
+    """Name of a bad file; ``unique`` keeps several of one name apart, and a long name is cut."""
     flat, room_bytes = _flat(name).encode(), _MAX_PART_BYTES - len(f".{unique}".encode())
     if len(flat) > room_bytes:
         digest = digest_bytes(flat).sha256[:16]
@@ -135,18 +142,11 @@ def quarantine_name(name: str, unique: str) -> str:
 
 
 def file_depth(name: str) -> int:
-    """How many parts the name of a file has at most that lies where ``name`` does."""
+    """Largest number of parts of the name of a file that lies where ``name`` does."""
     parts = name.split("/", 3)
     if parts[0] == TRASH.rstrip("/"):
         return 2 + _DEPTHS.get(parts[2] if len(parts) > 2 else "", max(_DEPTHS.values()))
     return _DEPTHS.get(parts[0], max(_DEPTHS.values()))
-
-
-def _split_record_name(prefix: str, name: str) -> tuple[str, str] | None:
-    parts = name.split("/")
-    if len(parts) != 4 or not (is_sha256(parts[2]) and is_sha256(parts[3])):
-        return None
-    return (parts[2], parts[3]) if f"{prefix}{_fanned(parts[2])}/{parts[3]}" == name else None
 
 
 def _flat(name: str) -> str:

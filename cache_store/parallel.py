@@ -27,7 +27,7 @@ _SLOW_ROUND = 1024
 
 
 def threads_for(num_files: int, size_bytes: int) -> int:
-    """How many threads are worth their start for files of that size in all."""
+    """Number of threads that are worth their start for files of that size in all."""
     return NUM_THREADS if num_files > _MANY or size_bytes > _MANY_BYTES else 1
 
 

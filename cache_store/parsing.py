@@ -72,7 +72,7 @@ def _declared_format(data: bytes, *, what: str, where: str) -> int:
 
 
 def faults_of(error: ValidationError) -> str:
-    """What is wrong with which fields, one after the other, cut short."""
+    """Faults by field, one after the other, cut short."""
     faults = [
         f"{'.'.join(map(str, item['loc'])) or 'document'}: {item['msg']}"[:_SHOWN_CHARACTERS]
         for item in error.errors(include_url=False, include_input=False)

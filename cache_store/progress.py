@@ -1,4 +1,4 @@
-"""How far a long copy has come, for a caller's bar and for the log.
+"""Progress of a long copy, for a caller's bar and for the log.
 
 A caller hears at most once in `CALL_EVERY_S`, and of the end; the log has a line each `LOG_EVERY_S`.
 """
@@ -23,7 +23,7 @@ def nothing(*_: object) -> None:
 
 
 class Progress(NamedTuple):
-    """What is done, of what is to do."""
+    """Bytes and files done, of all."""
 
     done_bytes: int
     total_bytes: int

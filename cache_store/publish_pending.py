@@ -115,7 +115,7 @@ W = TypeVar("W", WaitingPartition, WaitingLaunch)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """What waits in one cache directory, by file, the oldest first; problems are files of no use."""
+    """The queue of one cache directory, by file, the oldest first; problems are files of no use."""
 
     partitions: dict[Path, WaitingPartition]
     launches: dict[Path, WaitingLaunch]
@@ -149,7 +149,7 @@ def discard_partition(cache_root: Path, key: str) -> None:
 
 
 def pending(cache_root: Path) -> Pending:
-    """What waits; a file that is not private, or damaged, is a problem and left where it is."""
+    """Read the queue; a file that is not private, or damaged, is a problem and left where it is."""
     directory = cache_root / QUEUE
     problems: list[str] = []
     with os_errors_are_unusable("directory", directory):
@@ -297,7 +297,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _kept_otherwise(self, path: Path, label: str, finished: list[str]) -> Iterator[list[str]]:
-        """What the body lists is done; a refusal, or a place that did not take it, is why it is kept."""
+        """Note what the body lists as done, or as kept for a refusal, or a place that did not take it."""
         done: list[str] = []
         try:
             yield done

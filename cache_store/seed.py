@@ -19,9 +19,9 @@ from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import Destinations, NodeFile, place_files
 from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.fetch.staging import FetchOutcome, FetchReport
+from warmrank.cache_store.fetch.fetch import FetchOutcome, FetchReport
 from warmrank.cache_store.keys import explain_miss
-from warmrank.cache_store.records.launches import LaunchSummary, StoredLaunch
+from warmrank.cache_store.records.documents import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
 
@@ -36,7 +36,7 @@ others have what its nodes did not take or declare, and copies of what cannot be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeedReport:
-    """What became of the node artifacts of one node."""
+    """Outcome of seeding one node's node artifacts."""
 
     files: tuple[NodeFile, ...] = ()  # that the node's cache directory keeps now
     num_fetched: int = 0  # distinct ones that came from the store
@@ -66,7 +66,7 @@ class SeedReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a node is about to run, in its environment."""
+    """A launch that a node is about to run, in its environment."""
 
     launch_key: str
     environment: Mapping[str, str]
@@ -201,7 +201,7 @@ def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequen
 def _choose(
     store: Store, records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path, faults: list[str]
 ) -> tuple[PartitionRef, ...]:
-    """What to fetch: of the own world its ranks' partitions, of others each distinct set of artifacts."""
+    """Choose partitions: of the own world its ranks', of others each distinct set of artifacts."""
     there = {path.name for path in cache_root.glob("*/world*")}  # of equal sets, what need not be brought
     own: dict[PartitionRef, None] = {}
     refs: list[PartitionRef] = []

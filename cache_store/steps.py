@@ -14,7 +14,7 @@ EVENT = "warmrank.step"
 
 
 class Step(StrEnum):
-    """Where a process may end without harm; the order is that of the code."""
+    """Points where a process may end without harm, in the order of the code."""
 
     MOVE_LINKED = "move: linked, former name stands"
     PUT_STAGED = "put: staged, not flushed"

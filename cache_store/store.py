@@ -27,22 +27,20 @@ from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
 from warmrank.cache_store.fetch import fetch, manifests, node_artifacts
 from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.fetch.fetch import FetchOutcome
 from warmrank.cache_store.fetch.manifests import Pinned
 from warmrank.cache_store.fetch.node_artifacts import NodeFetch
-from warmrank.cache_store.fetch.staging import FetchOutcome
 from warmrank.cache_store.gc import pins, trash
-from warmrank.cache_store.gc.evict import EvictOutcome, evict_places
-from warmrank.cache_store.gc.evict_plan import EvictPolicy
+from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_places
 from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
-from warmrank.cache_store.layout import USED, blob_name, launch_name, manifest_name
+from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
 from warmrank.cache_store.progress import OnProgress, while_asked
 from warmrank.cache_store.publish import publish
 from warmrank.cache_store.publish.publish import PublishReport
-from warmrank.cache_store.records import launches
+from warmrank.cache_store.records import documents as records
 from warmrank.cache_store.records.directory_listing import StoredListing, newest_listings
-from warmrank.cache_store.records.documents import Documents, read_stored_form
-from warmrank.cache_store.records.launches import LaunchSummary, StoredLaunch
+from warmrank.cache_store.records.documents import Documents, LaunchSummary, StoredLaunch, read_stored_form
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy
 from warmrank.cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
@@ -84,7 +82,7 @@ class Store:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a writable place is away, so that what is published now must be published to it later."""
+        """True if a writable place is away, so that what is published now must be published to it later."""
         return any(tier.state == "away" and tier.mode != "ro" for tier in self.tiers)
 
     def admit(self, cache_root: Path) -> None:
@@ -137,7 +135,7 @@ class Store:
         """Put a launch record into the store, last of all; see `publish.commit_launch`."""
         return self._write(
             lambda documents: publish.commit_launch(documents, record),
-            lambda view, sha256: _fill(view, [], [launch_name(record.launch_key, sha256)]),
+            lambda view, sha256: _fill(view, [], [record_name("launch", record.launch_key, sha256)]),
         )
 
     def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
@@ -145,27 +143,27 @@ class Store:
         return self._write(lambda documents: push(documents, tool, root, components), lambda *_: None)
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
-        """All launch records, or those of one key, newest first; see `launches.read_launches`."""
+        """All launch records, or those of one key, newest first; see `documents.read_launches`."""
         return tuple(stored.record for stored in self.stored_launches(launch_key))
 
     def stored_launches(self, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
         """As `launches`, with the name that each record has in the store."""
         found = self._noting(
-            lambda documents, problems: launches.read_launches(documents, launch_key, problems)
+            lambda documents, problems: records.read_launches(documents, launch_key, problems)
         )
         if launch_key is not None:
             self._note_names(found)
         return found
 
     def launch_summaries(self, launch_key: str) -> tuple[LaunchSummary, ...]:
-        """What the launches of one key are chosen by, newest first; see `records.launches`."""
+        """Summaries of the launches of one key, newest first; see `documents.summarize_launches`."""
         return self._noting(
-            lambda documents, problems: launches.summarize_launches(documents, launch_key, problems)
+            lambda documents, problems: records.summarize_launches(documents, launch_key, problems)
         )
 
     def take_launches(self, names: Sequence[str]) -> tuple[StoredLaunch, ...]:
         """Records by their names, in their order; what cannot be used is skipped, as by `launches`."""
-        taken = self._noting(lambda documents, problems: launches.take_launches(documents, names, problems))
+        taken = self._noting(lambda documents, problems: records.take_launches(documents, names, problems))
         self._note_names(taken)
         return taken
 
@@ -182,7 +180,7 @@ class Store:
 
     def launch_keys(self) -> tuple[str, ...]:
         """All launch keys, sorted."""
-        return self._run(launches.launch_keys)
+        return self._run(records.launch_keys)
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
         """The manifest of a partition; see `fetch.manifests.take_manifest`."""
@@ -193,7 +191,7 @@ class Store:
         )
 
     def standing(self, keys: Sequence[str]) -> dict[str, PartitionRef]:
-        """What a launch record says about the manifests under ``keys``; absent ones are left out."""
+        """References, as in a launch record, to the manifests under ``keys``; absent ones are left out."""
         return self._run(lambda documents: manifests.standing_refs(documents, keys))
 
     def distinct_partitions(self, refs: Sequence[PartitionRef]) -> Pinned[str]:
@@ -237,8 +235,8 @@ class Store:
         beating.held(outcome.copies)
         faulty = {fault.ref for fault in outcome.faults}
         wanted = [ref for ref in refs if ref not in faulty]
-        records = {self._record_names[ref] for ref in wanted if ref in self._record_names}
-        self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(records)])
+        named = {self._record_names[ref] for ref in wanted if ref in self._record_names}
+        self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(named)])
         return outcome
 
     def node_sources(

@@ -89,7 +89,7 @@ class FileInfo:
 
 
 def name_fault(name: str) -> str | None:
-    """Why no file of a store can have that name; None when one can."""
+    """Reason why no file of a store can have that name; None when one can."""
     return None if _PLAIN_NAME.fullmatch(name) else path_fault(name)
 
 
@@ -109,7 +109,7 @@ def check_format(model: type[Strict], data: bytes, *, where: str, remedy: str) -
 
 
 def not_empty(names: Iterable[str], *, where: str) -> StoreUnavailable | None:
-    """Why a place without FORMAT is not made into a store: it has names that no store has."""
+    """Error for a place without FORMAT that is not made into a store: it has names that no store has."""
     if stranger := next((name for name in names if name not in TOP_LEVEL), None):
         reason = f"holds {stranger!r} but no {FORMAT_FILE}, so it is no store"
         return StoreUnavailable(what="store", where=where, reason=reason)

@@ -64,7 +64,7 @@ class Call(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """What the ended call raised."""
+        """The error that the ended call raised."""
         return self._errors[0] if self._errors else None
 
     def result(self) -> T:
@@ -98,7 +98,7 @@ class Deadline:
         self._ping = ping or _ping_in_thread
 
     def run(self, verb: Callable[[TieredBackend], T]) -> T:
-        """What ``verb`` returns or raises, on a view of the places that answer.
+        """Do ``verb`` on a view of the places that answer; return or raise as it does.
 
         Raises:
             StoreUnavailable: a required place, or every place, is left alone.
@@ -166,7 +166,7 @@ def in_each(
 
 
 class _Silence:
-    """How long a place has been silent, and whether it was asked for a sign of life."""
+    """Time for which a place has been silent, and its pings."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier

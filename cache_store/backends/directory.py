@@ -45,7 +45,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     temporary_name,
 )
-from warmrank.cache_store.digests import TooLong, copy_and_digest
+from warmrank.cache_store.digests import copy_fault
 from warmrank.cache_store.errors import (
     Corrupt,
     NoStoreYet,
@@ -182,7 +182,7 @@ class DirectoryBackend:
         check_format(_Format, data, where=str(path), remedy=remedy)
 
     def _walk(self, prefix: str, strange: _Names) -> Iterator[FileInfo]:
-        """Everything below but what is on its way in; its depth is bounded by `file_depth`."""
+        """List all files below but those on their way in; the depth is bounded by `file_depth`."""
         try:
             with os.scandir(f"{self.root}/{prefix}") as found:
                 entries = sorted(found, key=lambda entry: entry.name)
@@ -404,15 +404,12 @@ def _info_of(name: str, status: os.stat_result) -> FileInfo:
 
 def _stage(file: NewFile, path: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        with file.open() as source, os.fdopen(os.open(path, flags, mode=0o666), "wb") as target:
-            digest = copy_and_digest(source, EarlyWriter(target), limit_bytes=file.expected.size_bytes)
-            mode = os.fstat(target.fileno()).st_mode
-            os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
-    except TooLong as error:
-        raise file.fault(str(error)) from error
-    if digest != file.expected:
-        raise file.fault(str(digest))
+    with file.open() as source, os.fdopen(os.open(path, flags, mode=0o666), "wb") as target:
+        fault = copy_fault(source, EarlyWriter(target), file.expected)
+        mode = os.fstat(target.fileno()).st_mode
+        os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
+    if fault:
+        raise file.fault(fault)
 
 
 def _is_same(path: str | Path, target: str | Path) -> bool:

@@ -35,7 +35,7 @@ _MOUNTS = Path("/proc/self/mounts")
 
 
 def choose_flush(path: Path, choice: FlushChoice = "auto") -> Flush:
-    """How to flush files below ``path``: as chosen; ``auto`` is ``syncfs`` on what is known to be local."""
+    """Choose the flush for files below ``path``; ``auto`` is ``syncfs`` on what is known to be local."""
     if choice != "auto":
         return choice
     return "syncfs" if type_of(path) in LOCAL_TYPES else "fsync"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal, TypeVar
 
@@ -26,7 +26,7 @@ ANSWER_S = 3.5  # and a second until the next sign of life is asked for: 5 s in 
 
 
 class Circuit:
-    """Whether a place is still asked: until it has a ``reason``. Threads may share one."""
+    """State of a place in this process: asked until it has a ``reason``. Threads may share one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,7 +34,7 @@ class Circuit:
 
     @property
     def is_open(self) -> bool:
-        """Whether the place is left alone."""
+        """True once the place is left alone."""
         return bool(self.reason)
 
     def open(self, reason: str, *, where: str) -> None:
@@ -46,22 +46,9 @@ class Circuit:
         logger.warning("%s is left alone for the rest of this process: %s", where, reason)
 
 
-class Circuits:
-    """The circuits of this process, one for each place, whatever the number of stores opened in it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._circuits: dict[tuple[str, frozenset[tuple[str, str]]], Circuit] = {}
-
-    def of(self, location: str, options: Mapping[str, str]) -> Circuit:
-        """The circuit of a place, which is known by its location and the options that lead to it."""
-        with self._lock:
-            return self._circuits.setdefault((location, frozenset(options.items())), Circuit())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierState:
-    """What became of one place, for reports; ``away`` is left alone, ``off`` was not asked for."""
+    """State of one place, for reports; ``away`` is left alone, ``off`` was not asked for."""
 
     location: str  # as it was named
     mode: str
@@ -81,12 +68,12 @@ class Tier:
 
     @property
     def is_writable(self) -> bool:
-        """Whether files may be put here."""
+        """True if files may be put here."""
         return self.mode != "ro"
 
     @property
     def state(self) -> TierState:
-        """What has become of it so far."""
+        """Its state so far."""
         reason = self.circuit.reason
         return TierState(
             location=self.name, mode=self.mode, state="away" if reason else "used", reason=reason
@@ -125,7 +112,7 @@ class TieredBackend:
 
     @property
     def lost_a_place(self) -> bool:
-        """Whether one of its places is left alone by now."""
+        """True once one of its places is left alone."""
         return any(tier.circuit.is_open for tier in self.tiers)
 
     def leave(self) -> None:
@@ -380,7 +367,7 @@ class _Asking:
 
 
 def read_from_any(backend: BlobBackend, name: str, read: Callable[[BinaryIO], T]) -> T:
-    """What ``read`` makes of a file, of each place in turn until one can be read.
+    """Return the result of ``read`` for a file, from the first place that can be read.
 
     ``read`` raises `StoreUnavailable` where the place is at fault, and leaves nothing behind then.
     """

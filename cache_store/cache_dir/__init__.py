@@ -1,1 +1,1 @@
-"""What lies on a node's own disk: the cache directory and its private files."""
+"""The cache directory on a node's own disk, and its private files."""

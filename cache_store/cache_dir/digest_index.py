@@ -1,4 +1,4 @@
-"""What files of a cache directory hashed to when they were last read, so that they need not be read again.
+"""Digests of a cache directory's files as of the last read, so that unchanged ones are not read again.
 
 Layout: ``<cache root>/.index/<name>.json`` (of another tool's directory beside it), mode 0600, two lines of
 JSON, the first being the sha256 of the second::
@@ -61,7 +61,7 @@ class _Seen(NamedTuple):
     sha256: str
 
     def is_settled(self) -> bool:
-        """Whether the file had its times for long enough that a write after the read changed them."""
+        """Return True if the times are so old that a write after the read must have changed them."""
         coarse = not (self.mtime_ns % 1_000_000_000 or self.ctime_ns % 1_000_000_000)
         tick_ns = _COARSE_TICK_NS if coarse else _TICK_NS
         return max(self.mtime_ns, self.ctime_ns) + tick_ns < self.read_ns
@@ -161,7 +161,7 @@ class DigestIndex:
                 return
             exists = os.path.lexists
             seen = {k: item for k, item in self._seen.items() if k in self._used or exists(self.root / k)}
-        line = canonical_json({"format": _FORMAT, "files": seen})
+        line = canonical_json({"format": _FORMAT, "files": seen}, keys_are_text=True)
         try:
             self._replace(canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")
         except OSError as error:

@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from warmrank.cache_store.cache_dir.names import file_names, variant_name, variant_numbers, variants
 from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     digest_private,
@@ -36,25 +35,65 @@ from warmrank.cache_store.cache_dir.private_files import (
     sync_directory,
     temporary_name,
 )
-from warmrank.cache_store.digests import Digest, Readable, TooLong, Writable, copy_and_digest, digest_bytes
+from warmrank.cache_store.digests import Digest, copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 
 logger = logging.getLogger(__name__)
+VARIANT_NAME = "compiled_module"
 MAX_VARIANTS = 64
 FRESH_S = 3600.0
+_MAX_DIGITS = 9
 _TEMPORARY_SUFFIX = ".tmp"
 _CROWDED = MAX_VARIANTS // 2  # a touch changes what an index of digests goes by, so only where a trim is near
 _COMPANION = re.compile(r"ge_cache_([0-9a-f]{16})\.pt2", re.ASCII)
 _DigestOf = Callable[[Path], Digest]
 
 
+def is_variant_name(name: str) -> bool:
+    """Return True for ``compiled_module``, and ``compiled_module.N`` with N from 1."""
+    return _number(name) is not None
+
+
+def variant_name(number: int) -> str:
+    """Name of the variant that is added after ``number`` others."""
+    return f"{VARIANT_NAME}.{number}" if number else VARIANT_NAME
+
+
+def variant_numbers(function_dir: Path) -> list[int]:
+    """Numbers of the variants of one function, in order."""
+    return sorted(number for name in file_names(function_dir) if (number := _number(name)) is not None)
+
+
+def variants(function_dir: Path) -> tuple[Path, ...]:
+    """Variants of one function, oldest first; none where there is no directory."""
+    return tuple(function_dir / variant_name(number) for number in variant_numbers(function_dir))
+
+
+def file_names(function_dir: Path, absent: tuple[type[OSError], ...] = (FileNotFoundError,)) -> list[str]:
+    """Names of all files; none where there is no directory."""
+    with os_errors_are_unusable("directory", function_dir):
+        try:
+            return os.listdir(function_dir)  # noqa: PTH208 - only names are needed, and loads are timed
+        except absent:
+            return []
+
+
+def _number(name: str) -> int | None:
+    if name == VARIANT_NAME:
+        return 0
+    head, dot, digits = name.partition(".")
+    if head != VARIANT_NAME or not dot or len(digits) > _MAX_DIGITS or digits.startswith("0"):
+        return None
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
 def is_companion_name(name: str) -> bool:
-    """Whether ``name`` is that of a file beside variants."""
+    """Return True for the name of a companion."""
     return _COMPANION.fullmatch(name) is not None
 
 
 def holds_what_it_says(name: str, digest: Digest) -> bool:
-    """Whether a companion of this name may have bytes of this digest."""
+    """Return True if a companion of this name may have bytes of this digest."""
     match = _COMPANION.fullmatch(name)
     return match is not None and digest.sha256.startswith(match[1])
 
@@ -89,21 +128,39 @@ def find_file(
     return None
 
 
-def add_variant(function_dir: Path, source: bytes | Path, expected: Digest | None = None) -> Path:
-    """Add bytes, or a copy of a private file, as a variant, or return the one that already holds the same.
+def add_variant(
+    function_dir: Path, source: bytes | Path, expected: Digest | None = None, *, beside: str = ""
+) -> Path:
+    """Add bytes, or a copy of a private file, as a variant, or as the companion ``beside``; equal bytes stay.
 
     What is copied is verified, and `Corrupt` if it is not as expected; nothing is added then. Beyond
     `MAX_VARIANTS` the oldest go, save those added or read within `FRESH_S`, which a launch just found.
     Safe under concurrent processes.
     """
-    return _add(function_dir, source, expected, "")
-
-
-def add_companion(
-    function_dir: Path, name: str, source: bytes | Path, expected: Digest | None = None
-) -> Path:
-    """Put bytes, or a copy of a private file, beside the variants of a function, as `add_variant` does."""
-    return _add(function_dir, source, expected, name)
+    if isinstance(source, bytes):
+        expected, where = digest_bytes(source), "data in memory"
+    else:
+        where = str(source)
+    if expected is not None and (existing := find_file(function_dir, expected, beside=beside)):
+        return existing
+    with os_errors_are_unusable("file", where):
+        stream = io.BytesIO(source) if isinstance(source, bytes) else open_private(source)
+    staged = temporary_file(function_dir)
+    try:
+        with stream, os_errors_are_unusable("file", staged):
+            make_private_directories(function_dir)
+            with create_private(staged) as file:
+                digest = copy_and_digest(stream, file)
+                file.flush()
+                os.fsync(file.fileno())
+        if expected not in (None, digest):
+            raise Corrupt(what="artifact", where=where, expected=str(expected), actual=str(digest))
+        placed = place_file(function_dir, staged, digest, beside=beside)
+    finally:
+        staged.unlink(missing_ok=True)
+    with os_errors_are_unusable("directory", function_dir):
+        sync_directory(function_dir)
+    return placed
 
 
 def place_file(
@@ -148,23 +205,6 @@ def place_directory(function_dir: Path, staged_dir: Path) -> bool:
     return True
 
 
-def _add(function_dir: Path, source: bytes | Path, expected: Digest | None, beside: str) -> Path:
-    if isinstance(source, bytes):
-        expected, where = digest_bytes(source), "data in memory"
-    else:
-        where = str(source)
-    if expected is not None and (existing := find_file(function_dir, expected, beside=beside)):
-        return existing
-    with os_errors_are_unusable("file", where):
-        stream = io.BytesIO(source) if isinstance(source, bytes) else open_private(source)
-    with stream:
-        staged, digest = _stage(function_dir, stream, expected=expected, source=where)
-    placed = place_file(function_dir, staged, digest, beside=beside)
-    with os_errors_are_unusable("directory", function_dir):
-        sync_directory(function_dir)
-    return placed
-
-
 def _place_companion(path: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:
     if not holds_what_it_says(path.name, digest):
         raise Corrupt(what="file", where=str(path), expected=path.name, actual=str(digest))
@@ -186,33 +226,6 @@ def _holds(path: Path, expected: Digest, digest_of: _DigestOf) -> bool:
     except UnusableCache as error:
         logger.warning("Passed over: %s", error)
     return False
-
-
-def _stage(directory: Path, stream: Readable, *, expected: Digest | None, source: str) -> tuple[Path, Digest]:
-    """Copy ``stream`` into a private temporary file, durable and verified; on an error no file is left."""
-    path = temporary_file(directory)
-    try:
-        with os_errors_are_unusable("file", path):
-            make_private_directories(directory)
-            with create_private(path) as file:
-                digest = _copy_verified(stream, file, expected, source)
-                file.flush()
-                os.fsync(file.fileno())
-                return path, digest
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def _copy_verified(stream: Readable, file: Writable, expected: Digest | None, source: str) -> Digest:
-    try:
-        digest = copy_and_digest(stream, file, limit_bytes=expected.size_bytes if expected else None)
-        actual = str(digest)
-        if expected in (None, digest):
-            return digest
-    except TooLong as error:
-        actual = str(error)
-    raise Corrupt(what="artifact", where=source, expected=str(expected), actual=actual)
 
 
 def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:

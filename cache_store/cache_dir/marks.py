@@ -1,4 +1,4 @@
-"""May copies go into a cache directory, and be used out of it: asked first, and noted durably before a copy.
+"""Marks of those who vouch for the copies in a cache directory: checked first, noted durably before a copy.
 
 Layout: ``<cache root>/.signers/<key id>``, an empty file for each key that vouched for a copy, and ``<cache
 root>/.unverified``, where copies came without being required to carry a signature. A mark is never removed.
@@ -40,13 +40,13 @@ class Permit:
     root: Path
 
     def covers(self, path: Path) -> bool:
-        """Whether a path lies below ``root``; by its text, because it is asked for each of thousands."""
+        """Return True for a path below ``root``; by its text, because it is asked for each of thousands."""
         return str(path).startswith(str(self.root).rstrip(os.sep) + os.sep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Under which trust policy copies came, the laxest, and ids of the keys that vouched for any."""
+    """The laxest trust policy under which copies came, and ids of the keys that vouched for any."""
 
     policy: str
     signers: Collection[str] = frozenset()
@@ -95,32 +95,6 @@ def permit_copies(cache_root: Path, policy: str, signers: Collection[str]) -> Pe
     return Permit(cache_root)
 
 
-def refuse_revoked(cache_root: Path, policy: str, revoked: Collection[str]) -> None:
-    """Refuse a directory with copies that a revoked key vouched for, unless the policy is ``off``."""
-    if policy == "off" or not revoked:
-        return
-    if found := sorted(_signers_of(cache_root).intersection(revoked)):
-        raise RefusedCache(
-            what="directory",
-            where=str(cache_root),
-            expected="only artifacts of keys that are not revoked",
-            actual=f"artifacts that key {found[0]} signed, which is revoked",
-            remedy="empty this directory, or use another cache_dir; what was compiled here is compiled again",
-        )
-
-
-def refuse_unverified(cache_root: Path, policy: str) -> None:
-    """Refuse, under trust policy ``require``, a directory into which unverified artifacts were copied."""
-    if policy == "require" and _is_unverified(cache_root):
-        raise RefusedCache(
-            what="directory",
-            where=str(cache_root),
-            expected="only artifacts that a trusted key signed, as trust policy 'require' asks",
-            actual=f"{UNVERIFIED}: some were copied under another policy",
-            remedy="use another cache_dir, or empty this one",
-        )
-
-
 def admit(cache_root: Path, policy: str, revoked: Collection[str], *, below: bool = True) -> None:
     """Make sure that a cache directory may be used; it is created if absent; raises as `check_marks`."""
     ensure_cache_dir(cache_root)
@@ -139,8 +113,22 @@ def check_marks(cache_root: Path, policy: str, revoked: Collection[str], *, belo
     if policy == "off":
         return
     for directory in (cache_root, *_own_above(cache_root), *(_marked_below(cache_root) if below else ())):
-        refuse_unverified(directory, policy)
-        refuse_revoked(directory, policy, revoked)
+        bad_signers = sorted(_signers_of(directory).intersection(revoked)) if revoked else []
+        if policy == "require" and _is_unverified(directory):
+            expected = "only artifacts that a trusted key signed, as trust policy 'require' asks"
+            actual = f"{UNVERIFIED}: some were copied under another policy"
+            remedy = "use another cache_dir, or empty this one"
+        elif bad_signers:
+            expected = "only artifacts of keys that are not revoked"
+            actual = f"artifacts that key {bad_signers[0]} signed, which is revoked"
+            remedy = (
+                "empty this directory, or use another cache_dir; what was compiled here is compiled again"
+            )
+        else:
+            continue
+        raise RefusedCache(
+            what="directory", where=str(directory), expected=expected, actual=actual, remedy=remedy
+        )
 
 
 def _signers_of(cache_root: Path) -> frozenset[str]:

@@ -65,7 +65,7 @@ class NodeFile:
 
     @property
     def path(self) -> str:
-        """What manifests call it."""
+        """Its path in manifests."""
         return f"{NODE}/{self.cache}/{self.relative}"
 
 
@@ -79,13 +79,13 @@ def split_node_path(path: str) -> tuple[str, str] | None:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether no part of a node artifact's path may be called so: marks, locks, what is hidden."""
+    """Return True for names that no part of a node artifact's path may have: marks, locks, hidden files."""
     folded = name.casefold()
     return folded.startswith(".") or folded.endswith(".lock") or folded == "locks"
 
 
 def kept_path(cache_root: Path, sha256: str) -> Path:
-    """Where the bytes of that digest lie in a cache directory."""
+    """Path of the bytes of that digest in a cache directory."""
     return cache_root / NODE / sha256[:2] / sha256
 
 
@@ -168,7 +168,7 @@ def keep(
 
 
 def identity_of(status: os.stat_result) -> Identity:
-    """What changes when a file is written or replaced."""
+    """The parts of a status that change when a file is written or replaced."""
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -205,7 +205,7 @@ class Destination:
     in_sets: bool = False
 
     def takes(self, relative: str) -> bool:
-        """Whether a file of that path below the directory belongs to the node cache."""
+        """Return True if a file of that path below the directory belongs to the node cache."""
         return any(fnmatch.fnmatchcase(relative, pattern) for pattern in self.patterns)
 
 
@@ -223,7 +223,7 @@ class Placed:
 
 
 def refusal(directory: Path, policy: str, revoked: Collection[str]) -> str:
-    """Why a node cache must not be used under a trust policy, as `check_marks` has it; empty if it may."""
+    """Reason of `check_marks` to refuse a node cache under a trust policy; empty if it may be used."""
     try:
         check_marks(directory, policy, revoked)
     except UnusableCache as error:
@@ -259,7 +259,7 @@ def place_files(
 
 
 class _NotPlaced(Exception):
-    """Why a file is not placed; within this module only."""
+    """Reason why a file is not placed; within this module only."""
 
 
 def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
@@ -275,7 +275,7 @@ def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
 
 
 def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: Marks) -> bool:
-    """Whether the file is new; it was there otherwise."""
+    """Place a file; return False where it was there."""
     path = destination.path / file.relative
     if _is_there(path, file, replaced=destination.in_sets):
         return False
@@ -313,7 +313,7 @@ def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: 
 
 
 def _is_there(path: Path, file: NodeFile, *, replaced: bool = False) -> bool:
-    """Whether the node has the file; `_NotPlaced` where it has another one of that name that stays."""
+    """Return True if the node has the file; raise `_NotPlaced` for another one of that name that stays."""
     with os_errors_are_unusable("file", path):
         try:
             is_equal = path.lstat().st_size == file.digest.size_bytes and digest_owned(path) == file.digest

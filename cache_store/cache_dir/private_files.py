@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import logging
 import os
@@ -76,10 +77,6 @@ def check_status(  # noqa: PLR0913 - one check for every file and directory that
     )
 
 
-def _check_private_status(path: Path, status: os.stat_result) -> None:
-    check_status(path, status, what="file", remedies=_PRIVATE_REMEDIES, private=True)
-
-
 def check_owned(path: Path, status: os.stat_result, *, directory: bool = False) -> None:
     """Refuse what is not this user's, or what others can write; raises as `check_status`."""
     what = "directory" if directory else "file"
@@ -90,12 +87,13 @@ def check_private(path: Path) -> None:
     """Refuse what is no regular file of this user with mode 0600, because an artifact is code."""
     with os_errors_are_unusable("file", path):
         status = path.lstat()
-    _check_private_status(path, status)
+    check_status(path, status, what="file", remedies=_PRIVATE_REMEDIES, private=True)
 
 
 def open_private(path: Path) -> io.BufferedReader:
     """Open a file for reading, checked as `check_private` does; also raises ``OSError``."""
-    return _open_checked(path, _check_private_status)
+    check = functools.partial(check_status, what="file", remedies=_PRIVATE_REMEDIES, private=True)
+    return _open_checked(path, check)
 
 
 def open_owned(path: Path) -> io.BufferedReader:
@@ -316,6 +314,18 @@ def set_aside(path: Path) -> None:
         return  # another process was faster
     except OSError as error:
         logger.warning("%s stays where it is: %s", path, error)
+
+
+@contextlib.contextmanager
+def staging_directory(parent: Path, prefix: str) -> Iterator[Path]:
+    """A private directory of this process, gone afterwards; what a killed one leaves is to be swept."""
+    path = parent / f"{prefix}{temporary_name()}"
+    with os_errors_are_unusable("directory", path):
+        make_private_directories(path)
+    try:
+        yield path
+    finally:
+        discard_tree(path)
 
 
 def discard_tree(path: Path) -> None:

@@ -37,7 +37,7 @@ _compiled_here: set[str] = set()
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """Where `single_flight` leaves word of its progress."""
+    """Progress of the holder of `single_flight`."""
 
     is_held: bool  # nobody else is in this cache directory; False after too long a wait
     beat_file: Path

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.durability import EarlyWriter
@@ -32,7 +32,7 @@ from warmrank.cache_store.errors import (
     is_final,
     os_errors_are_unavailable,
 )
-from warmrank.cache_store.gc.trash import bring_back
+from warmrank.cache_store.gc.trash import bring_back, whole_blobs
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.progress import OnProgress, nothing
 from warmrank.cache_store.records.documents import quarantine_if_damaged
@@ -40,7 +40,7 @@ from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 MAX_BLOB_BYTES = MAX_FILE_BYTES
-"""What a blob of unknown size, because the place keeps it compressed, can fill a disk with at most."""
+"""Limit for a blob of unknown size, which a place that compresses does not tell."""
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 _CLONE_BYTES = 64 << 20  # a multiple of every block size, so that all of a file can be shared
 _CANNOT_CLONE = frozenset(
@@ -50,22 +50,12 @@ CountBytes = Callable[[int], object]
 """Told of all bytes copied, and of those taken back with a minus sign."""
 
 
-class BlobReader(Protocol):
-    """Opens blobs by name, as a store does; whoever reads one verifies it."""
-
-    def open(self, name: str) -> BinaryIO:
-        """Open a blob for reading.
-
-        Raises:
-            NotInStore: there is none.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
-    """How a fetch is done; none of it changes what is laid out."""
+    """Options of a fetch; none of them changes what is laid out."""
 
-    shared: BlobReader | None = None  # blobs that another node shares, asked before the store
+    # Opens a blob that another node shares, by its name, or raises `NotInStore`; asked before the store.
+    shared: Callable[[str], BinaryIO] | None = None
     held: Callable[[Sequence[NewFile]], None] = nothing  # told of a verified private copy of each blob
     reread: bool = False  # read and verify what is there, though nothing says that it changed
     on_progress: OnProgress | None = None
@@ -73,17 +63,18 @@ class FetchOptions:
 
 
 def blob_faults(backend: BlobBackend, digests: Iterable[Digest]) -> dict[Digest, StoreError]:
-    """Why blobs cannot be had; those that can are left out; raises `StoreUnavailable` of a required place."""
+    """Errors of the blobs that cannot be had; raises `StoreUnavailable` of a required place."""
     wanted = {blob_name(digest.sha256): digest for digest in digests}
     if not wanted:
         return {}
     try:
-        found, damaged = _whole(backend, wanted)
+        found, damaged = whole_blobs(backend, wanted)
         for fault in damaged.values():
             quarantine_if_damaged(backend, fault.where, fault)
         if damaged:  # another tier may hold a good one
-            again, damaged = _whole(backend, {name: wanted[name] for name in damaged}, damaged)
+            again, still_damaged = whole_blobs(backend, {name: wanted[name] for name in damaged})
             found |= again
+            damaged = {name: fault for name, fault in (damaged | still_damaged).items() if name not in again}
         gone = [name for name in wanted if name not in found and name not in damaged]
         back = bring_back(backend, gone)
     except StoreUnavailable as error:
@@ -94,29 +85,13 @@ def blob_faults(backend: BlobBackend, digests: Iterable[Digest]) -> dict[Digest,
     return {wanted[name]: error for name, error in {**damaged, **missing}.items()}
 
 
-def _whole(
-    backend: BlobBackend, wanted: dict[str, Digest], known: dict[str, Corrupt] | None = None
-) -> tuple[set[str], dict[str, Corrupt]]:
-    """Names of blobs of the right size, and faults of the others; of ``known`` ones also if they are gone."""
-    whole: set[str] = set()
-    faults = dict(known or {})
-    for name, info in backend.stat(wanted).items():
-        if info.content_bytes in (None, wanted[name].size_bytes):
-            whole.add(name)
-            faults.pop(name, None)
-        else:
-            expected, actual = f"{wanted[name].size_bytes} bytes", f"{info.content_bytes} bytes"
-            faults[name] = Corrupt(what="blob", where=name, expected=expected, actual=actual)
-    return whole, faults
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blobs:
     """Blobs of a store, on their way into one directory of this node."""
 
     backend: BlobBackend
     permit: Permit  # where copies may go
-    shared: BlobReader | None = None  # asked before the store
+    shared: Callable[[str], BinaryIO] | None = None  # asked before the store
     is_flushed: bool = False  # the copies are to be flushed, so the disk begins with each at once
     unshared: set[int] = field(default_factory=set)  # devices of places from which no reflink can be made
     brought: set[Digest] = field(default_factory=set)  # blobs that ``shared`` gave
@@ -126,7 +101,7 @@ class Blobs:
         if self.shared is not None:
             name = blob_name(digest.sha256)
             try:
-                with self.shared.open(name) as file:
+                with self.shared(name) as file:
                     self._write(file, name, digest.size_bytes, path, count)
             except NotInStore:
                 pass
@@ -260,7 +235,7 @@ class _StoreReader(_Counter):
 
 @contextlib.contextmanager
 def _taken_back(counter: _Counter, path: Path) -> Iterator[None]:
-    """Where a copy fails, its file goes, and what was counted of it is taken back."""
+    """Remove the file of a copy that fails, and take back what was counted of it."""
     try:
         yield
     except BaseException:

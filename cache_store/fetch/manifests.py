@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned(Generic[T]):
-    """What was kept of manifests, in the order asked for, why others could not be taken, and who signed."""
+    """Results of reading manifests, in the order asked for, errors of others, and ids of the signers."""
 
     kept: dict[PartitionRef, T]
     errors: dict[PartitionRef, StoreError]
@@ -95,7 +95,7 @@ def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> P
 
 
 def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
-    """What a launch record says about the manifests under ``keys``; absent ones are left out."""
+    """References, as in a launch record, to the manifests under ``keys``; absent ones are left out."""
     refs: dict[str, PartitionRef] = {}
     for key in keys:
         with contextlib.suppress(NotInStore):

@@ -7,10 +7,9 @@ taken that can be had whole. Whatever fails is a reason and keeps nothing else b
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile
@@ -35,12 +34,122 @@ from warmrank.cache_store.paths import collisions
 from warmrank.cache_store.records.documents import READERS, Documents
 from warmrank.cache_store.records.manifest import PartitionRef
 
+INDEX_NAME = "node"
 MAX_FILES = 8192
 """Node artifacts that one node takes, and that a manifest names; it has room for 10,000 files in all."""
 MAX_BYTES = 32 << 30
+MAX_NODE_RANKS = 64
+"""Ranks below a node's first one that are asked for the node artifacts of the node that hosted it."""
 _SET_PARTS = 3  # <artifact>/<conditions>/<set>/...
 _Unit = tuple[str, str]
 _Offer = dict[str, NodeFile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFetch:
+    """Node artifacts that the cache directory keeps now."""
+
+    files: tuple[NodeFile, ...] = ()  # each path once
+    num_copied: int = 0  # of distinct ones that were not there before
+    bytes_copied: int = 0
+    skipped: tuple[str, ...] = ()  # why others are not there
+    signers: frozenset[str] = frozenset()  # ids of the keys that vouched for them
+    copies: tuple[NewFile, ...] = ()  # of each blob the private copy
+
+
+def node_sources(
+    documents: Documents, refs: Sequence[PartitionRef], ranks: Collection[int] | None
+) -> tuple[PartitionRef, ...]:
+    """The references, of all of one launch, whose manifests have the node artifacts that a node needs.
+
+    ``ranks`` are those that the node hosts; None where that is not known, or the world is another one.
+    """
+    by_rank = {ref.rank: ref for ref in sorted(refs, key=lambda ref: ref.rank)}
+    if ranks is None:
+        return _sources_of_each_set(documents, by_rank.values())
+    own = [ref for rank, ref in by_rank.items() if rank in ranks]
+    found = [ref for ref, (_, has_files) in _look(documents, own).items() if has_files]
+    if own and own[0] not in found:
+        found = [*_nearest_below(documents, by_rank, own[0].rank), *found]
+    return tuple(found)
+
+
+def fetch_node_files(
+    documents: Documents,
+    refs: Sequence[PartitionRef],
+    destinations: Destinations,
+    cache_root: Path,
+    options: FetchOptions | None = None,
+) -> NodeFetch:
+    """Keep node artifacts of the partitions that ``refs`` name in the cache directory, verified.
+
+    Those of earlier partitions come before others; what belongs to no node cache of this node does not come.
+    """
+    trust = documents.trust
+    admit(cache_root, trust.policy, trust.revoked)
+    pinned = take_pinned(documents, refs, lambda _, manifest: manifest.node_files())
+    skipped = [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
+    found = [file for ref in refs for file in pinned.kept.get(ref, ())]
+    waiting = _offers(found, destinations, skipped)
+    if not waiting:
+        return NodeFetch(skipped=tuple(skipped), signers=pinned.signers)
+    options = options or FetchOptions()
+    # Also where nothing will be copied: what is there already may have come from a tool of this node.
+    permit = permit_copies(cache_root, trust.policy, pinned.signers)
+    keeping = _Keeping(
+        blobs=Blobs(backend=documents.backend, permit=permit, shared=options.shared),
+        index=DigestIndex(cache_root, INDEX_NAME, reread=options.reread),
+        beat=options.beat,
+    )
+    taken = _take(waiting, skipped, keeping.keep)
+    keeping.index.save()
+    return NodeFetch(
+        files=taken,
+        num_copied=len(keeping.copied),
+        bytes_copied=sum(digest.size_bytes for digest in keeping.copied),
+        skipped=tuple(skipped),
+        signers=pinned.signers,
+        copies=tuple(
+            NewFile(
+                name=blob_name(digest.sha256), source=kept_path(cache_root, digest.sha256), expected=digest
+            )
+            for digest in dict.fromkeys(file.digest for file in taken)
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keeping:
+    """Brings blobs among the kept files of a cache directory, and notes which were ``copied``."""
+
+    blobs: Blobs
+    index: DigestIndex
+    beat: Callable[[], None]
+    copied: dict[Digest, None] = field(default_factory=dict)
+
+    def keep(self, digests: Iterable[Digest]) -> dict[Digest, StoreError]:
+        """Keep blobs, and return why some cannot be kept."""
+        absent = []
+        for digest in dict.fromkeys(digests):
+            if path := find_kept(self.blobs.permit.root, digest, digest_of=self.index.digest):
+                note_use(path)
+            else:
+                absent.append(digest)
+        faults = blob_faults(self.blobs.backend, absent)
+        copyable = [digest for digest in absent if digest not in faults]
+        answers = each(lambda digest: outcome_of(lambda: self._copy(digest)), copyable, num_threads=READERS)
+        faults |= {digest: error for digest, error in zip(copyable, answers, strict=True) if error}
+        self.copied.update(dict.fromkeys(digest for digest in copyable if digest not in faults))
+        return faults
+
+    def _copy(self, digest: Digest) -> None:
+        cache_root = self.blobs.permit.root
+        staged = temporary_kept(cache_root)
+        try:
+            self.blobs.copy(digest, staged, lambda _: self.beat())
+            self.index.remember_own(place_kept(cache_root, staged, digest), digest)
+        finally:
+            staged.unlink(missing_ok=True)
 
 
 def _offers(
@@ -51,11 +160,14 @@ def _offers(
     by_unit: dict[_Unit, dict[str, _Offer]] = {}
     for file in files:
         destination = destinations.get(file.cache)
-        if destination is not None and destination.takes(file.relative):
-            unit, offer = _unit_of(file, destinations)
-            by_unit.setdefault(unit, {}).setdefault(offer, {}).setdefault(file.relative, file)
-        else:
+        if destination is None or not destination.takes(file.relative):
             strange[file.cache] += 1
+            continue
+        unit, offer = (file.cache, file.relative), file.digest.sha256
+        if destination.in_sets:
+            artifact, conditions, offer = (*file.relative.split("/", _SET_PARTS), "", "")[:_SET_PARTS]
+            unit = (file.cache, f"{artifact}/{conditions}")
+        by_unit.setdefault(unit, {}).setdefault(offer, {}).setdefault(file.relative, file)
     left_out += [
         f"node/{name}: {number} file{'' if number == 1 else 's'}, of which this node's config declares "
         "no directory or no pattern"
@@ -107,147 +219,16 @@ def _next_offers(
     return asked
 
 
-def _unit_of(file: NodeFile, destinations: Destinations) -> tuple[_Unit, str]:
-    """The unit that a file belongs to, and of which of its offers it is a part."""
-    if not destinations[file.cache].in_sets:
-        return (file.cache, file.relative), file.digest.sha256
-    artifact, conditions, name = (*file.relative.split("/", _SET_PARTS), "", "")[:_SET_PARTS]
-    return (file.cache, f"{artifact}/{conditions}"), name
-
-
 def _size_of(files: Iterable[NodeFile]) -> int:
     return sum(digest.size_bytes for digest in {file.digest for file in files})
 
 
-logger = logging.getLogger(__name__)
-INDEX_NAME = "node"
-MAX_NODE_RANKS = 64
-"""How many ranks below a node's first one are asked for the node artifacts of the node that hosted it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFetch:
-    """Node artifacts that the cache directory keeps now."""
-
-    files: tuple[NodeFile, ...] = ()  # each path once
-    num_copied: int = 0  # of distinct ones that were not there before
-    bytes_copied: int = 0
-    skipped: tuple[str, ...] = ()  # why others are not there
-    signers: frozenset[str] = frozenset()  # ids of the keys that vouched for them
-    copies: tuple[NewFile, ...] = ()  # of each blob the private copy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Room:
-    """Where node artifacts go, and how."""
-
-    blobs: Blobs
-    index: DigestIndex
-    beat: Callable[[], None]
-
-    @property
-    def cache_root(self) -> Path:
-        """The cache directory."""
-        return self.blobs.permit.root
-
-
-def node_sources(
-    documents: Documents, refs: Sequence[PartitionRef], ranks: Collection[int] | None
-) -> tuple[PartitionRef, ...]:
-    """The references, of all of one launch, whose manifests have the node artifacts that a node needs.
-
-    ``ranks`` are those that the node hosts; None where that is not known, or the world is another one.
-    """
-    by_rank = {ref.rank: ref for ref in refs}
-    if ranks is None:
-        return _sources_of_each_set(documents, by_rank)
-    own = [by_rank[rank] for rank in sorted(ranks) if rank in by_rank]
-    found = [ref for ref, (_, has_files) in _look(documents, own).items() if has_files]
-    if own and own[0] not in found:
-        found = [*_nearest_below(documents, by_rank, own[0].rank), *found]
-    return tuple(found)
-
-
-def fetch_node_files(
-    documents: Documents,
-    refs: Sequence[PartitionRef],
-    destinations: Destinations,
-    cache_root: Path,
-    options: FetchOptions | None = None,
-) -> NodeFetch:
-    """Keep node artifacts of the partitions that ``refs`` name in the cache directory, verified.
-
-    Those of earlier partitions come before others; what belongs to no node cache of this node does not come.
-    """
-    trust = documents.trust
-    admit(cache_root, trust.policy, trust.revoked)
-    pinned = take_pinned(documents, refs, lambda _, manifest: manifest.node_files())
-    skipped = [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
-    found = [file for ref in refs for file in pinned.kept.get(ref, ())]
-    waiting = _offers(found, destinations, skipped)
-    if not waiting:
-        return NodeFetch(skipped=tuple(skipped), signers=pinned.signers)
-    options = options or FetchOptions()
-    # Also where nothing will be copied: what is there already may have come from a tool of this node.
-    permit = permit_copies(cache_root, trust.policy, pinned.signers)
-    room = _Room(
-        blobs=Blobs(backend=documents.backend, permit=permit, shared=options.shared),
-        index=DigestIndex(cache_root, INDEX_NAME, reread=options.reread),
-        beat=options.beat,
-    )
-    copied: dict[Digest, None] = {}
-
-    def keep(digests: list[Digest]) -> Mapping[Digest, StoreError]:
-        faults, new = _keep_all(documents, digests, room)
-        copied.update(dict.fromkeys(new))
-        return faults
-
-    taken = _take(waiting, skipped, keep)
-    room.index.save()
-    return NodeFetch(
-        files=taken,
-        num_copied=len(copied),
-        bytes_copied=sum(digest.size_bytes for digest in copied),
-        skipped=tuple(skipped),
-        signers=pinned.signers,
-        copies=tuple(
-            NewFile(
-                name=blob_name(digest.sha256), source=kept_path(cache_root, digest.sha256), expected=digest
-            )
-            for digest in dict.fromkeys(file.digest for file in taken)
-        ),
-    )
-
-
-def _keep_all(
-    documents: Documents, digests: Iterable[Digest], room: _Room
-) -> tuple[dict[Digest, StoreError], list[Digest]]:
-    """Why some cannot be kept, and which of the others were not kept before."""
-    known = {
-        digest: find_kept(room.cache_root, digest, digest_of=room.index.digest)
-        for digest in dict.fromkeys(digests)
-    }
-    for path in known.values():
-        if path is not None:
-            note_use(path)
-    absent = [digest for digest, path in known.items() if path is None]
-    faults = blob_faults(documents.backend, absent)
-    copyable = [digest for digest in absent if digest not in faults]
-    faults |= _copy_all(copyable, room)
-    return faults, [digest for digest in copyable if digest not in faults]
-
-
-def _sources_of_each_set(
-    documents: Documents, by_rank: Mapping[int, PartitionRef]
-) -> tuple[PartitionRef, ...]:
-    seen = _look(documents, list(by_rank.values()))
+def _sources_of_each_set(documents: Documents, refs: Iterable[PartitionRef]) -> tuple[PartitionRef, ...]:
+    """The source of the first rank of each set of artifacts; ``refs`` are in the order of their ranks."""
     sources: dict[PartitionRef, None] = {}
     known: set[str] = set()
     source: PartitionRef | None = None
-    for _, ref in sorted(by_rank.items()):
-        if ref not in seen:
-            continue
-        artifacts, has_files = seen[ref]
+    for ref, (artifacts, has_files) in _look(documents, list(refs)).items():
         source = ref if has_files else source
         if artifacts not in known and source is not None:
             known.add(artifacts)
@@ -258,36 +239,18 @@ def _sources_of_each_set(
 def _nearest_below(
     documents: Documents, by_rank: Mapping[int, PartitionRef], rank: int
 ) -> tuple[PartitionRef, ...]:
-    below = [
-        by_rank[lower]
-        for lower in range(rank - 1, max(-1, rank - 1 - MAX_NODE_RANKS), -1)
-        if lower in by_rank
-    ]
+    lower = range(rank - 1, max(-1, rank - 1 - MAX_NODE_RANKS), -1)
+    below = [by_rank[other] for other in lower if other in by_rank]
     for start in range(0, len(below), READERS):
-        some = below[start : start + READERS]
-        seen = _look(documents, some)
-        for ref in some:
-            if ref in seen and seen[ref][1]:
+        for ref, (_, has_files) in _look(documents, below[start : start + READERS]).items():
+            if has_files:
                 return (ref,)
     return ()
 
 
 def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionRef, tuple[str, bool]]:
-    """Of manifests the key of their artifacts, and whether they have node artifacts."""
+    """Of manifests that can be read the key of their artifacts, and whether they have node artifacts."""
     kept = take_pinned(
         documents, refs, lambda _, found: (artifacts_key(found), bool(found.node_files()))
     ).kept
     return {ref: kept[ref] for ref in refs if ref in kept}
-
-
-def _copy_all(digests: Sequence[Digest], room: _Room) -> dict[Digest, StoreError]:
-    def copy(digest: Digest) -> None:
-        staged = temporary_kept(room.cache_root)
-        try:
-            room.blobs.copy(digest, staged, lambda _: room.beat())
-            room.index.remember_own(place_kept(room.cache_root, staged, digest), digest)
-        finally:
-            staged.unlink(missing_ok=True)
-
-    answers = each(lambda digest: outcome_of(lambda: copy(digest)), digests, num_threads=READERS)
-    return {digest: error for digest, error in zip(digests, answers, strict=True) if error is not None}

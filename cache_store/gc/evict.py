@@ -1,36 +1,84 @@
 """Evicting: what no record needs goes into the trash, is looked at again, and is deleted by a later run.
 
-The trash is the only way out, and nothing leaves it before a grace is over. After files went there everything
-is marked again, and what became needed comes back: so whoever refers to a file needs no lock. Any number of
-evicts may run at once, each may end at any step. All times are the store's own clock's.
+Nothing gets into the trash, or out of it, before a grace is over. A record stays if it is pinned or among the
+newest of its key and environment; records that no trusted key signed rank behind, because who can write but
+not sign decides about nothing that others signed. After files went everything is marked again, and what
+became needed comes back: so whoever refers to a file needs no lock. Any number of evicts may run at once,
+each may end at any step. All times are the store's own clock's.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
 from warmrank.cache_store.backends.deadline import in_each
 from warmrank.cache_store.backends.places import Tier, TierState
 from warmrank.cache_store.cache_dir.private_files import temporary_name
-from warmrank.cache_store.errors import NotInStore, StoreUnavailable
-from warmrank.cache_store.gc.evict_plan import Choice, EvictPolicy, Plan, blobs_first, plan_evict, total_bytes
-from warmrank.cache_store.gc.inventory import Inventory, take_inventory
-from warmrank.cache_store.gc.trash import restore_from
-from warmrank.cache_store.layout import split_trash_name, trash_name
+from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
+from warmrank.cache_store.gc.inventory import UNSIGNED, Inventory, take_inventory
+from warmrank.cache_store.gc.trash import DEBRIS_S, RESOLUTION_S, restore_from
+from warmrank.cache_store.layout import BLOBS, MANIFESTS, is_record, split_trash_name, trash_name
 from warmrank.cache_store.parallel import each
+from warmrank.cache_store.records.documents import age, dated_ahead
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _MOVERS = 8
+DAY_S = 86400.0
+Kind = Literal["record", "manifest", "blob"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictPolicy:
+    """Limits of an evict.
+
+    Nothing younger than the grace goes, and the trash is emptied after so long; it is longer than the longest
+    publish, the longest fetch, and any time for which a process may be stopped.
+    """
+
+    older_than_s: float | None = None  # records not used for so long go
+    max_bytes: int | None = None  # least recently used records go until what stands has at most this size
+    keep: int = 1  # newest records of each key and environment that stay in any case, trusted ones first
+    grace_s: float = DAY_S
+    quarantine_s: float = 30 * DAY_S  # what was found bad is evidence for so long, at least for the grace
+    expects_records: bool = True  # refuse a store of blobs and no record, which looks like half a listing
+
+    def __post_init__(self) -> None:
+        limits = (self.older_than_s, self.max_bytes, self.keep, self.grace_s, self.quarantine_s)
+        if any(limit is not None and limit < 0 for limit in limits):
+            raise ValueError(f"a limit of an evict is not negative: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One file, and why it goes, or stays."""
+
+    kind: Kind
+    name: str
+    stored_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Decisions of an evict."""
+
+    take: tuple[Choice, ...]  # into the trash: records, then manifests, then blobs
+    keep: tuple[Choice, ...]  # the records that stay
+    restore: tuple[str, ...]  # former names of what lies in the trash and is needed: blobs, then manifests
+    delete: tuple[FileInfo, ...]  # for good: of the trash, the quarantine, the marks of use and ``tmp/``
+    remaining_bytes: int  # what stands afterwards; the trash is not counted
+    problems: tuple[str, ...] = ()  # what is needed and nowhere, and what was left alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,24 +161,39 @@ def evict(
     inventory = take_inventory(backend, clock() if dry_run else store_time_s(backend), trust=trust)
     plan = plan_evict(inventory, policy)
     reached(Step.EVICT_MARKED)
-    if dry_run:
-        return _report(location, policy, plan, taken=plan.take, deleted=plan.delete, restored=plan.restore)
-    restored = _restore(backend, plan.restore, inventory)
-    deleted = _delete(backend, plan.delete)
-    taken = _take(backend, plan.take)
-    returned = _mark_again(backend, inventory, policy, taken, trust=trust) if taken else frozenset()
-    gone = tuple(choice for choice in taken if choice.name not in returned)
-    restored = (*restored, *sorted(returned))
-    report = _report(location, policy, plan, taken=gone, deleted=deleted, restored=restored)
-    logger.info(
-        "Evicted %d files, %d bytes, from %s; restored %d; deleted %d for good, %d bytes",
-        len(report.taken),
-        report.bytes_taken,
-        location,
-        len(report.restored),
-        report.num_deleted,
-        report.bytes_deleted,
+    taken, deleted, restored = plan.take, plan.delete, plan.restore
+    if not dry_run:
+        restored = _restore(backend, plan.restore, inventory)
+        deleted = _delete(backend, plan.delete)
+        taken = _take(backend, plan.take)
+    if taken and not dry_run:
+        returned = _mark_again(backend, inventory, policy, taken, trust=trust)
+        taken = tuple(choice for choice in taken if choice.name not in returned)
+        restored = (*restored, *sorted(returned))
+    bytes_taken = sum(choice.stored_bytes for choice in taken)
+    remaining_bytes = plan.remaining_bytes + sum(choice.stored_bytes for choice in plan.take) - bytes_taken
+    report = EvictReport(
+        location=location,
+        taken=taken,
+        kept=plan.keep,
+        restored=restored,
+        bytes_taken=bytes_taken,
+        num_deleted=len(deleted),
+        bytes_deleted=sum(info.stored_bytes for info in deleted),
+        remaining_bytes=remaining_bytes,
+        over_bytes=0 if policy.max_bytes is None else max(remaining_bytes - policy.max_bytes, 0),
+        problems=plan.problems,
     )
+    if not dry_run:
+        logger.info(
+            "Evicted %d files, %d bytes, from %s; restored %d; deleted %d for good, %d bytes",
+            len(taken),
+            bytes_taken,
+            location,
+            len(restored),
+            len(deleted),
+            report.bytes_deleted,
+        )
     return report
 
 
@@ -195,16 +258,10 @@ def _mark_again(
     for choice in taken:
         name = choice.name
         if choice.kind == "record" and (name in after.pins or after.uses.get(name) != before.uses.get(name)):
-            wanted |= _closure(name, before) - after.files.keys()
+            wanted |= before.closure([name]) - after.files.keys()
     returned = frozenset(_restore(backend, wanted, after))
     reached(Step.EVICT_RESTORED)
     return returned
-
-
-def _closure(record: str, inventory: Inventory) -> set[str]:
-    manifests = [name for name in inventory.documents[record].references if name in inventory.documents]
-    blobs = (name for manifest in manifests for name in inventory.documents[manifest].references)
-    return {record, *inventory.documents[record].references, *blobs}
 
 
 def _in_threads(
@@ -216,27 +273,193 @@ def _in_threads(
         yield from zip(group, each(act, group, num_threads=_MOVERS), strict=True)
 
 
-def _report(
-    location: str,
-    policy: EvictPolicy,
-    plan: Plan,
-    *,
-    taken: Sequence[Choice],
-    deleted: Sequence[FileInfo],
-    restored: Sequence[str],
-) -> EvictReport:
-    returned_bytes = total_bytes(plan.take) - total_bytes(taken)
-    remaining_bytes = plan.remaining_bytes + returned_bytes
-    over_bytes = 0 if policy.max_bytes is None else max(remaining_bytes - policy.max_bytes, 0)
-    return EvictReport(
-        location=location,
-        taken=tuple(taken),
-        kept=plan.keep,
-        restored=tuple(restored),
-        bytes_taken=total_bytes(taken),
-        num_deleted=len(deleted),
-        bytes_deleted=sum(info.stored_bytes for info in deleted),
-        remaining_bytes=remaining_bytes,
-        over_bytes=over_bytes,
-        problems=plan.problems,
+def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
+    """Decide; raises `EvictRefused` where the inventory looks like half a listing."""
+    _check_plausible(inventory, policy)
+    room = Room(inventory, policy.grace_s)
+    taken, kept = _choose_records(inventory, policy, room)
+    taken += (_choice(inventory, name, "nothing needs it") for name in room.unreferenced())
+    needed = room.needed()
+    restore = [name for name in needed if name not in inventory.files and name in inventory.trash]
+    missing = [name for name in needed if name not in inventory.files and name not in inventory.trash]
+    nowhere = (f"{name} is needed, and neither in the store nor in its trash" for name in missing)
+    dates = {name: item.created_s for name, item in inventory.documents.items() if is_record(name)}
+    return Plan(
+        take=tuple(taken),
+        keep=tuple(kept),
+        restore=tuple(sorted(restore, key=blobs_first)),
+        delete=tuple(_spent(inventory, policy, needed)),
+        remaining_bytes=room.remaining_bytes,
+        problems=(*nowhere, *inventory.problems, *dated_ahead(inventory.files, dates)),
     )
+
+
+def _last_use_s(inventory: Inventory, record: str) -> float:
+    """When a record was used last, or later: a mark stands for a whole day."""
+    used = inventory.uses.get(record)
+    marked_s = min(used.modified_s + RESOLUTION_S, inventory.now_s) if used else 0.0
+    return max(marked_s, inventory.files[record].modified_s)
+
+
+def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
+    if not inventory.files and not inventory.trash:
+        what, reason = "the listing", "it is empty, as that of a store that is not mounted"
+    elif policy.expects_records and not any(map(is_record, inventory.files)) and inventory.files:
+        what, reason = "the listing", f"it has {len(inventory.files)} files and not one record of a launch"
+    else:
+        return
+    raise EvictRefused(
+        what=what,
+        where="the store",
+        reason=reason,
+        remedy="check the path and the mount; if no launch was committed on purpose, use --no-records",
+    )
+
+
+def _choose_records(
+    inventory: Inventory, policy: EvictPolicy, room: Room
+) -> tuple[list[Choice], list[Choice]]:
+    protected = _protected(inventory, policy)
+    taken: list[Choice] = []
+    kept: list[Choice] = []
+    unused = {
+        name: inventory.now_s - _last_use_s(inventory, name) for name in inventory.files if is_record(name)
+    }
+    rank = {name: inventory.documents[name].trust_rank for name in unused}
+    for name in sorted(unused, key=lambda name: (rank[name], -unused[name], name)):
+        reason = protected.get(name, "")
+        if not reason and unused[name] <= policy.grace_s:
+            reason = f"used {_age(unused[name])} ago, within the grace"
+        if reason:
+            kept.append(_choice(inventory, name, reason))
+        elif policy.older_than_s is not None and unused[name] > policy.older_than_s:
+            taken.append(_choice(inventory, name, f"unused for {_age(unused[name])}"))
+            room.take(name)
+        elif policy.max_bytes is not None and (over := room.counted_bytes(name) - policy.max_bytes) > 0:
+            taken.append(_choice(inventory, name, f"{over} bytes too many, unused for {_age(unused[name])}"))
+            room.take(name)
+        else:
+            kept.append(_choice(inventory, name, f"used {_age(unused[name])} ago"))
+    return taken, kept
+
+
+def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
+    """Reasons for records that stay in any case."""
+    documents = inventory.documents
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in filter(is_record, inventory.files):
+        for environment in documents[name].environments:
+            groups[name.rpartition("/")[0], environment].append(name)
+    reasons: dict[str, str] = {}
+    for names in groups.values():
+        # Not the trusted only: who evicts without the keys must not take every newest record.
+        names.sort(
+            key=lambda name: (
+                -documents[name].trust_rank,
+                age(inventory.files[name], documents[name].created_s),
+            )
+        )
+        reasons.update(dict.fromkeys(names[: policy.keep], "among the newest of its key"))
+    return reasons | {name: "pinned" for name in inventory.pins if name in inventory.files}
+
+
+def _spent(inventory: Inventory, policy: EvictPolicy, needed: frozenset[str]) -> Iterator[FileInfo]:
+    """Files to remove for good; of the trash documents first, so that none outlives what it needs."""
+
+    def is_older(info: FileInfo, limit_s: float) -> bool:
+        return inventory.now_s - info.modified_s > max(limit_s, policy.grace_s)
+
+    for name in sorted(inventory.trash, key=blobs_first, reverse=True):
+        if name not in needed or name in inventory.files:
+            yield from (info for info in inventory.trash[name] if is_older(info, policy.grace_s))
+    yield from (info for info in inventory.quarantine if is_older(info, policy.quarantine_s))
+    yield from (info for info in inventory.debris if is_older(info, DEBRIS_S))
+    newest = {info.name for record, info in inventory.uses.items() if record in inventory.files}
+    yield from (info for info in inventory.marks if info.name not in newest and is_older(info, 0.0))
+
+
+def _choice(inventory: Inventory, name: str, reason: str) -> Choice:
+    kind: Kind = "record" if is_record(name) else "manifest" if name.startswith(MANIFESTS) else "blob"
+    return Choice(kind=kind, name=name, stored_bytes=inventory.files[name].stored_bytes, reason=reason)
+
+
+def _age(seconds: float) -> str:
+    for unit_s, unit in ((DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s"
+
+
+class Room:
+    """The files that stand, with the number of documents that need each.
+
+    Taking a record away takes what only it needed, if that is older than the grace.
+    """
+
+    def __init__(self, inventory: Inventory, grace_s: float) -> None:
+        self._inventory = inventory
+        self._grace_s = grace_s
+        self._counts: Counter[str] = Counter()
+        self._taken: dict[str, None] = {}
+        self._other_bytes: int | None = None
+        self.remaining_bytes = sum(info.stored_bytes for info in inventory.files.values())
+        ranks = {name: inventory.documents[name].trust_rank for name in filter(is_record, inventory.files)}
+        highest = max(ranks.values(), default=UNSIGNED)
+        self._believed = inventory.closure(name for name, rank in ranks.items() if rank == highest)
+        manifests = [name for name in inventory.documents if not is_record(name)]
+        for name in (*filter(is_record, inventory.files), *manifests):
+            self._counts.update(inventory.documents[name].references)
+        for name in (*manifests, *(name for name in inventory.files if name.startswith(BLOBS))):
+            if not self._counts[name] and name not in self._taken and self._may_go(name):
+                self.take(name)
+
+    def take(self, name: str) -> None:
+        """A file goes, and with it what nothing else needs."""
+        self._taken[name] = None
+        self.remaining_bytes -= self._inventory.files[name].stored_bytes
+        self._release_needs_of(name)
+
+    def counted_bytes(self, record: str) -> int:
+        """Size that counts against a limit when it is decided about ``record``, after all of lower ranks.
+
+        Against a record of the highest rank only what such ones need: all else goes as soon as it may.
+        """
+        if record not in self._believed:
+            return self.remaining_bytes
+        if self._other_bytes is None:
+            self._other_bytes = sum(
+                info.stored_bytes
+                for name, info in self._inventory.files.items()
+                if name not in self._believed and name not in self._taken
+            )
+        return self.remaining_bytes - self._other_bytes
+
+    def unreferenced(self) -> list[str]:
+        """Manifests, then blobs, that go because nothing that remains needs them."""
+        names = sorted(name for name in self._taken if not is_record(name))
+        return sorted(names, key=lambda name: name.startswith(BLOBS))
+
+    def needed(self) -> frozenset[str]:
+        """All names that remaining documents need."""
+        return frozenset(name for name, count in self._counts.items() if count > 0)
+
+    def _release_needs_of(self, name: str) -> None:
+        document = self._inventory.documents.get(name)
+        for needed in document.references if document else ():
+            self._counts[needed] -= 1
+            if self._counts[needed] or needed in self._taken:
+                continue
+            if self._may_go(needed):
+                self.take(needed)
+            elif needed not in self._inventory.files:  # it stays in the trash, or is nowhere
+                self._release_needs_of(needed)
+
+    def _may_go(self, name: str) -> bool:
+        info = self._inventory.files.get(name)
+        return info is not None and self._inventory.now_s - info.modified_s > self._grace_s
+
+
+def blobs_first(name: str) -> tuple[int, str]:
+    """Sorts names in the order in which they may appear: what is needed before what needs it."""
+    order = (BLOBS, MANIFESTS)
+    return next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order)), name

@@ -23,11 +23,11 @@ from warmrank.cache_store.layout import (
     QUARANTINE,
     USED,
     blob_name,
+    is_record,
     manifest_name,
-    split_directory_name,
     split_fanned_name,
-    split_launch_name,
     split_pin_name,
+    split_record_name,
 )
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.directory_listing import parse_listing
@@ -46,7 +46,7 @@ _REPAIR = "run `warmrank store verify --repair`, which moves it into quarantine,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What an evict must know of a document."""
+    """The parts of a document that an evict must know."""
 
     references: tuple[str, ...]  # names that it needs
     created_s: float  # by its maker's clock, in seconds since the epoch
@@ -69,23 +69,22 @@ class Inventory:
     debris: tuple[FileInfo, ...] = ()  # on its way in, perhaps for ever
     problems: tuple[str, ...] = ()  # what was left alone, one line each
 
-
-def is_record(name: str) -> bool:
-    """Whether this is the name of a root: a launch record or a listing."""
-    return bool(split_launch_name(name) or split_directory_name(name))
+    def closure(self, records: Iterable[str]) -> set[str]:
+        """These records, and all that they need."""
+        found = set(records)
+        for _ in range(2):  # the manifests of launches, then blobs
+            known = [self.documents[name] for name in found if name in self.documents]
+            found.update(needed for document in known for needed in document.references)
+        return found
 
 
 def made_for(name: str) -> tuple[DocumentKind, str, str]:
     """Kind and key of the document of that name, and its sha256 where the name tells it."""
-    if parts := split_launch_name(name):
-        return "launch", *parts
-    if parts := split_directory_name(name):
-        return "directory", *parts
-    return "manifest", split_fanned_name(MANIFESTS, name) or "", ""
+    return split_record_name(name) or ("manifest", split_fanned_name(MANIFESTS, name) or "", "")
 
 
 def references(name: str, sealed: bytes) -> Document:
-    """What the stored form of the record or manifest of that name needs, whoever signed it."""
+    """Parse the stored form of the record or manifest of that name, whoever signed it."""
     kind, key, sha256 = made_for(name)
     envelope = parse_envelope(sealed, what=kind, where=name)
     if (envelope.kind, envelope.key) != (kind, key):
@@ -150,7 +149,7 @@ def take_inventory(
 
 
 def _check_listing(backend: BlobBackend, unlisted: Iterable[str]) -> None:
-    """What is pinned or was used, and stands, must be in the listing."""
+    """Refuse a listing without records that are pinned or were used, and stand."""
     if found := sorted(backend.stat(name for name in unlisted if is_record(name))):
         raise EvictRefused(
             what=f"{len(found)} records stand in the store but not in its listing",
@@ -222,7 +221,7 @@ class _Reader:
         return replace(document, references=needed, trust_rank=self._rank(name, sealed))
 
     def _rank(self, name: str, sealed: bytes) -> int:
-        """Who signed a record, also where the policy does not ask."""
+        """Rank a record by its signer, also where the policy does not ask."""
         if not is_record(name):
             return TRUSTED
         doubt = self._refusal(name, sealed, replace(self._trust, policy="require"))
@@ -230,7 +229,7 @@ class _Reader:
 
     @staticmethod
     def _refusal(name: str, sealed: bytes, trust: Trust) -> Untrusted | None:
-        """Why this process must not use a document."""
+        """Reason why this process must not use a document."""
         kind, key, _ = made_for(name)
         try:
             return trust.refusal(kind, key, sealed, where=name)

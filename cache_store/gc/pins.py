@@ -25,16 +25,17 @@ from warmrank.cache_store.errors import (
     StoreError,
     StoreUnavailable,
 )
-from warmrank.cache_store.gc.inventory import is_record, references
+from warmrank.cache_store.gc.inventory import references
 from warmrank.cache_store.gc.trash import restore
 from warmrank.cache_store.layout import (
+    BLOBS,
     DIRECTORIES,
     LAUNCHES,
     PINS,
+    is_record,
     pin_name,
-    split_directory_name,
-    split_launch_name,
     split_pin_name,
+    split_record_name,
 )
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.documents import read_stored_form
@@ -46,7 +47,7 @@ MIN_PREFIX = 6
 
 
 class PinDocument(Document):
-    """Why a record is pinned, and since when."""
+    """Reason and time of a pin."""
 
     format: Literal[1] = PIN_FORMAT
     reason: str
@@ -111,9 +112,8 @@ def read_pins(backend: BlobBackend) -> tuple[Pin, ...]:
 
 def short_name(record: str) -> str:
     """A record as people see it: kind, key and digest, each by its first characters."""
-    parts = split_launch_name(record) or split_directory_name(record)
-    kind = record.partition("/")[0]
-    return f"{kind} {parts[0][:12]} {parts[1][:12]}" if parts else record
+    parts = split_record_name(record)
+    return f"{record.partition('/')[0]} {parts.key[:12]} {parts.sha256[:12]}" if parts else record
 
 
 def _remove(view: TieredBackend, names: Sequence[str]) -> set[str]:
@@ -148,22 +148,14 @@ def _choose(names: list[str], prefix: str, *, what: str) -> tuple[str, ...]:
 
 def _check_stands(backend: BlobBackend, record: str) -> None:
     """Bring a record back, and what it needs, if an evict took them meanwhile."""
-
-    def whole(name: str) -> tuple[str, ...]:
-        needed = references(name, read_stored_form(backend, name)).references
-        _bring_back(backend, needed)
-        return needed
-
-    _bring_back(backend, [record])
-    needed = whole(record)
-    for name in needed if split_launch_name(record) else ():
-        whole(name)
-
-
-def _bring_back(backend: BlobBackend, names: Sequence[str]) -> None:
-    if missing := sorted(set(names) - restore(backend, names)):
-        remedy = "launch again, then pin what that commits"
-        raise NotInStore(what=missing[0], where="the store or its trash", remedy=remedy)
+    names: Sequence[str] = [record]
+    while names:
+        if missing := sorted(set(names) - restore(backend, names)):
+            remedy = "launch again, then pin what that commits"
+            raise NotInStore(what=missing[0], where="the store or its trash", remedy=remedy)
+        documents = [name for name in names if not name.startswith(BLOBS)]
+        needs = (references(name, read_stored_form(backend, name)).references for name in documents)
+        names = [name for needed in needs for name in needed]
 
 
 def _read(backend: BlobBackend, record: str) -> Pin:

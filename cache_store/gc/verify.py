@@ -40,8 +40,8 @@ from warmrank.cache_store.layout import (
     LAUNCHES,
     MANIFESTS,
     blob_name,
+    is_record,
     manifest_name,
-    split_directory_name,
     split_fanned_name,
 )
 from warmrank.cache_store.parallel import each
@@ -52,9 +52,9 @@ from warmrank.cache_store.records.documents import (
     Documents,
     StandingManifest,
     quarantine,
+    read_launch,
     read_stored_form,
 )
-from warmrank.cache_store.records.launches import read_launch
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.signing.trust import Trust
 
@@ -177,8 +177,8 @@ class Audit:
     def _read_listings(self) -> tuple[dict[str, dict[str, Digest]], int]:
         """The blobs that each listing needs, by their names."""
         names = [info.name for info in self.documents.backend.list(DIRECTORIES)]
-        good = [name for name in names if split_directory_name(name)]
-        strangers = (name for name in names if not split_directory_name(name))
+        good = [name for name in names if is_record(name)]
+        strangers = (name for name in names if not is_record(name))
         self.faults.extend(f"{name}: no name of a listing" for name in strangers)
         found = self._judge_documents(good, _read_listing)
         return {name: blobs for name, blobs in found.items() if blobs is not None}, len(names)

@@ -28,18 +28,19 @@ from warmrank.cache_store.errors import (
     is_damage,
 )
 from warmrank.cache_store.gc.inventory import references
-from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed
-from warmrank.cache_store.gc.trash import restore as restore_blobs
-from warmrank.cache_store.layout import blob_name, launch_name, manifest_name
+from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed, whole_blobs
+from warmrank.cache_store.layout import blob_name, manifest_name, record_name
 from warmrank.cache_store.parallel import each, threads_for
 from warmrank.cache_store.records.documents import (
     READERS,
     Documents,
     StandingManifest,
     quarantine,
+    read_launch,
     read_stored_form,
+    summarize_launches,
+    take_launches,
 )
-from warmrank.cache_store.records.launches import read_launch, summarize_launches, take_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, partition_key
 from warmrank.cache_store.signing.trust import signer_id
 from warmrank.cache_store.steps import Step, reached
@@ -246,7 +247,7 @@ def commit_launch(documents: Documents, record: LaunchRecord) -> str:
             return standing.rpartition("/")[2]
     payload = record.to_bytes()
     sha256 = digest_bytes(payload).sha256
-    name = launch_name(record.launch_key, sha256)
+    name = record_name("launch", record.launch_key, sha256)
     _write_record(documents, name, documents.trust.seal("launch", record.launch_key, payload))
     reached(Step.COMMIT_RECORD)
     try:
@@ -279,7 +280,7 @@ def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
             continue
         # Its name is the digest of its bytes: an equal one need not be read.
         same = record.model_copy(update={"created": summary.created})
-        name = launch_name(record.launch_key, digest_bytes(same.to_bytes()).sha256)
+        name = record_name("launch", record.launch_key, digest_bytes(same.to_bytes()).sha256)
         if summary.name == name:
             return name
         if take_launches(documents, [summary.name], []):
@@ -405,7 +406,7 @@ class LocalBlobs:
         )
 
     def _unknown(self, copied: Container[str]) -> list[str]:
-        """Those that are not copied and must be read; not by threads, which would take longer."""
+        """Files that are not copied and must be read; not found by threads, which would take longer."""
         unknown: list[str] = []
         for path, digest in self.digests.items():
             if path in copied:
@@ -445,8 +446,11 @@ def absent_blobs(
 
     With ``restore`` what lies in the trash is brought back first, which costs a listing of it.
     """
-    gone = wanted.keys() - _whole(backend, wanted)
-    return frozenset(gone - restore_blobs(backend, gone) if restore and gone else gone)
+    gone = frozenset(wanted.keys() - _whole(backend, wanted))
+    if not (restore and gone):
+        return gone
+    contents = trashed(backend)
+    return gone - restore_from(backend, gone & contents.keys(), contents)
 
 
 def check_standing(backend: BlobBackend, wanted: Mapping[str, Digest]) -> None:
@@ -457,14 +461,8 @@ def check_standing(backend: BlobBackend, wanted: Mapping[str, Digest]) -> None:
 
 
 def _whole(backend: BlobBackend, wanted: Mapping[str, Digest]) -> set[str]:
-    whole: set[str] = set()
-    for name, info in backend.stat(wanted).items():
-        digest = wanted[name]
-        if info.is_regular and info.content_bytes in (None, digest.size_bytes):
-            whole.add(name)
-            continue
-        actual = f"{info.content_bytes} bytes" if info.is_regular else "no regular file"
-        fault = Corrupt(what="blob", where=name, expected=f"{digest.size_bytes} bytes", actual=actual)
+    whole, faults = whole_blobs(backend, wanted)
+    for name, fault in faults.items():
         # Not only logged where that fails: nothing could be put in its place, and nothing said so.
         quarantine(backend, name, str(fault))
     return whole

@@ -1,7 +1,7 @@
 """A listing: the document behind ``warmrank store sync``, one directory of another tool at one time.
 
 Layout: canonical JSON of `DirectoryListing`, sealed by `cache_store.signing.trust`, under
-`cache_store.layout.directory_name`::
+`cache_store.layout.record_name`::
 
     {"format":1,"tool":"vllm","components":{"torch":"2.13.0",...},"root":"/root/.cache/vllm",
      "files":[{"path":"a/b","sha256":"...","size_bytes":N,"executable":false,"names_root":false},...],
@@ -25,13 +25,12 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from warmrank.cache_store.backends.backend import FileInfo
 from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
 from warmrank.cache_store.keys import explain_miss, key_of
-from warmrank.cache_store.layout import DIRECTORIES, directory_prefix, split_directory_name
+from warmrank.cache_store.layout import DIRECTORIES, record_prefix
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing
 from warmrank.cache_store.records.documents import (
     Documents,
     age,
-    check_sha256,
     dated_ahead,
     seconds_of,
     take_usable,
@@ -123,11 +122,12 @@ def newest_listing(documents: Documents, key: str, problems: list[str]) -> Store
 
     Older ones are not read: each may have many MiB. Raises `NotInStore`.
     """
-    infos = {info.name: info for info in documents.backend.list(directory_prefix(key))}
+    infos = {info.name: info for info in documents.backend.list(record_prefix("directory", key))}
     if found := _newest_of(documents, infos.values(), problems):
         problems += dated_ahead(infos, {found.name: seconds_of(found.listing.created)})
         return found
-    raise NotInStore(what=f"listing {key[:12]}", where=directory_prefix(key), remedy="push it first")
+    where = record_prefix("directory", key)
+    raise NotInStore(what=f"listing {key[:12]}", where=where, remedy="push it first")
 
 
 def nearest_listing(documents: Documents, tool: str, components: dict[str, str]) -> str:
@@ -164,12 +164,8 @@ def _newest_of(documents: Documents, infos: Iterable[FileInfo], problems: list[s
 
 def read_listing(documents: Documents, name: str) -> StoredListing:
     """Read one listing without touching it; raises as `Documents.read`."""
-    parts = split_directory_name(name)
-    if parts is None:
-        raise Corrupt(what="listing", where=name, expected="a name of the layout", actual="another")
-    payload, sealed = documents.read("directory", parts[0], name)
+    key, payload, sealed = documents.read_record("directory", name)
     listing = parse_listing(payload, name)
-    check_sha256("listing", name, payload, parts[1])
-    if (made_for := listing_key(listing.tool, listing.components)) != parts[0]:
-        raise Corrupt(what="listing", where=name, expected=f"key {parts[0]}", actual=made_for)
+    if (made_for := listing_key(listing.tool, listing.components)) != key:
+        raise Corrupt(what="listing", where=name, expected=f"key {key}", actual=made_for)
     return StoredListing(name=name, listing=listing, signer_id=signer_id(sealed))

@@ -2,7 +2,8 @@
 
 A document is returned only after its envelope was judged for the kind and key that were asked for. What is
 damaged, whoever reads it, goes into quarantine; what is merely not trusted here stays until a publisher
-replaces it.
+replaces it. Of launch records many are read as summaries, few whole: a summary says nothing about the
+partitions, so a record may turn out unusable when it is read whole.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
 from warmrank.cache_store.backends.places import TieredBackend, read_from_any
@@ -26,14 +29,34 @@ from warmrank.cache_store.errors import (
     os_errors_are_unavailable,
     outcome_of,
 )
-from warmrank.cache_store.layout import manifest_name, quarantine_name
+from warmrank.cache_store.layout import (
+    LAUNCHES,
+    RecordKind,
+    manifest_name,
+    quarantine_name,
+    record_prefix,
+    split_record_name,
+)
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
-from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef, parse_manifest
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, parse_document
+from warmrank.cache_store.records.manifest import (
+    FORMAT,
+    NEWEST_FORMAT,
+    Components,
+    LaunchRecord,
+    PartitionManifest,
+    PartitionRef,
+    Sha256,
+    Utc,
+    WorldSize,
+    parse_launch_record,
+    parse_manifest,
+)
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, signer_id
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+R = TypeVar("R", LaunchRecord, "_Head")
 READERS: Final = 8
 MAX_AHEAD_S = 60.0
 """By so much may a record's own date be later than the store's, before it is said."""
@@ -50,7 +73,7 @@ class StandingManifest:
     signer_id: str  # of the key that signed it; empty where nobody did
 
     def ref(self, key: str) -> PartitionRef:
-        """What a launch record says about this manifest, which stands under ``key``."""
+        """The reference to this manifest, which stands under ``key``, in a launch record."""
         partition, rank = self.manifest.partition, self.manifest.rank
         return PartitionRef(partition=partition, rank=rank, manifest_key=key, manifest_sha256=self.sha256)
 
@@ -75,6 +98,15 @@ class Documents:
         """
         sealed = read_stored_form(self.backend, name)
         return self.trust.open_envelope(kind, key, sealed, where=name), sealed
+
+    def read_record(self, kind: RecordKind, name: str) -> tuple[str, bytes, bytes]:
+        """Read the record that ``name`` announces: its key, bytes and stored form; raises as `read`."""
+        what, parts = "launch record" if kind == "launch" else "listing", split_record_name(name)
+        if parts is None or parts.kind != kind:
+            raise Corrupt(what=what, where=name, expected="a name of the layout", actual="another")
+        payload, sealed = self.read(kind, parts.key, name)
+        check_sha256(what, name, payload, parts.sha256)
+        return parts.key, payload, sealed
 
     def read_manifest(self, key: str) -> StandingManifest:
         """Read the manifest of a partition key without touching it; raises as `read` does."""
@@ -144,7 +176,7 @@ def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
 def take_usable(
     backend: BlobBackend, names: Sequence[str], read: Callable[[str], T], problems: list[str]
 ) -> tuple[T, ...]:
-    """What ``read`` makes of the documents that can be used, in the order of ``names``, several at a time.
+    """Results of ``read`` for the documents that can be used, in the order of ``names``, several at a time.
 
     Damaged ones go into quarantine; ``problems`` gets one line for each that was skipped.
     """
@@ -184,3 +216,119 @@ def dated_ahead(infos: Mapping[str, FileInfo], created_s: Mapping[str, float]) -
         "is off; set it. What is newest is told by the store's own"
     )
     return (line,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredLaunch:
+    """A launch record and its name in the store."""
+
+    name: str
+    record: LaunchRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSummary:
+    """Name of a launch record in the store, and the fields by which launches are chosen."""
+
+    name: str
+    world_size: int
+    environments: tuple[Mapping[str, str], ...]
+    created: str
+
+
+class _Other(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    environment: Components
+
+
+class _Head(BaseModel):
+    """A launch record without its partitions, whose validation takes nine tenths of the time."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    format: Literal[1, 2]
+    launch_key: Sha256
+    world_size: WorldSize
+    environment: Components
+    others: tuple[_Other, ...] = ()
+    created: Utc
+
+
+def read_launch(documents: Documents, name: str) -> LaunchRecord:
+    """Read one record without touching it; raises as `Documents.read`."""
+    return _read(documents, name, parse_launch_record)
+
+
+def read_launches(
+    documents: Documents, launch_key: str | None, problems: list[str]
+) -> tuple[StoredLaunch, ...]:
+    """Read all records, or those of one key, newest first.
+
+    A record that cannot be used is skipped, logged, and described in ``problems``; a damaged one goes into
+    quarantine. Raises `StoreUnavailable` where the store cannot be listed.
+    """
+    infos = _infos(documents, launch_key)
+    found = take_launches(documents, list(infos), problems)
+    order = _newest_first(infos, {stored.name: stored.record.created for stored in found}, problems)
+    return tuple(sorted(found, key=lambda stored: order[stored.name]))
+
+
+def take_launches(
+    documents: Documents, names: Sequence[str], problems: list[str]
+) -> tuple[StoredLaunch, ...]:
+    """Read records whole, in the order of ``names``; what cannot be used is skipped as by `read_launches`."""
+
+    def read(name: str) -> StoredLaunch:
+        return StoredLaunch(name=name, record=read_launch(documents, name))
+
+    return take_usable(documents.backend, names, read, problems)
+
+
+def summarize_launches(
+    documents: Documents, launch_key: str, problems: list[str]
+) -> tuple[LaunchSummary, ...]:
+    """Summaries of the records of one key, newest first; skips what cannot be used, as `read_launches`."""
+    infos = _infos(documents, launch_key)
+    found = take_usable(documents.backend, list(infos), lambda name: _summarize(documents, name), problems)
+    order = _newest_first(infos, {item.name: item.created for item in found}, problems)
+    return tuple(sorted(found, key=lambda item: order[item.name]))
+
+
+def launch_keys(documents: Documents) -> tuple[str, ...]:
+    """All keys under which records stand, sorted."""
+    names = (split_record_name(info.name) for info in documents.backend.list(LAUNCHES))
+    return tuple(sorted({parts.key for parts in names if parts}))
+
+
+def _infos(documents: Documents, launch_key: str | None) -> dict[str, FileInfo]:
+    prefix = LAUNCHES if launch_key is None else record_prefix("launch", launch_key)
+    return {info.name: info for info in documents.backend.list(prefix)}
+
+
+def _newest_first(
+    infos: Mapping[str, FileInfo], created: Mapping[str, str], problems: list[str]
+) -> dict[str, tuple[float, float, str]]:
+    dates = {name: seconds_of(date) for name, date in created.items()}
+    problems += dated_ahead(infos, dates)
+    return {name: age(infos[name], date) for name, date in dates.items()}
+
+
+def _summarize(documents: Documents, name: str) -> LaunchSummary:
+    head = _read(documents, name, _parse_head)
+    environments = head.environment, *(other.environment for other in head.others)
+    return LaunchSummary(
+        name=name, world_size=head.world_size, environments=environments, created=head.created
+    )
+
+
+def _parse_head(data: bytes, where: str) -> _Head:
+    return parse_document(
+        _Head, data, supported_format=NEWEST_FORMAT, what="launch record", where=where, oldest_format=FORMAT
+    )
+
+
+def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> R:
+    key, payload, _ = documents.read_record("launch", name)
+    record = parse(payload, name)
+    if record.launch_key != key:
+        raise Corrupt(what="launch record", where=name, expected=key, actual=record.launch_key)
+    return record

@@ -35,8 +35,7 @@ from pydantic import (
     model_validator,
 )
 
-from warmrank.cache_store.cache_dir.local import is_companion_name
-from warmrank.cache_store.cache_dir.names import VARIANT_NAME, is_variant_name
+from warmrank.cache_store.cache_dir.local import VARIANT_NAME, is_companion_name, is_variant_name
 from warmrank.cache_store.cache_dir.node_files import NODE, NodeFile, kept_path, split_node_path
 from warmrank.cache_store.digests import Digest, is_sha256
 from warmrank.cache_store.keys import canonical_json, key_of
@@ -108,14 +107,14 @@ def _set_format(document: PartitionManifest | LaunchRecord, *, is_newest: bool) 
 
 
 class BlobEntry(Document):
-    """What a document says of a file whose bytes are a blob; names it by digest and size."""
+    """Digest and size, in a document, of a file whose bytes are a blob."""
 
     sha256: Sha256
     size_bytes: FileSize
 
     @property
     def digest(self) -> Digest:
-        """What the file's bytes must be."""
+        """Digest that the file's bytes must have."""
         return Digest(sha256=self.sha256, size_bytes=self.size_bytes)
 
 
@@ -162,12 +161,12 @@ class ArtifactEntry(BlobEntry):
         return NodeFile(cache=parts[0], relative=parts[1], digest=self.digest) if parts else None
 
     def local_path(self, cache_root: Path) -> Path:
-        """Where the bytes lie below a cache directory."""
+        """Path of the bytes below a cache directory."""
         return kept_path(cache_root, self.sha256) if self.scope == "node" else cache_root / self.path
 
 
 class RequestEntry(Document):
-    """What was asked for, kept so that a miss can be explained.
+    """A request, kept so that a miss can be explained.
 
     ``key`` is that of the components; ``runtime_state``, what the function's module had declared, is no part
     of it, and left out of the JSON where it is empty, as in documents that are older than the field.
@@ -227,7 +226,7 @@ class PartitionManifest(Document):
 
 
 class PartitionRef(Document):
-    """Where a launch record finds one rank's manifest, and exactly which bytes it must have."""
+    """Key of one rank's manifest in a launch record, and the digest of its exact bytes."""
 
     partition: PartitionName
     rank: Count

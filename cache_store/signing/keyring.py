@@ -22,9 +22,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -47,6 +46,7 @@ from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
+_K = TypeVar("_K", Ed25519PrivateKey, Ed25519PublicKey)
 REVOKED_FORMAT: Final = 1
 TRUSTED, REVOKED = "trusted", "revoked"
 PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
@@ -87,7 +87,7 @@ class Signer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
-    """That a key is not to be believed any more; all but its id may be empty."""
+    """A key that is not to be believed any more; all but its id may be empty."""
 
     key_id: str
     name: str = ""  # what it was called here
@@ -120,7 +120,7 @@ def key_id(public_key: Ed25519PublicKey) -> str:
 
 
 def is_key_id(text: str) -> bool:
-    """Whether this is the id of a key, as `key_id` spells it."""
+    """Return True for the id of a key, as `key_id` spells it."""
     return _KEY_ID.fullmatch(text) is not None
 
 
@@ -145,11 +145,6 @@ def public_path(keyring: Path, name: str) -> Path:
     return private_path(keyring / TRUSTED, name).with_name(f"{name}{PUBLIC_SUFFIX}")
 
 
-def revocation_of(wanted: str, *, name: str, reason: str, now: datetime) -> Revocation:
-    """A revocation made at ``now``, an aware time."""
-    return Revocation(key_id=wanted, name=name, reason=reason, when=now.isoformat(timespec="seconds"))
-
-
 def generate_key_pair(name: str) -> Signer:
     """Make a new key pair."""
     return Signer(name=name, private_key=Ed25519PrivateKey.generate())
@@ -171,17 +166,16 @@ def save_public_key(public_key: Ed25519PublicKey, path: Path) -> None:
         _write_new(path, pem, mode=0o644)
 
 
-def load_signer(path: Path, *, name: str = "") -> Signer:
-    """Read a private key; its name is the file's stem unless given."""
+def load_signer(path: Path) -> Signer:
+    """Read a private key, which goes by the file's stem."""
     with os_errors_are_unusable("file", path):
         try:
-            file = open_private(path)
+            with open_private(path) as file:
+                data = file.read(_MAX_PEM_BYTES)
         except FileNotFoundError as error:
             raise _not_there(path) from error
-        with file:
-            data = file.read(_MAX_PEM_BYTES)
     check_parents(path)
-    return Signer(name=name or path.stem, private_key=_private_key(path, data))
+    return Signer(name=path.stem, private_key=_private_key(path, data))
 
 
 def load_public_key(path: Path) -> Ed25519PublicKey:
@@ -347,41 +341,36 @@ def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
     write_whole(path, data, temporary=temporary, replace=False, mode=mode)
 
 
-def _loaded(what: str, load: Callable[[bytes], object], path: Path, data: bytes) -> object:
-    try:
-        return load(data)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise _no_key(what, path, str(error)) from error
-
-
 def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
     load = functools.partial(serialization.load_pem_private_key, password=None)
-    key = _loaded("private key", load, path, data)
-    if isinstance(key, Ed25519PrivateKey):
-        return key
-    raise _no_key("private key", path, type(key).__name__)
+    return _loaded("private key", Ed25519PrivateKey, load, path, data)  # type: ignore[type-abstract]
 
 
 def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
-    key = _loaded("public key", serialization.load_pem_public_key, path, data)
-    if isinstance(key, Ed25519PublicKey):
+    load = serialization.load_pem_public_key
+    return _loaded("public key", Ed25519PublicKey, load, path, data)  # type: ignore[type-abstract]
+
+
+def _loaded(what: str, kind: type[_K], load: Callable[[bytes], object], path: Path, data: bytes) -> _K:
+    try:
+        key = load(data)
+        actual = type(key).__name__
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        key, actual = None, str(error)
+    if isinstance(key, kind):
         return key
-    raise _no_key("public key", path, type(key).__name__)
-
-
-def _no_key(what: str, path: Path, actual: str) -> Corrupt:
     expected = f"an unencrypted Ed25519 {what} in PEM"
     remedy = "make one with warmrank keys generate or 'openssl genpkey -algorithm ed25519'"
-    return Corrupt(what=what, where=str(path), expected=expected, actual=actual, remedy=remedy)
+    raise Corrupt(what=what, where=str(path), expected=expected, actual=actual, remedy=remedy)
 
 
 def _not_there(path: Path) -> UnusableCache:
-    actual, remedy = (
-        "No such file or directory",
-        "correct the path, or make a key with warmrank keys generate",
-    )
     return UnusableCache(
-        what="key file", where=str(path), expected="a key in PEM", actual=actual, remedy=remedy
+        what="key file",
+        where=str(path),
+        expected="a key in PEM",
+        actual="No such file or directory",
+        remedy="correct the path, or make a key with warmrank keys generate",
     )
 
 

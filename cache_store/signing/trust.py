@@ -50,18 +50,18 @@ MAX_HEADER_BYTES = 4096
 """Key, names of at most 255 bytes each and a signature take less than 1 KB, six times that if escaped."""
 _DOMAIN = "warmrank-envelope-2"
 _ALWAYS_REFUSED: frozenset[UntrustedReason] = frozenset({"bad_signature", "revoked"})
-"""What ``warn`` refuses too: somebody tampered, or somebody said that this key is not to be believed."""
+"""Refused by ``warn`` too: somebody tampered, or somebody said that this key is not to be believed."""
 
 
 class Producer(Strict):
-    """Who made a document: the name that the signer goes by, and the id of the public key."""
+    """The maker of a document: the name that the signer goes by, and the id of the public key."""
 
     name: Annotated[str, AfterValidator(refusing(part_fault, "name"))]
     key_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Signature(Producer):
-    """Who signed, and the signature in hex."""
+    """The signer, and the signature in hex."""
 
     scheme: Literal["ed25519"] = "ed25519"
     value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
@@ -138,7 +138,7 @@ def signer_id(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """What this process signs with and believes.
+    """The key that this process signs with, and the keys that it believes.
 
     Policy ``require`` refuses what no trusted key signed; ``warn`` takes it and logs; ``off`` looks at no
     signature. The ``signer`` signs what this process publishes, and its own key is trusted too.
@@ -198,7 +198,7 @@ class Trust:
     def refusal(
         self, kind: DocumentKind, key: str, data: bytes, *, where: str = "memory"
     ) -> Untrusted | None:
-        """Why this process must not use a document, or None; raises `Corrupt` and `NewerFormat` as above."""
+        """Reason why this process must not use a document, or None; raises `Corrupt` and `NewerFormat`."""
         try:
             _, doubt = self._judge(kind, key, data, where=where)
         except Untrusted as error:
@@ -235,7 +235,7 @@ class Trust:
         return envelope, Untrusted(reason=reason, what=what, where=where, detail=detail, remedy=remedy)
 
     def _fault(self, envelope: Envelope) -> tuple[UntrustedReason, str, str] | None:
-        """Why a signature is not enough, in detail, and what to do; None when it is."""
+        """Reason, detail and remedy where a signature is not enough; None when it is."""
         signature = envelope.signature
         if signature is None:
             remedy = (

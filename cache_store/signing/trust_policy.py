@@ -107,7 +107,7 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def _below(root: Path, *, with_files: bool) -> Iterator[Entry]:
-    """Everything below: whoever owns a document, or can write where one lies, decides what it says."""
+    """All entries below: whoever owns a document, or can write where one lies, decides what it says."""
     waiting = [root] if root.is_dir() else []
     while waiting:
         try:

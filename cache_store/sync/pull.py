@@ -25,13 +25,12 @@ from warmrank.cache_store.cache_dir.marks import admit, check_marks, permit_copi
 from warmrank.cache_store.cache_dir.private_files import (
     DIRECTORY_MODE,
     date_back,
-    discard_tree,
     ensure_cache_dir,
     make_directories_below,
     open_owned,
     os_errors_are_unusable,
+    staging_directory,
     sweep_debris,
-    temporary_name,
 )
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
@@ -74,7 +73,7 @@ class PullReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullPlan:
-    """What is to be restored where."""
+    """A listing to be restored, and where."""
 
     tool: str
     root: Path
@@ -148,7 +147,8 @@ def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> Pull
     replaced: list[str] = []
     if wanted:
         copying = _Copying(documents=documents, plan=plan, files=wanted, there=there, stale=removed)
-        with _staging(place) as staging:
+        sweep_debris(place, _STAGING)
+        with staging_directory(place, _STAGING) as staging:
             new, replaced = copying.lay_out(staging, replace=replace)
     else:
         _remove(removed, root)
@@ -277,18 +277,6 @@ class _Copying:
         return placed
 
 
-@contextlib.contextmanager
-def _staging(directory: Path) -> Iterator[Path]:
-    sweep_debris(directory, _STAGING)
-    path = directory / f"{_STAGING}{temporary_name()}"
-    with os_errors_are_unusable("directory", path):
-        path.mkdir(mode=DIRECTORY_MODE)
-    try:
-        yield path
-    finally:
-        discard_tree(path)
-
-
 def _refuse_others(paths: Sequence[str], root: Path) -> None:
     """Refuse to lay out beside files that are there with other bytes."""
     if paths:
@@ -306,9 +294,10 @@ def _refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root:
     gone = {root / path for path in stale}
     kinds = {**dict.fromkeys(_directories(files), "directory"), **{file.path: "file" for file in files}}
     for path, kind in kinds.items():
-        with os_errors_are_unusable("file", root / path):
+        place = f"{root}/{path}"  # as text: there may be thousands, and nearly all are absent
+        with os_errors_are_unusable("file", place):
             try:
-                mode = (root / path).lstat().st_mode
+                mode = os.lstat(place).st_mode
             except (FileNotFoundError, NotADirectoryError):
                 continue
             is_directory = stat.S_ISDIR(mode)
@@ -328,7 +317,7 @@ def _refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root:
 
 
 def _is_emptied(path: Path, mode: int, gone: Collection[Path]) -> bool:
-    """Whether this is a directory that `_remove` takes away, with all in it."""
+    """Return True for a directory that `_remove` takes away, with all in it."""
     if not stat.S_ISDIR(mode):
         return path in gone
     below = list(path.iterdir())

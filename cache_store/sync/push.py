@@ -20,7 +20,7 @@ from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.cache_dir.private_files import check_owned, open_owned, os_errors_are_unusable
 from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
-from warmrank.cache_store.layout import blob_name, directory_name
+from warmrank.cache_store.layout import blob_name, record_name
 from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.paths import collisions, path_fault
 from warmrank.cache_store.publish.publish import absent_blobs
@@ -111,7 +111,7 @@ def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[tuple[str, o
 
 
 def _read_all(tool: str, root: Path, left_out: list[str]) -> dict[str, ListedFile]:
-    """What a listing can say of the directory's files, by path; what it cannot goes to ``left_out``."""
+    """Entries of a listing for the directory's files, by path; others go to ``left_out``."""
     with os_errors_are_unusable("directory", root):
         check_owned(root, root.stat(), directory=True)
         found = dict(sorted(_walk(root, "", left_out)))
@@ -225,5 +225,5 @@ def _write(documents: Documents, key: str, listing: DirectoryListing) -> bool:
     except NotInStore:
         pass
     payload = listing.to_bytes()
-    name = directory_name(key, digest_bytes(payload).sha256)
+    name = record_name("directory", key, digest_bytes(payload).sha256)
     return documents.write(name, documents.trust.seal("directory", key, payload))

@@ -1,4 +1,4 @@
-"""What is known of the directories of other tools: what to leave out, and which files hold absolute paths.
+"""Facts about the directories of other tools: what to leave out, and which files hold absolute paths.
 
 Invariants: pure functions of names; a tool that is not known here may be relocated only if no file of it
 names the directory that it was read from.
@@ -43,7 +43,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """How the directory of one tool may be moved."""
+    """Rules by which the directory of one tool may be moved."""
 
     name: str
     rewritten: tuple[str, ...] = ()  # names of files in which the directory's path is replaced by the new one
@@ -71,17 +71,17 @@ _TOOLS = {
 
 
 def tool_named(name: str) -> Tool:
-    """What is known of a tool: nothing, where it is not known here."""
+    """Rules of a tool; none for one that is not known here."""
     return _TOOLS.get(name, Tool(name=name))
 
 
 def is_left_out(name: str, *, directory: bool) -> bool:
-    """Whether a file or directory of this name is a lock or on its way in, and so nobody else's business."""
+    """Return True for names of locks and of files on their way in, which are nobody else's business."""
     return _matches(name, _LEFT_OUT_DIRECTORIES if directory else _LEFT_OUT_FILES)
 
 
 def is_ours(path: str) -> bool:
-    """Whether a path below a cache directory is one that warmrank keeps for itself.
+    """Return True for a path below a cache directory that warmrank keeps for itself.
 
     Locks and indexes of the directory; marks, and what lies `beside` a pulled directory, wherever.
     """
@@ -96,7 +96,7 @@ def is_ours(path: str) -> bool:
 
 
 def is_own_work(name: str, *, directory: bool) -> bool:
-    """Whether what bears a name of ours is warmrank's work by its kind too, and so not worth a word."""
+    """Return True if a file of our name is warmrank's work by its kind too, and so not worth a word."""
     return directory == (name != UNVERIFIED)
 
 
@@ -107,12 +107,12 @@ def shortened(paths: Sequence[str]) -> str:
 
 
 def beside(root: Path) -> Path:
-    """Where lock, staging and index of a pulled directory lie: on the same file system, but not in it."""
+    """Directory of a pulled directory's lock, staging and index: on the same file system, but not in it."""
     return root.parent / f".{root.name}{_BESIDE}"
 
 
 def is_unread(tool: Tool, path: str) -> bool:
-    """Whether the file at ``path`` is one that the tool never reads."""
+    """Return True for a file that the tool never reads."""
     return _matches(path, tool.left_out)
 
 
@@ -123,7 +123,7 @@ def _matches(path: str, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
-    """What to replace in which files; no files where nothing has to change."""
+    """Replacement of a path, and the files in which to make it; none where nothing has to change."""
 
     old: bytes
     new: bytes

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from warmrank.cache_store.fetch.staging import replicate
+from warmrank.cache_store.fetch.fetch import replicate
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.cache_store.store import Store
@@ -214,8 +214,7 @@ class _Build:
                 self._publish(store, manifests, files)
                 return
             made_here = {rank for (rank, _), result in self.ledger.items() if result.outcome != "loaded"}
-            num_laid_out = sum(replicate([manifest], files, root) > 0 for manifest in manifests)
-            self.num_new = num_laid_out + len(made_here)
+            self.num_new = replicate(manifests, files, root) + len(made_here)
 
     def _publish(self, store: Store, manifests: list[PartitionManifest], files: Mapping[str, Path]) -> None:
         config = self.config

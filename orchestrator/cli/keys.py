@@ -122,14 +122,15 @@ def revoke(
 ) -> None:
     """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
     with session(debug=debug):
-        from warmrank.cache_store.signing.keyring import revocation_of
+        from warmrank.cache_store.signing.keyring import Revocation
         from warmrank.cache_store.signing.keyring import revoke as run
         from warmrank.orchestrator.look.key_list import list_keys
 
         check_line(reason, "--reason")
         place = _place(keyring)
         name, wanted = _meant(list_keys(place), key)
-        revocation = revocation_of(wanted, name=name, reason=reason, now=datetime.now(UTC))
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        revocation = Revocation(key_id=wanted, name=name, reason=reason, when=when)
         standing, is_new = run(place, revocation)
         shown = f"key {name} {wanted}" if name else f"key {wanted}"
         if not is_new:

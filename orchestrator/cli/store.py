@@ -168,7 +168,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Take away what no launch needs any more; the trash keeps it for the grace."""
     with session(debug=debug, bad_input=(NotInStore,)):
-        from warmrank.cache_store.gc.evict_plan import EvictPolicy
+        from warmrank.cache_store.gc.evict import EvictPolicy
         from warmrank.orchestrator.look import store_contents as look
         from warmrank.orchestrator.ui.table import render_evicted
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from warmrank.cache_store.cache_dir.local import companions, holds_what_it_says
-from warmrank.cache_store.cache_dir.names import is_variant_name
+from warmrank.cache_store.cache_dir.local import companions, holds_what_it_says, is_variant_name
 from warmrank.cache_store.cache_dir.node_files import kept_files
 from warmrank.cache_store.cache_dir.private_files import check_private, digest_private
 from warmrank.cache_store.errors import StoreError

@@ -89,7 +89,7 @@ def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes:
 
 
 class SharedBlobs:
-    """Opens the blobs of a share; a `BlobReader`, for any number of threads.
+    """Opens the blobs of a share, for any number of threads.
 
     ``get`` gives back what was put, and raises `StoreUnavailable` where that is gone.
     """
@@ -101,7 +101,7 @@ class SharedBlobs:
         self._piece = functools.lru_cache(_PIECES_KEPT)(self._get_piece)
 
     def open(self, name: str) -> BinaryIO:
-        """See `BlobReader.open`."""
+        """Open a blob by its name; raises `NotInStore` where the share has none such."""
         if name not in self._share.places or self._is_gone.is_set():
             raise NotInStore(what=name, where="another node")
         return io.BufferedReader(_Stream(self._piece, *self._share.places[name]))
@@ -194,7 +194,7 @@ class NodeSeeder:
         """
         copies: list[NewFile] = []
         options = FetchOptions(
-            shared=SharedBlobs(shared, _get) if shared is not None else None,
+            shared=SharedBlobs(shared, _get).open if shared is not None else None,
             held=copies.extend,
             reread=self._verify,
             on_progress=self._hear,

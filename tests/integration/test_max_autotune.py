@@ -23,8 +23,7 @@ from tests.support.processes import PYTHONPATH
 from tests.support.stored import open_store
 from tests.support.tracing import compiles_ahead
 from warmrank import CompilerConfig
-from warmrank.cache_store.cache_dir.local import companions
-from warmrank.cache_store.cache_dir.names import variants
+from warmrank.cache_store.cache_dir.local import companions, variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.look.verify import verify_cache
 from warmrank.worker.engines import aoti

@@ -14,7 +14,7 @@ from tests.support.stored import OFF, publish_launch, tree
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.deadline import ping
 from warmrank.cache_store.backends.objects.store import ObjectBackend
-from warmrank.cache_store.backends.places import Circuits, Tier, TierMode
+from warmrank.cache_store.backends.places import Tier, TierMode
 from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
@@ -24,7 +24,7 @@ from warmrank.orchestrator.doctor.storage import check_store
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_circuits", Circuits())
+    monkeypatch.setattr(connect, "_circuits", {})
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Conflict, NotInStore
 from warmrank.cache_store.gc import evict as evicting
-from warmrank.cache_store.gc.evict_plan import EvictPolicy
-from warmrank.cache_store.layout import blob_name, launch_name, trash_name
+from warmrank.cache_store.gc.evict import EvictPolicy
+from warmrank.cache_store.layout import blob_name, record_name, trash_name
 from warmrank.cache_store.records.manifest import utc_now
 from warmrank.cache_store.steps import EVENT
 
@@ -75,7 +75,7 @@ def _race(backend: DirectoryBackend, barrier: Barrier, writer: int, rounds: int)
 
 
 def _contested(turn: int) -> str:
-    return launch_name(launch_key(turn), launch_key(turn))
+    return record_name("launch", launch_key(turn), launch_key(turn))
 
 
 def _bytes_of(writer: int, turn: int) -> bytes:

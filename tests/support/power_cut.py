@@ -34,7 +34,7 @@ from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import Flush
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.layout import launch_name, manifest_name
+from warmrank.cache_store.layout import manifest_name, record_name
 from warmrank.cache_store.store import Store
 
 Leave = Literal["nothing", "files", "names", "both"]
@@ -186,7 +186,7 @@ def _compare(root: Path, acknowledged: dict[int, str]) -> tuple[list[str], list[
 
 
 def _missing(root: Path, seed: int, record: str) -> list[str]:
-    path = root / launch_name(launch_key(seed), record)
+    path = root / record_name("launch", launch_key(seed), record)
     names = [name for name in blobs_of(seed, WORLD_SIZE) if not (root / name).is_file()]
     if not path.is_file():
         return [*names, "its record"]

@@ -24,10 +24,9 @@ from warmrank.cache_store.cache_dir.private_files import create_private, make_pr
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.gc import evict as evicting
-from warmrank.cache_store.gc.evict import EvictReport, evict
-from warmrank.cache_store.gc.evict_plan import EvictPolicy
+from warmrank.cache_store.gc.evict import EvictPolicy, EvictReport, evict
 from warmrank.cache_store.keys import key_of
-from warmrank.cache_store.layout import blob_name, launch_name
+from warmrank.cache_store.layout import blob_name, record_name
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
@@ -143,7 +142,7 @@ class Evicting:
         return make_record((ref,), launch_key=key, environment=environment, created=created)
 
     def commit(self, record: LaunchRecord) -> str:
-        return launch_name(record.launch_key, self.store.commit_launch(record))
+        return record_name("launch", record.launch_key, self.store.commit_launch(record))
 
     def evict(self, *, dry_run: bool = False, **policy: float | bool | None) -> EvictReport:
         rules = EvictPolicy(**{"grace_s": GRACE_S, **policy})  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.layout import PROBE, launch_name
+from warmrank.cache_store.layout import PROBE, record_name
 from warmrank.cache_store.publish import publish
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import generate_key_pair
@@ -43,7 +43,7 @@ def test_record_of_several_environments_is_the_newest_of_each(memory):
     ref = memory.publish({"Llama.own": b"own"}, 50).partitions[0]
     refs = (ref, ref.model_copy(update={"rank": 1, "partition": "world2global_rank1"}))
     data = make_record(refs, environment=one, elsewhere={1: two}).to_bytes()
-    mixed = launch_name(LAUNCH_KEY, digest_bytes(data).sha256)
+    mixed = record_name("launch", LAUNCH_KEY, digest_bytes(data).sha256)
     put(memory, mixed, OFF.seal("launch", LAUNCH_KEY, data))
     memory.pass_time(DAY_S)
     newer = memory.launch(environment=one)
@@ -353,7 +353,7 @@ def signed(tmp_path: Path) -> Evicting:
 def put_unsigned(signed: Evicting, refs: tuple[PartitionRef, ...], *, key: str = LAUNCH_KEY) -> str:
     """A record that claims to be the newest, by somebody who can write and not sign."""
     data = make_record(refs, launch_key=key, created="9999-01-01T00:00:00+00:00").to_bytes()
-    name = launch_name(key, digest_bytes(data).sha256)
+    name = record_name("launch", key, digest_bytes(data).sha256)
     put(signed, name, OFF.seal("launch", key, data))
     return name
 
@@ -391,7 +391,7 @@ def test_unsigned_record_that_was_just_used_pushes_no_signed_one_out(signed):
 @pytest.mark.parametrize("place", ["ac/", "launch/"])
 def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
     old, new = signed.launch(), signed.launch()
-    name = f"ac/99/99{'0' * 62}" if place == "ac/" else launch_name(OTHER_KEY, "9" * 64)
+    name = f"ac/99/99{'0' * 62}" if place == "ac/" else record_name("launch", OTHER_KEY, "9" * 64)
     put(signed, name, NEWER)
     signed.pass_time(30 * DAY_S)
     mark_used(signed.backend, new)

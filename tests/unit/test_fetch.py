@@ -33,12 +33,12 @@ from tests.support.stored import (
 )
 from tests.support.stored import tree as all_files
 from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
-from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.fetch.blobs import Blobs
-from warmrank.cache_store.fetch.staging import FetchReport
+from warmrank.cache_store.fetch.fetch import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.store import Store

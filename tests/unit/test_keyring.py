@@ -23,7 +23,6 @@ from warmrank.cache_store.signing.keyring import (
     load_public_key,
     load_signer,
     read_keyring,
-    revocation_of,
     revoke,
 )
 from warmrank.cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
@@ -38,7 +37,8 @@ REVOCATION = f"revoked/{key_id(OTHER.public_key)}.json"
 
 
 def other_revoked(reason: str = "") -> Revocation:
-    return revocation_of(key_id(OTHER.public_key), name="other", reason=reason, now=NOW)
+    when = NOW.isoformat(timespec="seconds")
+    return Revocation(key_id=key_id(OTHER.public_key), name="other", reason=reason, when=when)
 
 
 @pytest.mark.parametrize(("name", "load"), [("ci.pem", load_signer), ("trusted/ci.pub.pem", load_public_key)])

@@ -13,7 +13,6 @@ from tests.support.backends import WaywardBackend
 from tests.support.fake_rank import FakeWorld
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.deadline import TICK_S, Ticks
-from warmrank.cache_store.backends.places import Circuits
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 from warmrank.cache_store.publish_pending import pending
@@ -67,7 +66,7 @@ class House:
 
     def new_process(self) -> None:
         """Forget which places were silent, as a process that starts does."""
-        self._monkeypatch.setattr(connect, "_circuits", Circuits())
+        self._monkeypatch.setattr(connect, "_circuits", {})
 
     def comes_back(self, place: WaywardBackend) -> None:
         place.hangs, place.failure = False, None

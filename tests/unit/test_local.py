@@ -26,9 +26,9 @@ from warmrank.cache_store.cache_dir.local import (
     add_variant,
     place_directory,
     temporary_file,
+    variants,
 )
 from warmrank.cache_store.cache_dir.marks import Permit
-from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.cache_dir.private_files import (
     DEBRIS_AGE_S,
     check_private,

@@ -25,16 +25,15 @@ from tests.support.stored import (
 from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
-    add_companion,
     add_variant,
     companions,
     find_file,
+    variants,
 )
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
-from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.cache_dir.node_files import kept_files
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.gc.evict_plan import EvictPolicy
+from warmrank.cache_store.gc.evict import EvictPolicy
 from warmrank.cache_store.publish_pending import (
     AwaitedPartition,
     WaitingLaunch,
@@ -338,25 +337,25 @@ def function_dir(tmp_path: Path) -> Path:
 
 
 def test_companion_is_private_and_written_once(function_dir: Path) -> None:
-    path = add_companion(function_dir, NAME, DATA)
+    path = add_variant(function_dir, DATA, beside=NAME)
     before = path.stat()
-    assert add_companion(function_dir, NAME, DATA).stat().st_ino == before.st_ino
+    assert add_variant(function_dir, DATA, beside=NAME).stat().st_ino == before.st_ino
     assert (before.st_mode & 0o777, before.st_nlink) == (0o600, 1)
     assert companions(function_dir) == (path,)
 
 
 def test_damaged_companion_is_moved_aside_and_put_anew(function_dir: Path) -> None:
-    path = add_companion(function_dir, NAME, DATA)
+    path = add_variant(function_dir, DATA, beside=NAME)
     path.write_bytes(b"torn")
     assert find_file(function_dir, digest_bytes(DATA), beside=NAME) is None
-    assert add_companion(function_dir, NAME, DATA).read_bytes() == DATA
+    assert add_variant(function_dir, DATA, beside=NAME).read_bytes() == DATA
     assert path.with_name(f"{NAME}.corrupt").read_bytes() == b"torn"
 
 
 def test_trim_takes_what_no_variant_names_any_more(function_dir: Path) -> None:
     needed = b"needed"
-    kept = add_companion(function_dir, f"ge_cache_{digest_bytes(needed).sha256[:16]}.pt2", needed)
-    orphan = add_companion(function_dir, NAME, DATA)
+    kept = add_variant(function_dir, needed, beside=f"ge_cache_{digest_bytes(needed).sha256[:16]}.pt2")
+    orphan = add_variant(function_dir, DATA, beside=NAME)
     for number in range(MAX_VARIANTS):
         add_variant(function_dir, f"{number}".encode())
     old = time.time() - FRESH_S - 60

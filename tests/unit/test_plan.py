@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.places import Circuits
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.models import AuditMode
@@ -319,7 +318,7 @@ class Ranks:
 
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_circuits", Circuits())
+    monkeypatch.setattr(connect, "_circuits", {})
 
 
 def stages_of(ranks: Ranks, store: Any = STORE) -> Stages:

@@ -93,6 +93,15 @@ def test_without_a_cluster_this_machine_is_seeded(tmp_path: Path):
     assert (seed["bytes_from_store"] > 0, seed["bytes_from_nodes"]) == (True, 0)
 
 
+def test_store_that_is_not_there_yet_is_a_miss_and_is_not_made(tmp_path: Path):
+    loaded_config(tmp_path)
+    done = command(tmp_path, "--json")
+    (seed,) = json.loads(done.stdout)
+    assert (done.exit_code, seed["found"], seed["faults"]) == (3, False, [])
+    assert "no store" in seed["reason"]
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -267,7 +276,7 @@ class Nodes:
             self.taken.append(piece)
             return get(piece)
 
-        return self.seed("other", FetchOptions(shared=SharedBlobs(shared, noted)))
+        return self.seed("other", FetchOptions(shared=SharedBlobs(shared, noted).open))
 
     def files(self, name: str) -> dict[str, bytes]:
         return tree(self.root / name)

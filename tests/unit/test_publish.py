@@ -29,11 +29,11 @@ from warmrank.cache_store import connect
 from warmrank.cache_store import publish_pending as publish_queue
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend
+from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted
-from warmrank.cache_store.fetch.staging import replicate
+from warmrank.cache_store.fetch.fetch import replicate
 from warmrank.cache_store.layout import trash_name
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.publish.publish import PublishReport
@@ -318,7 +318,7 @@ def test_original_that_changed_is_not_copied(full_cache):
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_circuits", Circuits())
+    monkeypatch.setattr(connect, "_circuits", {})
 
 
 def queue_launch(cache: Path, *manifests: PartitionManifest) -> list[str]:

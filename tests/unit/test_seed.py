@@ -23,8 +23,8 @@ from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
 from warmrank.cache_store.keys import key_of
-from warmrank.cache_store.layout import BLOBS, USED, launch_name, split_used_name
-from warmrank.cache_store.records import launches as stored_launches
+from warmrank.cache_store.layout import BLOBS, USED, record_name, split_used_name
+from warmrank.cache_store.records import documents as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
@@ -203,7 +203,7 @@ def put_unusable_record(store: Store, root: Path, *, created: str) -> None:
     """A record whose summary is in order, and its partitions are not."""
     (record,) = store.launches()
     payload = record.model_copy(update={"created": created}).to_bytes().replace(b'"rank":0', b'"rank":7')
-    path = root / launch_name(LAUNCH_KEY, digest_bytes(payload).sha256)
+    path = root / record_name("launch", LAUNCH_KEY, digest_bytes(payload).sha256)
     path.write_bytes(OFF.seal("launch", LAUNCH_KEY, payload))
 
 

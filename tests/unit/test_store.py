@@ -41,7 +41,7 @@ from warmrank.cache_store.errors import (
 )
 from warmrank.cache_store.gc import verify as audit
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
-from warmrank.cache_store.layout import launch_name, manifest_name
+from warmrank.cache_store.layout import manifest_name, record_name
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import Revocation, Signer, generate_key_pair, key_id
@@ -353,9 +353,9 @@ def test_damaged_record_does_not_hide_the_others(store, root, ref):
 
 def test_record_replayed_under_another_launch_key_is_refused(store, root, ref):
     sha256 = store.commit_launch(make_record((ref,)))
-    target = root / launch_name("1" * 64, sha256)
+    target = root / record_name("launch", "1" * 64, sha256)
     target.parent.mkdir(parents=True)
-    target.write_bytes((root / launch_name(LAUNCH_KEY, sha256)).read_bytes())
+    target.write_bytes((root / record_name("launch", LAUNCH_KEY, sha256)).read_bytes())
     assert store.launches("1" * 64) == ()
     assert "replayed" in store.problems[0]
 
@@ -419,8 +419,8 @@ def test_document_under_the_name_of_another_is_corrupt(memory):
     record = memory.launch()
     sealed = read_stored_form(memory.backend, record)
     for name in (
-        launch_name(LAUNCH_KEY, OTHER_KEY),
-        launch_name(KEY, OTHER_KEY),
+        record_name("launch", LAUNCH_KEY, OTHER_KEY),
+        record_name("launch", KEY, OTHER_KEY),
         f"dir/ab/{KEY}/{OTHER_KEY}",
         f"ac/ab/{KEY}",
     ):

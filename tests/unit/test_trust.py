@@ -25,11 +25,11 @@ from warmrank.cache_store.cache_dir.marks import (
     UNVERIFIED,
     Marks,
     admit,
+    check_marks,
     mark_signers,
     mark_unverified,
     marks_of,
     permit_copies,
-    refuse_unverified,
 )
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
@@ -367,7 +367,7 @@ def test_marks_of_one_directory_are_those_of_the_next(tmp_path, policy):
 def test_unverified_directory_is_refused_under_require(tmp_path):
     mark_unverified(tmp_path, "off")
     with pytest.raises(UnusableCache, match="use another cache_dir, or empty this one"):
-        refuse_unverified(tmp_path, "require")
+        check_marks(tmp_path, "require", ())
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.cache_dir.local import add_companion, add_variant
+from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import Corrupt, StoreError, UnwritableDisk
@@ -281,7 +281,7 @@ class RankUnit:
         permit_copies(root, handed.marks.policy, handed.marks.signers)
         directory = place.model_dir / OFFERED / place.function_dir.name
         for name, data in handed.beside.items():
-            add_companion(directory, name, data)
+            add_variant(directory, data, beside=name)
         add_variant(directory, handed.data)
 
     def later(self, name: str) -> RankUnit | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from warmrank.cache_store.cache_dir.names import variants
+from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.errors import ArtifactCorrupt, WorkerError
 from warmrank.worker.gears.carried import carried, encoded

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.cache_dir.local import (
-    add_companion,
     add_variant,
     companions,
+    variants,
 )
-from warmrank.cache_store.cache_dir.names import variants
 from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.worker.runtime.artifact import withheld_mark
@@ -58,7 +57,7 @@ def save(
     if kept:
         if withheld:
             withhold(function_dir, digest.sha256)
-        beside = {name: add_companion(function_dir, name, data) for name, data in files.items()}
+        beside = {name: add_variant(function_dir, data, beside=name) for name, data in files.items()}
         path = add_variant(function_dir, data)
     stored = StoredArtifact(
         artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes, beside=beside
@@ -81,11 +80,11 @@ def adopted(function_dir: Path, stored: StoredArtifact, *, withheld: bool = Fals
     if withheld:
         withhold(function_dir, stored.sha256)
     beside = {
-        file.name: add_companion(
+        file.name: add_variant(
             function_dir,
-            file.name,
             stored.path.parent / file.name,
             Digest(sha256=file.sha256, size_bytes=file.size_bytes),
+            beside=file.name,
         )
         for file in stored.artifact.files
     }

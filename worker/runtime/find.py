@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.names import variants
+from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.private_files import read_private, set_aside
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError

@@ -165,7 +165,7 @@ def check_process(url: str) -> None:
 
 
 def is_usable(option: str, value: str) -> bool:
-    """Whether an option may have that value: a switch is on or off, and no third thing."""
+    """Return True if an option may have that value: a switch is on or off, and no third thing."""
     return option not in _CLIENT_SWITCHES or not value or value.lower() in _SWITCH_WORDS
 
 
@@ -205,7 +205,7 @@ def _check_url(url: str) -> None:
 
 
 def _variables_of(url: str) -> str:
-    """What the environment's variables for the cloud of ``url`` begin with."""
+    """Prefix of the environment's variables for the cloud of ``url``."""
     return _ENVIRONMENT.get(urlsplit(url).scheme, "AWS")
 
 
@@ -220,7 +220,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_transport(error: BaseException) -> bool:
-    """Whether the server gave no answer, or one that says no more than that it cannot serve now."""
+    """Return True if the server gave no answer, or one that says no more than that it cannot serve now."""
     from obstore.exceptions import GenericError
 
     status = status_of(error)
@@ -308,7 +308,7 @@ class ObjectClient:
         return found if isinstance(found, bytes) else self._streamed(name, found)
 
     def head(self, name: str) -> FileInfo | None:
-        """What can be said of an object; None where there is none. Raises `StoreUnavailable`."""
+        """Status of an object; None where there is none. Raises `StoreUnavailable`."""
         try:
             with self._errors(name):
                 return _info(self._retried(lambda: self._connections.once.head(name)))

@@ -279,7 +279,7 @@ def _is_blob(name: str) -> bool:
 
 
 def is_framed(name: str, start: bytes) -> bool:
-    """Whether a file of that name, which starts with those bytes, is kept with a line before it."""
+    """Return True if a file of that name, which starts with those bytes, is kept with a line before it."""
     return name.startswith("cas/") or start.startswith(_MAGIC)
 
 
@@ -351,7 +351,7 @@ class ChunkFile(io.RawIOBase):
         return size
 
     def readall(self) -> bytes:
-        """All that is left; the default would take it in small pieces."""
+        """Read the rest; the default would take it in small pieces."""
         rest, self._rest = self._rest, memoryview(b"")
         return b"".join([rest, *self._chunks])
 
