@@ -37,8 +37,14 @@ from warmrank.worker.keys.environment import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
-from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of
-from warmrank.worker.torch_private.operators import DROPOUTS, arguments_at, memory_of, mutated_arguments
+from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of, line_of
+from warmrank.worker.torch_private.operators import (
+    DROPOUTS,
+    arguments_at,
+    memory_of,
+    mutated_arguments,
+    nodes_at,
+)
 from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
 
 _log = logging.getLogger("torchair")
@@ -140,10 +146,9 @@ def _refuse(node: Node) -> None:
     if "c10d" in target:
         raise NotYet(f"process groups in mode max-autotune ({target})", instead=_INSTEAD)
     if torch.Tag.inplace_view in getattr(node.target, "tags", ()) and target != "aten.detach_.default":
-        where = (node.stack_trace or "").strip() or "unknown line"
         msg = (
-            f"{target} changes the shape of a tensor in place, which no compiled library can:\n{where}\n"
-            f"Use the operator that returns a view instead, or {_INSTEAD}."
+            f"{target} changes the shape of a tensor in place, which no compiled library can:\n"
+            f"{line_of(node)}\nUse the operator that returns a view instead, or {_INSTEAD}."
         )
         raise NotPortable(msg, what=target)
 
@@ -151,10 +156,8 @@ def _refuse(node: Node) -> None:
 def _written_memory(graph: GraphModule) -> Iterator[int]:
     """Identities of the memory that operators of a graph write to."""
     for node in graph.graph.nodes:
-        for value in arguments_at(node, mutated_arguments(node.target)):
-            for item in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(item, Node):
-                    yield from memory_of(item.meta.get("val"))
+        for item in nodes_at(node, mutated_arguments(node.target)):
+            yield from memory_of(item.meta.get("val"))
 
 
 def _needed_by_tail(graph: GraphModule, results: Any) -> tuple[list[Node], list[Node], list[Node]]:

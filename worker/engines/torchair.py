@@ -261,6 +261,8 @@ class TorchairEngine:
         Raises:
             NotPortable: TorchAir does not cache the function, or its cache would give other results.
         """
+        from warmrank.worker.groups import role_of
+        from warmrank.worker.torch_private.lowering import group_names
         from warmrank.worker.torch_private.torchair import left_to_wrappers
 
         del keep_compiled
@@ -283,7 +285,7 @@ class TorchairEngine:
                 "engine graph"
             )
             raise NotPortable(msg, what=f"output {facts.aliased_outputs[0]}", instead="graph")
-        groups = _groups(lowered)
+        groups = {role_of(name): name for name in group_names(lowered.graph)}
         written = compiled(site, call, groups)
         if left := left_to_wrappers(call.context):
             msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
@@ -335,13 +337,17 @@ class TorchairEngine:
         assert site is not None  # noqa: S101 - TorchAir takes methods
         try:
             about: dict[str, Any] = json.loads(sections["torchair.json"])
+            constants = None
+            if "constants" in about:
+                names = tuple((name, kind) for name, kind in about["constants"])
+                constants = Constants(names=names, section=sections["constants"])
             written = Written(
                 vendor=str(about["vendor"]),
                 version=str(about["version"]),
                 signature=sections["torchair.txt"].decode(),
                 code=sections["torchair.py"].decode(),
                 parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
-                constants=_constants(about, sections),
+                constants=constants,
             )
         except (LookupError, TypeError, ValueError) as error:
             msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
@@ -366,25 +372,6 @@ def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
                 "TorchAir freezes with frozen_parameter for every later process too; use one of the two"
             )
             raise NotPortable(msg, what=name, instead="graph")
-
-
-def _constants(about: Mapping[str, Any], sections: Mapping[str, bytes]) -> Constants | None:
-
-    if "constants" not in about:
-        return None
-    names = tuple((name, kind) for name, kind in about["constants"])
-    return Constants(names=names, section=sections["constants"])
-
-
-def _groups(lowered: LoweredGraph) -> dict[str, str]:
-    """This process's names of the process groups that the graph uses, by role."""
-    from warmrank.worker.groups import role_of
-    from warmrank.worker.torch_private.operators import named_argument
-
-    names = {
-        named_argument(node, "group_name") for node in lowered.graph.graph.nodes if "c10d" in str(node.target)
-    }
-    return {role_of(str(name)): str(name) for name in names if name is not None}
 
 
 def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:

@@ -20,7 +20,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warmrank.worker.configs.options import TORCHAIR, no_effect, options, same
 from warmrank.worker.errors import NoCounterpart
@@ -70,7 +70,7 @@ OURS_ALONE: Mapping[str, tuple[str, ...]] = {
 _GRAPH = 'engine="graph" does it'
 
 
-class Refusal(Value):
+class Refusal(NamedTuple):
     """Options that TorchAir has, and of which nothing good comes.
 
     Attributes:
@@ -88,85 +88,50 @@ class Refusal(Value):
     always: bool = False
 
 
+_ONLY_FOR_OTHERS = "TorchAir runs these passes only over graphs that it does not keep"
+_ONLY_PY = "TorchAir writes only 'py' in this mode"
+_AUTOTUNE, _REDUCE, _FLAT = "max-autotune", "reduce-overhead", "npugraph_ex"
+_DEFAULT, _PY = "leave it at its default", "set config.debug.graph_dump.type = 'py'"
+_STAGE = "data_dump_stage"
 REFUSED = (
+    Refusal(_AUTOTUNE, {"debug.run_eagerly": True}, f"{_GRAPH}, as does config.mode = 'reduce-overhead'"),
     Refusal(
-        mode="max-autotune",
-        values={"debug.run_eagerly": True},
-        remedy=f"{_GRAPH}, as does config.mode = 'reduce-overhead'",
-    ),
-    Refusal(
-        mode="max-autotune",
-        values={"debug.data_dump.type": "npy"},
-        remedy=f"{_GRAPH}, and config.dump_config.enable_dump dumps from the compiled graph",
+        _AUTOTUNE,
+        {"debug.data_dump.type": "npy"},
+        f"{_GRAPH}, and config.dump_config.enable_dump dumps from the compiled graph",
     ),
     Refusal(
-        mode="max-autotune",
-        values={"debug.fx_summary.type": "csv", "debug.fx_summary.skip_compile": True},
-        remedy="set config.debug.fx_summary.skip_compile = False",
+        _AUTOTUNE,
+        {"debug.fx_summary.type": "csv", "debug.fx_summary.skip_compile": True},
+        "set config.debug.fx_summary.skip_compile = False",
+    ),
+    Refusal(_AUTOTUNE, {"export.export_mode": True}, "call torchair.dynamo_export"),
+    Refusal(_AUTOTUNE, {"experimental_config.enable_ref_data": True}, _DEFAULT),
+    Refusal(
+        _AUTOTUNE, {"aoe_config.aoe_mode": "2"}, "tune without a cache, through warmrank.get_npu_backend"
+    ),
+    Refusal(_AUTOTUNE, {"experimental_config.npu_fx_pass": True}, _DEFAULT, _ONLY_FOR_OTHERS),
+    Refusal(_REDUCE, {"experimental_config.npu_fx_pass": True}, _DEFAULT, _ONLY_FOR_OTHERS),
+    Refusal(
+        _REDUCE,
+        {"debug.data_dump.type": "npy"},
+        f"{_GRAPH}, and config.dump_config.enable_dump dumps from the captured graph",
+    ),
+    Refusal(_REDUCE, {"debug.fx_summary.type": "csv"}, _GRAPH, "TorchAir writes none in this mode", True),
+    Refusal(_REDUCE, {"debug.graph_dump.type": "txt"}, _PY, _ONLY_PY, True),
+    Refusal(_REDUCE, {"debug.graph_dump.type": "pbtxt"}, _PY, _ONLY_PY, True),
+    Refusal(
+        _REDUCE,
+        {"dump_config.enable_dump": True, f"dump_config.{_STAGE}": "original"},
+        f"set config.dump_config.{_STAGE} = 'optimized'",
     ),
     Refusal(
-        mode="max-autotune",
-        values={"export.export_mode": True},
-        remedy="call torchair.dynamo_export",
+        _FLAT,
+        {"dump_tensor_data": True, _STAGE: "original"},
+        f"set config.npugraphex_config.{_STAGE} = 'optimized'",
     ),
-    Refusal(
-        mode="max-autotune",
-        values={"experimental_config.enable_ref_data": True},
-        remedy="leave it at its default",
-    ),
-    Refusal(
-        mode="max-autotune",
-        values={"aoe_config.aoe_mode": "2"},
-        remedy="tune without a cache, through warmrank.get_npu_backend",
-    ),
-    *(
-        Refusal(
-            mode=mode,
-            values={"experimental_config.npu_fx_pass": True},
-            why="TorchAir runs these passes only over graphs that it does not keep",
-            remedy="leave it at its default",
-        )
-        for mode in ("max-autotune", "reduce-overhead")
-    ),
-    Refusal(
-        mode="reduce-overhead",
-        values={"debug.data_dump.type": "npy"},
-        remedy=f"{_GRAPH}, and config.dump_config.enable_dump dumps from the captured graph",
-    ),
-    Refusal(
-        mode="reduce-overhead",
-        values={"debug.fx_summary.type": "csv"},
-        why="TorchAir writes none in this mode",
-        always=True,
-        remedy=_GRAPH,
-    ),
-    *(
-        Refusal(
-            mode="reduce-overhead",
-            values={"debug.graph_dump.type": form},
-            why="TorchAir writes only 'py' in this mode",
-            always=True,
-            remedy="set config.debug.graph_dump.type = 'py'",
-        )
-        for form in ("txt", "pbtxt")
-    ),
-    Refusal(
-        mode="reduce-overhead",
-        values={"dump_config.enable_dump": True, "dump_config.data_dump_stage": "original"},
-        remedy="set config.dump_config.data_dump_stage = 'optimized'",
-    ),
-    Refusal(
-        mode="npugraph_ex",
-        values={"dump_tensor_data": True, "data_dump_stage": "original"},
-        remedy="set config.npugraphex_config.data_dump_stage = 'optimized'",
-    ),
-    Refusal(
-        mode="npugraph_ex",
-        values={"dump_tensor_data": True, "force_eager": True},
-        remedy="set one of the two",
-    ),
+    Refusal(_FLAT, {"dump_tensor_data": True, "force_eager": True}, "set one of the two"),
 )
-"""What is refused."""
 
 
 def is_flat(theirs: Any, mode: str) -> bool:

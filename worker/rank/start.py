@@ -18,7 +18,7 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.rank.workload import RankContext, Workload
+    from warmrank.worker.rank.workload import Workload
     from warmrank.worker.runtime.options import LaunchDefaults
 
 
@@ -77,9 +77,13 @@ def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     """
     import torch.distributed as dist
 
-    timeout = _timeout(spec.timeout_s, backend)
+    timeout = timedelta(seconds=spec.timeout_s)
+    if backend == "hccl":  # which has its own, and torch's watchdog must not come before it
+        os.environ.update(hccl.time_outs(spec.timeout_s, settings().ascend))
+        timeout = timedelta(seconds=hccl.watchdog_s(spec.timeout_s, settings().ascend))
     if spec.device_kind == "npu":
-        _tell_torchair(spec)
+        # TorchAir makes static kernels of several ranks only where it sees torchrun's variables.
+        os.environ.update(LOCAL_RANK=str(spec.local_rank), LOCAL_WORLD_SIZE=str(spec.local_world_size))
     try:
         dist.init_process_group(
             backend,
@@ -112,19 +116,6 @@ def _own(spec: RankSpec) -> list[tuple[str, tuple[int, ...]]]:
         for ranks in spec.groups[role]
         if spec.rank in ranks
     ]
-
-
-def _timeout(timeout_s: float, backend: str) -> timedelta:
-    """Time-out of collectives; HCCL has its own, which torch's watchdog must not come before."""
-    if backend != "hccl":
-        return timedelta(seconds=timeout_s)
-    os.environ.update(hccl.time_outs(timeout_s, settings().ascend))
-    return timedelta(seconds=hccl.watchdog_s(timeout_s, settings().ascend))
-
-
-def _tell_torchair(spec: RankSpec) -> None:
-    """TorchAir makes static kernels of several ranks only where it sees torchrun's variables."""
-    os.environ.update(LOCAL_RANK=str(spec.local_rank), LOCAL_WORLD_SIZE=str(spec.local_world_size))
 
 
 def _world() -> ProcessGroup:
@@ -166,9 +157,18 @@ def place_of(spec: RankSpec) -> RankPlace:
 
 def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
     """Import the entrypoint and build model and calls."""
-    from warmrank.worker.rank.workload import build_workload
+    from warmrank.worker.devices import backend_for
+    from warmrank.worker.rank.workload import RankContext, build_workload
 
-    return build_workload(spec.entrypoint, _context(spec, groups), spec.arguments)
+    context = RankContext(
+        rank=spec.rank,
+        world_size=spec.world_size,
+        local_rank=spec.local_rank,
+        device_kind=spec.device_kind,
+        device=backend_for(spec.device_kind).device(spec.local_rank),
+        groups=dict(groups),
+    )
+    return build_workload(spec.entrypoint, context, spec.arguments)
 
 
 def defaults_of(spec: RankSpec) -> LaunchDefaults:
@@ -181,20 +181,6 @@ def defaults_of(spec: RankSpec) -> LaunchDefaults:
         engine=spec.engine,  # type: ignore[arg-type]
         no_compile=spec.no_compile,
         place=None if spec.master_port else (spec.rank, spec.world_size),
-    )
-
-
-def _context(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> RankContext:
-    from warmrank.worker.devices import backend_for
-    from warmrank.worker.rank.workload import RankContext
-
-    return RankContext(
-        rank=spec.rank,
-        world_size=spec.world_size,
-        local_rank=spec.local_rank,
-        device_kind=spec.device_kind,
-        device=backend_for(spec.device_kind).device(spec.local_rank),
-        groups=dict(groups),
     )
 
 

@@ -1,9 +1,8 @@
 """Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated.
 
-One mechanism: `ReadHooks` here, `evaluated_calls` and `evaluated_values` each have a table of Dynamo's
-functions that such a fact passes (`Hook`), with a step that looks at question and answer and records a
-condition (a fact about an object, or a call that is made again at a load), or a refusal. Reads that leave no
-guard:
+One mechanism, here and in `evaluated_calls` and `evaluated_values`: methods step in for functions of Dynamo's
+that such a fact passes, look at question and answer, and record a condition (a fact about an object, or a
+call that is made again at a load), or a refusal. Reads that leave no guard:
 
 * Attributes that were absent, or asked for presence only: a missing member whose exception is caught;
   ``hasattr`` of a module, a function or a partial; what a class has from its metaclass; annotations.
@@ -39,30 +38,35 @@ from typing import Any
 import torch
 
 from warmrank.worker.keys.code import is_pinned_module
-from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks
+from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks, EnvironmentHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import Hook, having, intercepted, with_subclasses
+from warmrank.worker.torch_private.patching import (
+    hooks_of,
+    intercepted,
+    named,
+    steps_in,
+    steps_in_variables,
+)
 from warmrank.worker.values import Value
 
 FACTS = {
     "torch._dynamo.exc": "ObservedAttributeError",
     "torch._dynamo.source": "AttrSource",
-    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "push(val) f_code",
-    "torch._dynamo.variables": "dicts misc",
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code",
+    "torch._dynamo.variables": "dicts",
     "torch._dynamo.variables.base": "VariableTracker",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source) call_obj_hasattr",
-    "torch._dynamo.variables.builtin:BuiltinVariable": (
-        "call_function_handler_cache call_isinstance call_issubclass"
-    ),
-    "torch._dynamo.variables.lazy": "LazyVariableTracker",
-    "torch._dynamo.variables.misc:GetAttrVariable": "call_method",
+    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
+    "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",
     "torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear",
 }
 
 _GETTERS = ("var_getattr", "tp_getattro_impl")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a module asks them
-_PROXY = ("__iter__", "__contains__", "__getitem__")
+_BUILTIN = "torch._dynamo.variables.builtin:BuiltinVariable"
+_PROXY = "torch._dynamo.variables.dicts:SideEffectsProxyDict"
+_MEMBER = "torch._dynamo.variables.misc:GetAttrVariable"
+_KEYS = ("__iter__", "__contains__", "__getitem__")
 _NOTHING = object()
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -110,18 +114,13 @@ class Evaluations:
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Note what is traced, lowered and compiled within the context."""
-        from torch._dynamo.variables.base import VariableTracker
         from torch._dynamo.variables.builtin import BuiltinVariable
-        from torch._dynamo.variables.lazy import LazyVariableTracker
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         profile = sys.getprofile()
-        # A lazy variable only forwards to the one that it becomes.
-        variables = [cls for cls in with_subclasses(VariableTracker) if cls is not LazyVariableTracker]
-        reads, values = ReadHooks(self), ValueHooks(self)
-        with intercepted((*reads.hooks(variables), *self._calls.hooks(variables), *values.hooks(variables))):
+        with intercepted(hooks_of(ReadHooks(self), self._calls, ValueHooks(self))):
             handlers.clear()
             try:
                 yield
@@ -135,7 +134,7 @@ class Evaluations:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         FakeTensorMode.cache_clear()
-        with intercepted(self._calls.hooks_of_environment()):
+        with intercepted(hooks_of(EnvironmentHooks(self))):
             yield
 
     def note(self, kind: str, source: str, detail: Any) -> None:
@@ -160,25 +159,9 @@ class ReadHooks:
         self._asking: list[tuple[int, str]] = []  # callers that may find it elsewhere after all
         self._names: dict[int, tuple[Any, Any]] = {}  # of groups, by address, kept alive with the variable
 
-    def hooks(self, variables: Iterable[type[Any]]) -> Iterator[Hook]:
-        """The functions that are stepped in for."""
-        from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-        from torch._dynamo.variables import dicts, misc
-        from torch._dynamo.variables.builtin import BuiltinVariable
-
-        for name in _GETTERS:
-            yield from having(variables, name, self._get)
-        yield from having(variables, "call_obj_hasattr", self._has)
-        yield Hook(BuiltinVariable, "call_isinstance", self._is_instance)
-        yield Hook(BuiltinVariable, "call_issubclass", self._is_subclass)
-        yield Hook(InstructionTranslatorBase, "push", self._push)
-        if proxy := getattr(dicts, "SideEffectsProxyDict", None):
-            yield from (Hook(proxy, name, self._dict) for name in _PROXY)
-        else:
-            yield Hook(misc.GetAttrVariable, "call_method", self._dict_method)
-
     # Attributes.
 
+    @steps_in_variables(*_GETTERS, is_optional=True)
     def _get(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
@@ -195,6 +178,7 @@ class ReadHooks:
             )
         return answer
 
+    @steps_in_variables("call_obj_hasattr")
     def _has(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
@@ -252,9 +236,11 @@ class ReadHooks:
 
     # Kinds.
 
+    @steps_in(_BUILTIN, "call_isinstance")
     def _is_instance(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
         return self._note_kind("instance", left, right, original(builtin, tx, left, right))
 
+    @steps_in(_BUILTIN, "call_issubclass")
     def _is_subclass(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
         return self._note_kind("subclass", left, right, original(builtin, tx, left, right))
 
@@ -282,12 +268,14 @@ class ReadHooks:
 
     # Keys of ``__dict__``.
 
+    @steps_in(_PROXY, *_KEYS, is_optional=True)
     def _dict(self, original: Any, proxy: Any, *key: Any) -> Any:
         self._note_keys(proxy.item, proxy.item_dict, *map(proxy._maybe_unwrap_key, key))
         return original(proxy, *key)
 
+    @steps_in(_MEMBER, "call_method", is_optional=True)
     def _dict_method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if variable.name == "__dict__" and hasattr(variable.obj, "value"):
+        if not _has_proxy() and variable.name == "__dict__" and hasattr(variable.obj, "value"):
             asked = [args[0].as_python_constant()] if args and args[0].is_python_constant() else []
             self._note_keys(variable.obj, vars(variable.obj.value), *asked)
         return original(variable, tx, name, args, kwargs)
@@ -304,6 +292,7 @@ class ReadHooks:
 
     # Names of groups.
 
+    @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "push(val)")
     def _push(self, original: Any, translator: Any, variable: Any) -> None:
         if id(variable) in self._names and not translator.f_code.co_filename.startswith(_TORCH):
             group = self._names[id(variable)][1]
@@ -367,20 +356,19 @@ def _real_group(variable: Any) -> Any:
     return value if dist.is_available() and isinstance(value, dist.ProcessGroup) else None
 
 
-def _read_through_a_proxy() -> bool:
+def _has_proxy() -> bool:
     from torch._dynamo.variables import dicts
 
-    proxy = getattr(dicts, "SideEffectsProxyDict", None)
-    return proxy is None or all(hasattr(proxy, name) for name in (*_PROXY, "_maybe_unwrap_key"))
-
-
-def _has_a_getter() -> bool:
-    from torch._dynamo.variables.base import VariableTracker
-
-    return any(name in vars(VariableTracker) for name in _GETTERS)
+    return hasattr(dicts, "SideEffectsProxyDict")
 
 
 PROBES = {
-    f"attributes are read by {' or '.join(_GETTERS)}": _has_a_getter,
-    "a SideEffectsProxyDict reads keys by its own methods": _read_through_a_proxy,
+    f"attributes are read by {' or '.join(_GETTERS)}": lambda: any(
+        name in vars(named("torch._dynamo.variables.base:VariableTracker")) for name in _GETTERS
+    ),
+    "a __dict__ is read by methods of its own": lambda: (
+        all(hasattr(named(_PROXY), name) for name in (*_KEYS, "_maybe_unwrap_key"))
+        if _has_proxy()
+        else "call_method" in vars(named(_MEMBER))
+    ),
 }

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from warmrank.worker.device_kinds import memory_of
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import Hook, intercepted
 
 FACTS = {
     "torch._functorch.config": "fake_tensor_allow_unsafe_data_ptr_access",
@@ -106,14 +106,11 @@ def fake_tensors() -> Iterator[None]:
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
         mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def forgetting(swap: Callable[..., Any]) -> Callable[..., Any]:
-        def swap_unwatched(first: Any, second: Any) -> None:
-            mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-            swap(first, second)
+    def forgetting(swap: Callable[..., Any], first: Any, second: Any) -> None:
+        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(first, second)
 
-        return swap_unwatched
-
-    with wrapped(torch.utils, "swap_tensors", forgetting), mode:
+    with intercepted([Hook(torch.utils, "swap_tensors", forgetting)]), mode:
         yield
 
 

@@ -147,6 +147,13 @@ def arguments_at(node: Node, positions: Iterable[int]) -> list[Any]:
     return [_given(node.target, node.args, node.kwargs, position) for position in positions]
 
 
+def nodes_at(node: Node, positions: Iterable[int]) -> list[Node]:
+    """The nodes among those, also in lists of tensors."""
+    values = arguments_at(node, positions)
+    items = (item for value in values for item in (value if isinstance(value, list | tuple) else (value,)))
+    return [item for item in items if isinstance(item, torch.fx.Node)]
+
+
 def named_argument(node: Node, name: str) -> Any:
     """Value of an operator's argument by its schema's name; its default where the call does not give it."""
     return argument_of(node.target, node.args, node.kwargs, name)

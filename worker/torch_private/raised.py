@@ -7,10 +7,9 @@ an assertion that is false, an operator whose shapes do not fit: to move code ab
 from __future__ import annotations
 
 import ast
-import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import FrameSummary
 from typing import Any, Final
@@ -18,12 +17,12 @@ from typing import Any, Final
 import torch
 
 from warmrank.worker.errors import FunctionRaised
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import steps_in
 
 FACTS = {
     "torch._dynamo.output_graph:OutputGraph": "shape_env",
     "torch._dynamo.exc": "ObservedException TorchRuntimeError observed_exception_map",
-    "torch._dynamo.variables:ExceptionVariable": "__str__ args python_type_name",
+    "torch._dynamo.variables:ExceptionVariable": "args python_type_name",
     "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "backed_var_to_val",
 }
 
@@ -51,33 +50,24 @@ _SYMBOL = re.compile(r"\bs\d+\b")
 _UNKNOWN = re.compile(r"Failed to find name `(\w+)`")
 
 
-@contextlib.contextmanager
-def noted_shapes() -> Iterator[list[Any]]:
-    """Fills the list it yields, while a trace runs, with what knows the sizes of symbols.
+class ShapeNotes:
+    """Notes what knows the sizes of symbols; gives texts of exceptions their arguments, as from 2.12 on."""
 
-    Texts of exceptions that are raised within it hold their arguments, as they do from 2.12 on.
-    """
-    from torch._dynamo.output_graph import OutputGraph
-    from torch._dynamo.variables import ExceptionVariable  # type: ignore[attr-defined]
+    def __init__(self) -> None:
+        self.environments: list[Any] = []
 
-    noted: list[Any] = []
+    @steps_in("torch._dynamo.output_graph:OutputGraph", "__init__")
+    def _init(self, original: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
+        original(graph, *args, **kwargs)
+        self.environments.append(graph.shape_env)
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def init(graph: Any, *args: Any, **kwargs: Any) -> None:
-            original(graph, *args, **kwargs)
-            noted.append(graph.shape_env)
-
-        return init
-
-    def told(variable: Any) -> str:
+    @steps_in("torch._dynamo.variables:ExceptionVariable", "__str__")
+    def _told(self, _original: Any, variable: Any) -> str:
         args = (
             repr(arg.as_python_constant()) if arg.is_python_constant() else arg.debug_repr()
             for arg in variable.args
         )
         return f"{variable.python_type_name()}({', '.join(args)})"
-
-    with wrapped(OutputGraph, "__init__", wrap), wrapped(ExceptionVariable, "__str__", lambda _: told):
-        yield noted
 
 
 def raised_by(
@@ -91,7 +81,7 @@ def raised_by(
     Args:
         method: what was traced.
         error: Dynamo's; its text goes to the log.
-        shapes: what `noted_shapes` noted.
+        shapes: of `ShapeNotes`.
         handled: the exception that was being handled when the trace began; it caused nothing of this.
     """
     stopped, said = _said(error, handled)

@@ -28,7 +28,7 @@ from warmrank.worker.errors import GearError, NotPortable
 from warmrank.worker.torch_private.lowering import LoweredGraph, source_name
 from warmrank.worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
 from warmrank.worker.torch_private.operators import readable
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import Hook, intercepted
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -81,24 +81,21 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
     refused: list[GearError] = []
     traced: dict[str, torch.Tensor] = {}
 
-    def obeying(original: Callable[..., Any]) -> Callable[..., Any]:
-        def _automatic_dynamic(e: Any, tx: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-            name = source_name(source)
-            is_base = name.endswith("._base")  # of a view, which has sizes of its own
-            _note_gears(e, name, hints, traced, refused, is_base=is_base)
-            context = original(e, tx, source, *args, **kwargs)
-            if hints and not is_base:
-                _make_static(context, marked_dims(e))
-            return context
-
-        return _automatic_dynamic
+    def obeying(original: Callable[..., Any], e: Any, tx: Any, source: Any, *args: Any, **more: Any) -> Any:
+        name = source_name(source)
+        is_base = name.endswith("._base")  # of a view, which has sizes of its own
+        _note_gears(e, name, hints, traced, refused, is_base=is_base)
+        context = original(e, tx, source, *args, **more)
+        if hints and not is_base:
+            _make_static(context, marked_dims(e))
+        return context
 
     settings: Any = shapes_config
     with (
         _LOCK,
         traced_as(hints),
         settings.patch(backed_size_oblivious=oblivious),
-        wrapped(builder, "_automatic_dynamic", obeying),
+        intercepted([Hook(builder, "_automatic_dynamic", obeying)]),
     ):
         try:
             yield traced
@@ -167,7 +164,7 @@ class Symbols:
         self.values = [node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder"]
         output = next(node for node in lowered.graph.graph.nodes if node.op == "output")
         self.outputs = [getattr(value, "meta", {}).get("val", value) for value in output.args[0]]
-        self._env = next((env for value in self.values if (env := _shape_env(value)) is not None), None)
+        self._env = shape_env_of(self.values)
 
     def of_size(self, source: str, dim: int) -> str:
         """Name of the symbol that stands for a dimension of an input; empty if its size is a constant."""
@@ -202,22 +199,9 @@ def refuse_constant(source: str, dim: int, name: str) -> None:
     raise GearError(msg, input=source, dim=str(dim), size=str(value), where=where)
 
 
-def _shape_env(value: Any) -> Any:
-    if isinstance(value, torch.SymInt):
-        return value.node.shape_env
-    if isinstance(value, torch.Tensor):
-        return next(filter(None, map(_shape_env, value.shape)), None)
-    return None
-
-
 def size_text(value: int | torch.SymInt) -> str:
     """A size as a Python expression of the symbols' names."""
-    if isinstance(value, int):
-        return str(value)
-    from torch.utils._sympy.printers import PythonPrinter
-
-    text: str = PythonPrinter().doprint(value.node.expr)
-    return text
+    return str(value) if isinstance(value, int) else _python(value.node.expr)
 
 
 def free_symbols(value: Any) -> frozenset[str]:
@@ -237,12 +221,9 @@ def other_shape(lowered: LoweredGraph, sizes: Mapping[str, int]) -> str:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     values = Symbols(lowered).values
-    env = next((env for value in values if (env := _shape_env(value)) is not None), None)
-    known = (
-        {}
-        if env is None
-        else {symbol: sizes.get(str(symbol), hint) for symbol, hint in env.backed_var_to_val.items()}
-    )
+    env = shape_env_of(values)
+    hints = {} if env is None else env.backed_var_to_val
+    known = {symbol: sizes.get(str(symbol), hint) for symbol, hint in hints.items()}
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         check = _ShapeCheck(lowered.graph, known)
         try:
@@ -371,17 +352,17 @@ def _number(value: Any) -> int | float | bool | str | None:
 
 def _symbols(env: Any, texts: Any) -> dict[str, list[int]]:
     """Hint and bounds of the symbols that the texts name."""
-    import re
-
     if env is None:
         return {}
     names = set(re.findall(r"[A-Za-z_]\w*", str(texts)))
     found = {}
     for symbol, bounds in env.var_to_range.items():
         if str(symbol) in names:
-            # Renamed after 2.11.
-            hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-            found[str(symbol)] = [int(hints[symbol]), _bound(bounds.lower), _bound(bounds.upper)]
+            found[str(symbol)] = [
+                int(env.backed_var_to_val[symbol]),
+                _bound(bounds.lower),
+                _bound(bounds.upper),
+            ]
     return dict(sorted(found.items()))
 
 

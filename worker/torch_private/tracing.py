@@ -40,10 +40,10 @@ from warmrank.worker.torch_private.lowering import (
     source_name,
 )
 from warmrank.worker.torch_private.operators import dict_keys
-from warmrank.worker.torch_private.patching import Hook, intercepted
-from warmrank.worker.torch_private.raised import noted_shapes, raised_by
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
-from warmrank.worker.torch_private.tracer_changes import tracer_changed, views_by_themselves
+from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -60,35 +60,14 @@ FACTS = {
     "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs closure",
     "torch._dynamo.eval_frame": "set_enable_dynamic",
     "torch._dynamo.exc": "TorchDynamoException UncapturedHigherOrderOpError Unsupported UserError",
-    "torch._dynamo.side_effects:SideEffects": (
-        "codegen_update_mutated _get_modified_vars store_attr_mutations"
-    ),
+    "torch._dynamo.side_effects:SideEffects": "_get_modified_vars store_attr_mutations",
     "torch._dynamo.utils": "dynamo_timed get_metrics_context",
     "torch._dynamo.variables": "ConstantVariable",
     "torch._dynamo.variables.base": "AttributeMutationNew ValueMutationNew",
-    "torch._dynamo.variables.builder:VariableBuilder": "__call__(value) source",
+    "torch._dynamo.variables.builder:VariableBuilder": "source",
     "torch._guards": "TracingContext tracing",
     "torch.fx.experimental._config": "use_duck_shape",
 }
-
-
-@contextlib.contextmanager
-def noted_objects() -> Iterator[dict[str, Any]]:
-    """Fills the mapping it yields, while a trace runs, with the objects by their source expressions."""
-    from torch._dynamo.variables import ConstantVariable
-    from torch._dynamo.variables.builder import VariableBuilder
-
-    noted: dict[str, Any] = {}
-
-    def call(original: Any, builder: Any, value: Any) -> Any:
-        noted[source_name(builder.source)] = value
-        variable = original(builder, value)
-        if type(value) is deque:  # Dynamo takes each for one without a limit
-            variable.maxlen = ConstantVariable.create(value.maxlen)
-        return variable
-
-    with intercepted([Hook(VariableBuilder, "__call__", call)]):
-        yield noted
 
 
 class TracedWrite(Value):
@@ -98,15 +77,32 @@ class TracedWrite(Value):
     attribute: str
 
 
-@contextlib.contextmanager
-def noted_writes() -> Iterator[dict[TracedWrite, None]]:
-    """Fills the mapping it yields, while a trace runs, with the writes of the frame, in their order."""
-    from torch._dynamo.side_effects import SideEffects
-    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+class TraceNotes:
+    """Steps in where Dynamo looks at objects and writes the frame.
 
-    noted: dict[TracedWrite, None] = {}
+    Attributes:
+        objects: those that it looked at, by their source expressions.
+        writes: of the frame, in their order.
+    """
 
-    def update(original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+        self.writes: dict[TracedWrite, None] = {}
+
+    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
+    def _build(self, original: Any, builder: Any, value: Any) -> Any:
+        from torch._dynamo.variables import ConstantVariable
+
+        self.objects[source_name(builder.source)] = value
+        variable = original(builder, value)
+        if type(value) is deque:  # Dynamo takes each for one without a limit
+            variable.maxlen = ConstantVariable.create(value.maxlen)
+        return variable
+
+    @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
+    def _update(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+        from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+
         for variable in effects._get_modified_vars():
             if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                 continue
@@ -118,11 +114,8 @@ def noted_writes() -> Iterator[dict[TracedWrite, None]]:
                 except NotImplementedError:
                     continue  # made by the tracer itself, so no condition hangs on it
             names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
-            noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
+            self.writes.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
         original(effects, *args, **kwargs)
-
-    with intercepted([Hook(SideEffects, "codegen_update_mutated", update)]):
-        yield noted
 
 
 Built = TypeVar("Built")
@@ -213,18 +206,17 @@ def trace(
         evaluated.noted(),
     ):
         started = perf_counter()
+        notes, name = TraceNotes(), getattr(method, "__qualname__", repr(method))
         with (
-            tracer_changed(getattr(method, "__qualname__", repr(method)), evaluated.note_call),
-            views_by_themselves(),
-            noted_writes() as writes,
-            noted_objects() as objects,
+            TracerChanges(name, evaluated.note_call).made(),
+            ViewsByThemselves().made(),
+            intercepted(hooks_of(notes)),
         ):
             captured = _capture(convert_frame, method, args, dict(kwargs))
         if evaluated.refused:
             raise NotPortable(evaluated.refused[0], what=evaluated.refused[0].partition(" ")[0])
         backend_input = captured.backend_input
         if backend_input is None:
-            name = getattr(method, "__qualname__", repr(method))
             msg = f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
             raise GraphBreak(msg, function=name, reason="no tensor operation")
         _refuse_opaque(backend_input.graph_module)
@@ -244,7 +236,9 @@ def trace(
                 context=context,
             )
             lowered = replace(lowered, captured=call)
-            with views_by_themselves():  # who makes fake tensors of the inputs anew must not see bases either
+            with (
+                ViewsByThemselves().made()
+            ):  # who makes fake tensors of the inputs anew must not see bases either
                 built = build(lowered)
         guards, tree = traced_guards(output, _function_of(method).__code__)
         made = _made_globals(method)
@@ -258,9 +252,9 @@ def trace(
             closure=environment.closure,
             guards=guards,
             tree=tree,
-            writes=tuple(writes),
+            writes=tuple(notes.writes),
             evaluated=evaluated,
-            objects=objects,
+            objects=notes.objects,
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,
@@ -354,14 +348,15 @@ def _capture(
     from torch._dynamo.exc import TorchDynamoException
 
     name = getattr(method, "__qualname__", repr(method))
+    shapes = ShapeNotes()
     handled = sys.exception()  # the caller's, or that of an earlier attempt
     try:
-        with noted_shapes() as shapes, _without_tracebacks():
+        with intercepted(hooks_of(shapes)), _without_tracebacks():
             return convert_frame.fullgraph_capture(method, args, kwargs)
     except WorkerError:
         raise
     except Exception as error:  # the tracer's own are of all kinds
-        if raised := raised_by(method, error, shapes, handled):
+        if raised := raised_by(method, error, shapes.environments, handled):
             raise raised from error
         reason = str(error).strip()
         if not isinstance(error, TorchDynamoException):
