@@ -8,6 +8,7 @@ picks the same overload for them; ``tests/unit/test_graph_engine.py`` checks eve
 from __future__ import annotations
 
 import builtins
+import functools
 import json
 import math
 import operator
@@ -160,18 +161,15 @@ class _SourceWriter:
 
     def _held(self, module: GraphModule, target: str) -> str:
         """The name of a constant, or of a graph within the graph."""
-        value: Any = module
-        for part in target.split("."):
-            value = getattr(value, part)
+        from warmrank.worker.torch_private.operators import constant_of
+
+        value = functools.reduce(getattr, target.split("."), module)
         if isinstance(value, torch.fx.GraphModule):
             name = f"_body_{len(self._bodies)}"
             self._bodies[name] = []  # its place: a graph within it comes after it
             self._bodies[name] = self._function(name, value, first=[])
             return name
-        if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
-            msg = f"the graph holds {target}, a {type(value).__qualname__}, which no artifact can keep"
-            raise NotPortable(msg, what=target)
-        self.constants.append(value)
+        self.constants.append(constant_of(module, target))
         return f"constant_{len(self.constants) - 1}"
 
     def _value(self, value: Any) -> str:

@@ -8,21 +8,12 @@ call that is made again at a load), or a refusal. Reads that leave no guard:
   ``hasattr`` of a module, a function or a partial; what a class has from its metaclass; annotations.
 * Kinds: ``ABC.register`` and runtime protocols answer ``isinstance`` from what the process registered; a
   user's metaclass may answer anything.
-* Keys of an object's ``__dict__``.
+* Keys of an object's ``__dict__``, which a ``SideEffectsProxyDict`` answers with the object's variable in
+  ``item`` and its content in ``item_dict``; in 2.11 a variable with ``name`` ``"__dict__"`` and ``obj``.
 * Names of process groups that reach user code: a collective's group counts by its role; a name that traced
-  code outside torch holds counts literally.
+  code outside torch holds counts literally. ``push`` sees the same object as was read.
 
-Relied on (``tests/unit/test_evaluated_*.py``, ``test_process_groups.py``), of torch 2.11 to 2.15:
-
-* every read of an attribute passes a method of the variable, or of a base class of it, called ``var_getattr``
-  (up to 2.13) or ``tp_getattro_impl``, and raises ``ObservedAttributeError`` where Python raises
-  ``AttributeError``; every ``hasattr`` passes ``call_obj_hasattr``, which returns a constant;
-* ``isinstance`` and ``issubclass`` pass methods of `BuiltinVariable`;
-* from 2.12 a ``__dict__`` answers by ``SideEffectsProxyDict``, a mapping with the object's variable in
-  ``item`` and its content in ``item_dict``; in 2.11 by ``GetAttrVariable.call_method``, where ``name`` is
-  ``"__dict__"`` and ``obj`` the object's variable;
-* every value that traced code computes passes ``InstructionTranslatorBase.push``, the same object as was
-  read.
+Tested in ``tests/unit/test_evaluated_*.py`` and ``test_process_groups.py``, with torch 2.11 to 2.15.
 """
 
 from __future__ import annotations

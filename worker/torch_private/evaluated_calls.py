@@ -6,14 +6,8 @@ those for which user code ran: so is what is marked ``assume_constant_result``, 
 ``nonstrict_trace``. Calls are intercepted where values come from, so that no name and no way to call matters;
 ranks and sizes also where user code runs for real: an operator's fake kernel, a metaclass, a graph pass.
 
-Relied on (``tests/unit/test_evaluated_constants.py``), of torch 2.11 to 2.15:
-
-* every call passes ``call_function`` of the called variable; those of functions of torch that Dynamo does not
-  trace into pass that of ``TorchInGraphFunctionVariable``, which returns a constant where it evaluated the
-  function; code that is traced passes ``InstructionTranslatorBase.run``, each value of it ``push``;
-* ``constant_fold_functions`` holds those that read the state of the process, and have no effects;
-* methods of `ProcessGroup` may be replaced on the class, and every rank and size is read from one;
-* functions that are marked ``assume_constant_result`` pass ``invoke_and_store_as_constant``.
+Relied on (``tests/unit/test_evaluated_constants.py``): ``constant_fold_functions`` holds those that read the
+state of the process, and have no effects; every rank and size is read by a method of `ProcessGroup`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Values that Dynamo hashes, compares and orders while it traces, without a guard.
 
 * Keys and compared values: it hashes what it has made no variable of yet, in order not to guard it, and
-  compares the objects behind variables whose members it has not looked at. Here they are guarded.
+  compares the objects behind variables whose members it has not looked at. Here ``realize_all`` makes
+  variables, and with them guards, of all that they hold.
 * Constants (a member of an enum, a class, a tuple): in ``if member:`` and ``member in members`` it runs the
-  user's methods untraced, which is refused; so is ``is`` between equal ones, because which of them are one
-  object is an accident of the process.
+  user's methods untraced, in files of ``_EVALUATING``, which is refused; so is ``is`` between equal ones,
+  because which of them are one object is an accident of the process.
 * Orders of sets and hashes of strings, which differ by process. A set that the caller brings must have its
   members in the traced order. So must one that the function makes of a list or tuple, and leaves so: the
   trace goes over it in the order that Python gives it in this process. Of other sets, and of ``hash``, the
@@ -12,20 +13,9 @@
   What a function that keeps its results (``functools.lru_cache``) makes of constants counts as a whole, if it
   changes nothing.
 
-Relied on (``tests/unit/test_evaluated_*.py``), of torch 2.11 to 2.15:
-
-* each key is wrapped in a ``HashableTracker``, in 2.11 a class inside of ``ConstDictVariable``; two variables
-  are compared by ``is_python_equal`` of the first one, where its class has one;
-  ``LazyVariableTracker.realize_all`` makes variables, and with them guards, of all that a value holds;
-* all values pass ``VariableBuilder`` or ``SourcelessBuilder.create``; ``is`` passes ``compare_op_handlers``;
-  Dynamo itself runs methods of constants in files of ``_EVALUATING`` only;
-* whatever takes the members of a set one by one passes ``unpack_var_sequence`` or ``tp_iter_impl`` of its
-  variable, ``set.pop`` its ``call_method``, ``list.extend`` that of the list; ``sorted`` passes
-  ``BuiltinVariable.call_sorted``, ``min`` and ``max`` ``_call_min_max``, all builtins ``call_function``;
-* a set's variable has ``items``, a dict of its members in the order of the trace. Whatever changes it passes
-  ``SideEffects.mutation``, whatever has an effect ``check_allowed_side_effect``, with a ``mutation_type``
-  that says if it is new. Functions that keep their results are traced by ``WrapperUserFunctionVariable``,
-  which holds ``wrapper_obj``.
+Relied on (``tests/unit/test_evaluated_*.py``): a set's variable has ``items``, a dict of its members in the
+order of the trace; a ``mutation_type`` says if a variable is new; a function that keeps its results is the
+``wrapper_obj`` of its variable.
 """
 
 from __future__ import annotations

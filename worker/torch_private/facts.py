@@ -52,7 +52,7 @@ GROUPS: Final = {
         "tracing",
     ),
     "trial": ("trial",),
-    "inductor": ("aoti_runtime", "inductor"),
+    "inductor": ("inductor",),
     "torchair": ("torchair",),
     "offline": ("fake_ranks",),
 }

@@ -1,17 +1,11 @@
 """Ranks that are not there: a world of any size in one process, and tensors without memory.
 
-Facts this relies on, of torch 2.11 to 2.13:
-
-* ``torch.testing._internal.distributed.fake_pg`` registers the backend ``fake``, whose groups have any size
-  and whose collectives send nothing;
-* under a `FakeTensorMode` every new tensor is fake, on a device of any kind, also one that is not here. What
-  would need a value raises ``DataDependentOutputException`` or ``DynamicOutputShapeException``; small tensors
-  made of Python numbers know theirs. Dynamo takes fake tensors for what they stand for;
-* ``Module.to`` swaps fake parameters, and refuses those that somebody holds weakly, which the mode's own
-  memo of converted tensors does; emptying the memo before is harmless;
-* an address is 0 unless ``fake_tensor_allow_unsafe_data_ptr_access`` is off when the mode is made: then
-  asking for one raises;
-* ``_setup_privateuseone_for_python_backend`` gives torch a device type whose native part is missing.
+Relied on: groups of the backend ``fake`` have any size, and their collectives send nothing. Under a
+`FakeTensorMode` every new tensor is fake, on a device of any kind, also one that is not here; what would need
+a value raises, but small tensors made of Python numbers know theirs. ``Module.to`` swaps fake parameters, and
+refuses those that somebody holds weakly, which the mode's own memo does; emptying it before is harmless. An
+address is 0 unless ``fake_tensor_allow_unsafe_data_ptr_access`` is off when the mode is made: then asking for
+one raises. ``_setup_privateuseone_for_python_backend`` gives torch a device type without its native part.
 """
 
 from __future__ import annotations

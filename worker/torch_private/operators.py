@@ -18,6 +18,7 @@ What is relied on (torch 2.11 to 2.15):
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
@@ -84,6 +85,19 @@ def dict_keys(mapping: dict[Any, Any]) -> list[Any]:
     if mapping is not SUPPORTED_NODES:
         return keys
     return [key for key in keys if not key.__module__.startswith("torch.distributed.")]
+
+
+def constant_of(module: Any, target: str) -> torch.Tensor:
+    """The tensor that a graph holds under a dotted name.
+
+    Raises:
+        NotPortable: it is something else, or has no values.
+    """
+    value = functools.reduce(getattr, target.split("."), module)
+    if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
+        msg = f"the graph holds {target}, a {type(value).__qualname__}, which no artifact can keep"
+        raise NotPortable(msg, what=target)
+    return value
 
 
 def _schema_arguments(target: Any) -> Sequence[Any]:

@@ -14,15 +14,10 @@
 * Views among a call's arguments are tensors of their own. Dynamo traces a view with its base, and puts
   conditions on the base's sizes: a slice of a buffer that grows would be traced again for every length.
 
-Relied on: ``VariableBuilder._wrap`` sees every object that has a source, once; ``ConstantVariable.create``
-makes the results of constant folding; ``as_proxy`` gives what stands in the graph;
-``config.ignore_logging_functions`` makes calls of its members give None, by
-``IgnoredFunctionVariable.call_function``; ``LoggingLoggerVariable.call_method`` takes every call of a
-logger; ``MetaTensorDescriber.describe_tensor`` gives a dataclass with ``is_view``, ``base`` and
-``creation_meta``, and a tensor that is no view gets its own sizes and the storage of its kin; for a view,
-``VariableBuilder`` calls ``wrap_to_fake_tensor_and_record`` twice, the second time with
-``AttrSource(source, "_base")``, and drops the result; code that reads ``_base`` makes a node
-``getattr(tensor, "_base")`` by ``SubgraphTracer.create_proxy``, and one that reads ``_version`` a call of
+Relied on: ``as_proxy`` gives what stands in the graph; ``MetaTensorDescriber`` gives a dataclass with
+``is_view``, ``base`` and ``creation_meta``, and a tensor that is no view gets its own sizes and the storage of
+its kin; for a view a second fake tensor is recorded, with ``AttrSource(source, "_base")``, and dropped; code
+that reads ``_base`` makes a node ``getattr(tensor, "_base")``, one that reads ``_version`` a call of
 ``prims._tensor_version``.
 """
 

@@ -1,16 +1,11 @@
 """Trace one method by Dynamo without running it: graph, frame, guards, writes and the objects looked at.
 
-Relied on (``tests/unit/test_tracing.py``, torch 2.11 to 2.15):
-
-* ``convert_frame.fullgraph_capture(method, args, kwargs)`` traces a bound method to one graph with all
-  parameters lifted to inputs, and needs a metrics context around it; with ``automatic_dynamic_shapes`` off,
-  earlier traces of the process change nothing;
-* ``VariableBuilder.__call__(value)`` makes a variable of each object of the caller's, and ``source`` of the
-  builder is the path. An object that two paths lead to is guarded by the first; that the second leads to
-  the same object is guarded too, except where one starts from an argument and the other from a global. A
-  deque's variable has a ``maxlen``;
-* ``SideEffects.codegen_update_mutated`` runs before the frame is written; ``_get_modified_vars`` and
-  ``store_attr_mutations`` say which Python objects the frame will write to.
+Relied on (``tests/unit/test_tracing.py``, torch 2.11 to 2.15): ``fullgraph_capture`` traces a bound method to
+one graph with all parameters lifted to inputs, and needs a metrics context around it; with
+``automatic_dynamic_shapes`` off, earlier traces of the process change nothing. The ``source`` of a
+``VariableBuilder`` is an object's path. An object that two paths lead to is guarded by the first; that the
+second leads to the same object is guarded too, except where one starts from an argument and the other from a
+global. ``_get_modified_vars`` and ``store_attr_mutations`` say which objects the frame will write to.
 """
 
 from __future__ import annotations
@@ -246,7 +241,11 @@ def trace(
             lowered=lowered,
             frame=environment.bytecode,
             graph_name=backend_input.backend_id,
-            import_aliases=_modules(made) | environment.import_sources,
+            # Some stand for modules, such as torch where ``type(x)`` leads to it.
+            import_aliases={
+                **{name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)},
+                **environment.import_sources,
+            },
             made_globals=made,
             external_names=frozenset(environment.external_refs),
             closure=environment.closure,
@@ -273,11 +272,6 @@ def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _modules(made: Mapping[str, Any]) -> dict[str, str]:
-    """Those that stand for modules, such as torch where ``type(x)`` leads to it, by name."""
-    return {name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)}
-
-
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
     """Dynamo's switches for one trace; the caller's grad mode is restored whatever the graph does to it."""
@@ -293,21 +287,14 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
     # allow_rnn: LSTM, GRU and RNN are operators like others here.
     settings = dynamo_config.patch(specialize_float=True, automatic_dynamic_shapes=False, allow_rnn=True)
     symbols = shapes_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    with settings, symbols, set_enable_dynamic(dynamic), _only_portable_pytrees():
-        try:
-            yield
-        finally:
-            torch.set_grad_enabled(was_enabled)
-
-
-@contextlib.contextmanager
-def _only_portable_pytrees() -> Iterator[None]:
-    """Hide those kinds of pytrees that a process has because it imported the tracer."""
+    # Kinds of pytrees that a process has because it imported the tracer are hidden.
     hidden = {kind: SUPPORTED_NODES.pop(kind) for kind in {*SUPPORTED_NODES} - {*dict_keys(SUPPORTED_NODES)}}
     try:
-        yield
+        with settings, symbols, set_enable_dynamic(dynamic):
+            yield
     finally:
         SUPPORTED_NODES.update(hidden)
+        torch.set_grad_enabled(was_enabled)
 
 
 def _refuse_opaque(graph_module: GraphModule) -> None:
