@@ -52,25 +52,15 @@ _SECOND = r"\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*([0-9A-Fa-f]{4}:\S+)\s*\|.*?(\d+)\s*/
 
 
 class Chip(Value):
-    """One chip, as ``npu-smi info`` lists it.
+    """One chip, as ``npu-smi info`` lists it."""
 
-    Attributes:
-        npu: number of its NPU (a module; of Atlas A3 it holds two chips).
-        chip: number within the NPU.
-        name: as the table gives it: ``910B4``, or ``Ascend910`` for every model of Atlas A3.
-        health: ``OK``, or what else the tool says.
-        bus_id: its place on the PCI bus.
-        used_mb: memory in use, in MB.
-        memory_mb: memory in all, in MB.
-    """
-
-    npu: int
-    chip: int
-    name: str
-    health: str
-    bus_id: str
-    used_mb: int
-    memory_mb: int
+    npu: int  # number of its NPU (a module; of Atlas A3 it holds two chips)
+    chip: int  # number within the NPU
+    name: str  # as the table gives it: ``910B4``, or ``Ascend910`` for every model of Atlas A3
+    health: str  # ``OK``, or what else the tool says
+    bus_id: str  # its place on the PCI bus
+    used_mb: int  # memory in use, in MB
+    memory_mb: int  # memory in all, in MB
 
     def problem(self) -> str:
         """What is wrong with it, and the remedy; empty where nothing is."""
@@ -245,31 +235,18 @@ def _refused(text: str, why: str) -> DeviceUnavailable:
 
 
 class Installation(Value):
-    """What of Ascend is installed here, for people and for checks.
+    """What of Ascend is installed here, for people and for checks."""
 
-    Attributes:
-        cann: release of CANN, such as ``8.5.0``; empty where there is none.
-        cann_detail: what the fingerprint says of CANN: release, build, and packages of other versions.
-        home: directory of CANN; empty where there is none.
-        nnal: version of NNAL (ATB); empty where there is none.
-        driver: version of the driver; empty where there is none.
-        firmware: version of the firmware; empty where it cannot be seen, as in most containers.
-        soc: model of the NPUs, such as ``Ascend910B2``; several are joined by ``, ``; empty without NPUs.
-        devices: numbers N of the files ``/dev/davinci<N>``.
-        chips: what ``npu-smi`` says of each chip; empty where it is missing or fails.
-        problems: what is wrong or does not fit, each with its remedy.
-    """
-
-    cann: str
-    cann_detail: str
-    home: str
-    nnal: str
-    driver: str
-    firmware: str
-    soc: str
-    devices: tuple[int, ...]
-    chips: tuple[Chip, ...]
-    problems: tuple[str, ...]
+    cann: str  # release of CANN, such as ``8.5.0``; empty where there is none
+    cann_detail: str  # what the fingerprint says of CANN: release, build, and packages of other versions
+    home: str  # directory of CANN; empty where there is none
+    nnal: str  # version of NNAL (ATB); empty where there is none
+    driver: str  # version of the driver; empty where there is none
+    firmware: str  # version of the firmware; empty where it cannot be seen, as in most containers
+    soc: str  # model of the NPUs, such as ``Ascend910B2``; several are joined by ``, ``; empty without NPUs
+    devices: tuple[int, ...]  # numbers N of the files ``/dev/davinci<N>``
+    chips: tuple[Chip, ...]  # what ``npu-smi`` says of each chip; empty where it is missing or fails
+    problems: tuple[str, ...]  # what is wrong or does not fit, each with its remedy
 
 
 def installation(places: Places | None = None) -> Installation:

@@ -41,21 +41,13 @@ _LINEAGE = r"V\d+R\d+C\d+"  # of a build such as V100R001C21SPC001B238
 
 
 class Cann(Value):
-    """One installation of CANN.
+    """One installation of CANN."""
 
-    Attributes:
-        release: such as ``8.5.0`` or ``8.3.RC1``.
-        build: such as ``V100R001C21SPC001B238``; empty where no file names it.
-        packages: package -> its own version.
-        nnal: version of NNAL, which is installed beside it.
-        home: its directory; in no fingerprint.
-    """
-
-    release: str = ""
-    build: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
-    nnal: str = ""
-    home: str = ""
+    release: str = ""  # such as ``8.5.0`` or ``8.3.RC1``
+    build: str = ""  # such as ``V100R001C21SPC001B238``; empty where no file names it
+    packages: Mapping[str, str] = field(default_factory=dict)  # package -> its own version
+    nnal: str = ""  # version of NNAL, which is installed beside it
+    home: str = ""  # its directory; in no fingerprint
 
     def text(self) -> str:
         """What decides whether kernels of one installation are those of another; empty without CANN."""

@@ -26,17 +26,12 @@ _CAPTURED = ("reduce-overhead", "npugraph_ex")
 
 
 class Effect(Value):
-    """What a value other than the default does.
+    """What a value other than the default does."""
 
-    Attributes:
-        modes: modes that obey it.
-        torchair_modes: modes in which engine torchair obeys it; None: the same; empty: in none.
-        why: why engines graph and aoti ignore it; empty where they obey.
-    """
-
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = MODES  # modes that obey it
+    # modes in which engine torchair obeys it; None: the same; empty: in none
     torchair_modes: tuple[str, ...] | None = None
-    why: str = ""
+    why: str = ""  # why engines graph and aoti ignore it; empty where they obey
 
 
 EVERY_MODE = Effect()

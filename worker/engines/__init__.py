@@ -42,25 +42,17 @@ class Built(Value):
 
 
 class Site(Value):
-    """The function that an engine works for, for engines that need more of it than its graph.
-
-    Attributes:
-        dynamic: traced with symbolic sizes.
-        decompositions: operator overload -> function that replaces it.
-        ge_cache: keep what GE compiles (TorchAir's parameter, in mode max-autotune).
-        frame: at a load, the artifact's frame, as marshalled code; empty while compiling.
-        digest: at a load, the artifact's, hex; empty while compiling.
-        cache_root: the cache directory; None where nothing is kept.
-    """
+    """The function that an engine works for, for engines that need more of it than its graph."""
 
     method: MethodType
     config: CompilerConfig
-    dynamic: bool
+    dynamic: bool  # traced with symbolic sizes
+    # operator overload -> function that replaces it
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
-    ge_cache: bool = False
-    frame: bytes = b""
-    digest: str = ""
-    cache_root: Path | None = None
+    ge_cache: bool = False  # keep what GE compiles (TorchAir's parameter, in mode max-autotune)
+    frame: bytes = b""  # at a load, the artifact's frame, as marshalled code; empty while compiling
+    digest: str = ""  # at a load, the artifact's, hex; empty while compiling
+    cache_root: Path | None = None  # the cache directory; None where nothing is kept
 
 
 @functools.cache

@@ -78,20 +78,15 @@ _numbers = itertools.count(1 << 20)  # far above those that TorchAir itself coun
 
 
 class Own(Value):
-    """What belongs to one process.
+    """What belongs to one process."""
 
-    Attributes:
-        groups: role -> this process's name of the process group.
-        pool: handle of the custom memory pool that the configuration names, or None.
-        paths: TorchAir's option -> path that the configuration names.
-        directory: where TorchAir works; it writes that down with static kernels and GE's cache.
-        device: kind and index of the device that the module lies on; None where it has no index.
-    """
-
+    # role -> this process's name of the process group
     groups: Mapping[str, str] = field(default_factory=dict)
-    pool: object | None = None
+    pool: object | None = None  # handle of the custom memory pool that the configuration names, or None
+    # TorchAir's option -> path that the configuration names
     paths: Mapping[str, str] = field(default_factory=dict)
-    directory: str = ""
+    directory: str = ""  # where TorchAir works; it writes that down with static kernels and GE's cache
+    # kind and index of the device that the module lies on; None where it has no index
     device: tuple[str, int] | None = None
 
 
@@ -305,15 +300,10 @@ _held: dict[str, SimpleNamespace] = {}
 
 
 class Constants(Value):
-    """Constants of one graph.
+    """Constants of one graph."""
 
-    Attributes:
-        names: name and device type of each, in the order of the section.
-        section: their bytes, as `worker.engines.graph` packs them.
-    """
-
-    names: tuple[tuple[str, str], ...]
-    section: bytes
+    names: tuple[tuple[str, str], ...]  # name and device type of each, in the order of the section
+    section: bytes  # their bytes, as `worker.engines.graph` packs them
 
 
 def taken(code: str, serializer: Any) -> tuple[str, Constants | None]:
@@ -385,20 +375,12 @@ def _attributes(tree: ast.Module) -> set[str]:
 
 
 class Written(Value):
-    """What TorchAir keeps of a compile, apart from the frame, which is the artifact's.
+    """What TorchAir keeps of a compile, apart from the frame, which is the artifact's."""
 
-    Attributes:
-        vendor: the package that wrote it.
-        version: of its cache file.
-        signature: its text about graph, inputs and options, for people.
-        code: its generated code, without what belongs to the process that compiled it.
-        constants: tensor constants of the graph; None where it has none.
-        parameters: module's tensors that its graph takes before those of the call: name, whether a parameter.
-    """
-
-    vendor: str
-    version: str
-    signature: str
-    code: str
+    vendor: str  # the package that wrote it
+    version: str  # of its cache file
+    signature: str  # its text about graph, inputs and options, for people
+    code: str  # its generated code, without what belongs to the process that compiled it
+    # module's tensors that its graph takes before those of the call: name, whether a parameter
     parameters: tuple[tuple[str, bool], ...]
-    constants: Constants | None = None
+    constants: Constants | None = None  # tensor constants of the graph; None where it has none

@@ -71,21 +71,13 @@ _GRAPH = 'engine="graph" does it'
 
 
 class Refusal(NamedTuple):
-    """Options that TorchAir has, and of which nothing good comes.
+    """Options that TorchAir has, and of which nothing good comes."""
 
-    Attributes:
-        mode: in which it is so.
-        values: TorchAir's name -> value; all have to be set so.
-        remedy: what to do instead.
-        why: what TorchAir does then.
-        always: whether it is so even where nothing is to be kept.
-    """
-
-    mode: str
-    values: Mapping[str, Any]
-    remedy: str
-    why: str = "TorchAir keeps nothing that it compiles so"
-    always: bool = False
+    mode: str  # in which it is so
+    values: Mapping[str, Any]  # TorchAir's name -> value; all have to be set so
+    remedy: str  # what to do instead
+    why: str = "TorchAir keeps nothing that it compiles so"  # what TorchAir does then
+    always: bool = False  # whether it is so even where nothing is to be kept
 
 
 _ONLY_FOR_OTHERS = "TorchAir runs these passes only over graphs that it does not keep"
@@ -227,36 +219,23 @@ _PATHS = (
 
 
 class Translation(Value):
-    """What became of a configuration.
+    """What became of a configuration."""
 
-    Attributes:
-        names: TorchAir's dotted names of the options that were set, sorted.
-        warnings: our dotted name -> why nothing came of a value that somebody set.
-        pool: handle of the memory pool that the configuration names, under either of its names.
-        paths: TorchAir's option -> path. It writes them into the code that it generates, and those of dumps
-            hold the rank; an artifact must hold none.
-    """
-
-    names: tuple[str, ...]
-    warnings: Mapping[str, str]
-    pool: object | None
+    names: tuple[str, ...]  # TorchAir's dotted names of the options that were set, sorted
+    warnings: Mapping[str, str]  # our dotted name -> why nothing came of a value that somebody set
+    pool: object | None  # handle of the memory pool that the configuration names, under either of its names
+    # TorchAir's option -> path. It writes them into the code that it generates, and those of dumps hold the
+    # rank; an artifact must hold none.
     paths: Mapping[str, str]
 
 
 class _Claim(Value):
-    """A value for one of TorchAir's options, and where it comes from.
+    """A value for one of TorchAir's options, and where it comes from."""
 
-    Attributes:
-        ours: our dotted name.
-        value: in TorchAir's sense.
-        given: what stands in our configuration.
-        changed: whether somebody set it.
-    """
-
-    ours: str
-    value: Any
-    given: Any
-    changed: bool
+    ours: str  # our dotted name
+    value: Any  # in TorchAir's sense
+    given: Any  # what stands in our configuration
+    changed: bool  # whether somebody set it
 
 
 def translated(config: CompilerConfig, theirs: Any, *, kept: bool = True) -> Translation:

@@ -55,19 +55,12 @@ _PATCHING = threading.RLock()
 
 
 class Vendor(Value):
-    """One of the two packages.
+    """One of the two packages."""
 
-    Attributes:
-        name: ``torchair`` or ``npugraph_ex``.
-        package: the package.
-        cache: its module behind ``inference.cache_compile``.
-        serializer: what it pickles constants with.
-    """
-
-    name: str
-    package: Any
-    cache: Any
-    serializer: Any
+    name: str  # ``torchair`` or ``npugraph_ex``
+    package: Any  # the package
+    cache: Any  # its module behind ``inference.cache_compile``
+    serializer: Any  # what it pickles constants with
 
 
 def vendor_for(mode: str) -> Vendor:

@@ -31,14 +31,10 @@ _MAX_CHARS = 160
 
 
 class TracePrint(Value):
-    """A trace as text.
+    """A trace as text."""
 
-    Attributes:
-        parts: name of a part -> its lines; the most telling part first.
-        places: line of the graph's source -> line of the user's that it comes from; no part of the digest.
-    """
-
-    parts: Mapping[str, tuple[str, ...]]
+    parts: Mapping[str, tuple[str, ...]]  # name of a part -> its lines; the most telling part first
+    # line of the graph's source -> line of the user's that it comes from; no part of the digest
     places: Mapping[str, str]
 
     @property

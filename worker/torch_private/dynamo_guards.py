@@ -109,34 +109,22 @@ _GENERIC_DICT = "GetGenericDictGuardAccessor"
 
 
 class Leaf(Value):
-    """One check of the tree.
+    """One check of the tree."""
 
-    Attributes:
-        source: expression for the object that it looks at, as Dynamo writes it.
-        kind: name of its class in C++.
-        conditions: what it checks, for people.
-        made_by: kind of the guard that accounts for it; `KEY` for a key of a dict all of whose keys count;
-            empty if there is none.
-    """
-
-    source: str
-    kind: str
-    conditions: tuple[str, ...]
+    source: str  # expression for the object that it looks at, as Dynamo writes it
+    kind: str  # name of its class in C++
+    conditions: tuple[str, ...]  # what it checks, for people
+    # kind of the guard that accounts for it; `KEY` for a key of a dict all of whose keys count; empty if
+    # there is none
     made_by: str
 
 
 class GuardTree(Value):
-    """The tree of one trace.
+    """The tree of one trace."""
 
-    Attributes:
-        leaves: all leaves; one for each condition of those that the root asks last.
-        dicts: expressions for the dicts whose type, length and order of keys count.
-        looked_up: expressions for the objects of which only the presence counts.
-    """
-
-    leaves: tuple[Leaf, ...]
-    dicts: tuple[str, ...]
-    looked_up: tuple[str, ...]
+    leaves: tuple[Leaf, ...]  # all leaves; one for each condition of those that the root asks last
+    dicts: tuple[str, ...]  # expressions for the dicts whose type, length and order of keys count
+    looked_up: tuple[str, ...]  # expressions for the objects of which only the presence counts
 
 
 def build(code: CodeType, output_graph: Any) -> tuple[list[Any], GuardTree]:
@@ -253,30 +241,18 @@ def _conditions(leaf: Any) -> tuple[str, ...]:
 
 
 class TracedGuard(Value):
-    """One guard as Dynamo made it.
+    """One guard as Dynamo made it."""
 
-    Attributes:
-        kind: Dynamo's name of the guard (``TENSOR_MATCH`` ...).
-        source: Python expression over ``L`` and ``G`` for the guarded object; empty for global state.
-        has_value: whether the expression has a value (an absent attribute has none).
-        value: the guarded object.
-        conditions: readable conditions that Dynamo derived.
-        details: keyword arguments of the guard (``attr``, ``key``).
-        same_as: for ``DUPLICATE_INPUT``, the other expression.
-        sizes: traced sizes of a tensor, None for a dynamic dimension.
-        strides: likewise.
-        stack: the traced code that made Dynamo add the guard, outermost first: file, line, name, text.
-    """
-
-    kind: str
-    source: str
-    has_value: bool
-    value: Any
-    conditions: tuple[str, ...]
-    details: Mapping[str, Any]
-    same_as: str = ""
-    sizes: tuple[int | None, ...] = ()
-    strides: tuple[int | None, ...] = ()
+    kind: str  # Dynamo's name of the guard (``TENSOR_MATCH`` ...)
+    source: str  # Python expression over ``L`` and ``G`` for the guarded object; empty for global state
+    has_value: bool  # whether the expression has a value (an absent attribute has none)
+    value: Any  # the guarded object
+    conditions: tuple[str, ...]  # readable conditions that Dynamo derived
+    details: Mapping[str, Any]  # keyword arguments of the guard (``attr``, ``key``)
+    same_as: str = ""  # for ``DUPLICATE_INPUT``, the other expression
+    sizes: tuple[int | None, ...] = ()  # traced sizes of a tensor, None for a dynamic dimension
+    strides: tuple[int | None, ...] = ()  # likewise
+    # the traced code that made Dynamo add the guard, outermost first: file, line, name, text
     stack: tuple[tuple[str, int, str, str], ...] = ()
 
 

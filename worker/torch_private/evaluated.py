@@ -63,17 +63,11 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class Evaluated(Value):
-    """One fact about an object that the graph relies on.
+    """One fact about an object that the graph relies on."""
 
-    Attributes:
-        kind: of the condition that it becomes (``has_attr``, ``no_attr``, ``keys``, ...).
-        source: Python expression over ``L`` and ``G`` for the object.
-        detail: the question or its answer.
-    """
-
-    kind: str
-    source: str
-    detail: Any
+    kind: str  # of the condition that it becomes (``has_attr``, ``no_attr``, ``keys``, ...)
+    source: str  # Python expression over ``L`` and ``G`` for the object
+    detail: Any  # the question or its answer
 
 
 class AskedCall(Value):

@@ -209,19 +209,13 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 class LibraryInputs(Value):
-    """What a library is called with, one after another.
+    """What a library is called with, one after another."""
 
-    Attributes:
-        fakes: fake tensors, in the order of the call.
-        tensors: positions of the graph's inputs that are handed on.
-        numbers: positions of the graph's inputs that are numbers, each handed on as a tensor of that size.
-        constants: names of the graph's constants.
-    """
-
-    fakes: tuple[torch.Tensor, ...]
-    tensors: tuple[int, ...]
+    fakes: tuple[torch.Tensor, ...]  # fake tensors, in the order of the call
+    tensors: tuple[int, ...]  # positions of the graph's inputs that are handed on
+    # positions of the graph's inputs that are numbers, each handed on as a tensor of that size
     numbers: tuple[int, ...]
-    constants: tuple[str, ...]
+    constants: tuple[str, ...]  # names of the graph's constants
 
 
 def bind_inputs(library: GraphModule) -> LibraryInputs:

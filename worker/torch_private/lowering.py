@@ -203,19 +203,12 @@ class TracedInput(Value):
 
 
 class CapturedCall(Value):
-    """A call as Dynamo captured it, for a compiler that takes Dynamo's own graph of torch functions.
+    """A call as Dynamo captured it, for a compiler that takes Dynamo's own graph of torch functions."""
 
-    Attributes:
-        graph_module: Dynamo's graph.
-        example_inputs: the call's own tensors, and symbolic sizes.
-        frame: the code object that calls the graph.
-        context: of the trace; AOTAutograd leaves its findings in it.
-    """
-
-    graph_module: GraphModule
-    example_inputs: tuple[Any, ...]
-    frame: CodeType
-    context: Any
+    graph_module: GraphModule  # Dynamo's graph
+    example_inputs: tuple[Any, ...]  # the call's own tensors, and symbolic sizes
+    frame: CodeType  # the code object that calls the graph
+    context: Any  # of the trace; AOTAutograd leaves its findings in it
 
 
 class LoweredGraph(Value):

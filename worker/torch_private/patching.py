@@ -30,18 +30,13 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 class Target(NamedTuple):
-    """Functions of torch that a method is declared a step in for, which are facts about torch (`facts`).
+    """Functions of torch that a method is declared a step in for, which are facts about torch (`facts`)."""
 
-    Attributes:
-        owner: ``module``, ``module:Class`` or ``module:mapping``.
-        names: of its functions, or its keys; in brackets, parameters that one takes: ``mutation(var)``.
-        is_optional: not every release has them.
-        among: None; or which of the classes of Dynamo's variables count, where they define a function.
-    """
-
-    owner: str
+    owner: str  # ``module``, ``module:Class`` or ``module:mapping``
+    # of its functions, or its keys; in brackets, parameters that one takes: ``mutation(var)``
     names: tuple[str, ...]
-    is_optional: bool = False
+    is_optional: bool = False  # not every release has them
+    # None; or which of the classes of Dynamo's variables count, where they define a function
     among: Callable[[str], bool] | None = None
 
     def hooks(self, step: Callable[..., Any]) -> Iterator[Hook]:

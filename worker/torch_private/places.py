@@ -123,15 +123,10 @@ _PLAIN = _plain_keys()
 
 
 class Origin(NamedTuple):
-    """What an output is made of.
+    """What an output is made of."""
 
-    Attributes:
-        source: position of an input; behind these, of an earlier output.
-        kind: ``same`` object; ``view``, which knows its base; ``detached``, of which that is not known.
-    """
-
-    source: int
-    kind: str
+    source: int  # position of an input; behind these, of an earlier output
+    kind: str  # ``same`` object; ``view``, which knows its base; ``detached``, of which that is not known
 
 
 def origins(

@@ -453,15 +453,10 @@ _LOCATION = re.compile(r"(?P<text>.*)  # (?P<file>.*):(?P<line>[0-9]+) in (?P<na
 
 
 class ShapeLine(Value):
-    """One condition: the expressions of the sizes that it is on, and the line that needs it.
+    """One condition: the expressions of the sizes that it is on, and the line that needs it."""
 
-    Attributes:
-        sources: expressions over ``L``, such as ``L['x'].size()[0]``.
-        frame: end of the file's path, line, function and text.
-    """
-
-    sources: frozenset[str]
-    frame: tuple[str, int, str, str]
+    sources: frozenset[str]  # expressions over ``L``, such as ``L['x'].size()[0]``
+    frame: tuple[str, int, str, str]  # end of the file's path, line, function and text
 
 
 def shape_lines(shape_env: Any) -> tuple[ShapeLine, ...]:

@@ -51,19 +51,12 @@ _MATCHER = "torch._inductor.pattern_matcher"
 
 
 class RegisteredPattern(Value):
-    """One pattern, as text that is equal in every process that registered the same.
+    """One pattern, as text that is equal in every process that registered the same."""
 
-    Attributes:
-        begins_with: the operator that it is found by; patterns of one operator are tried in their order.
-        searched: the traced pattern.
-        settings: how it, and what replaces it, is traced.
-        functions: digests of what is searched, what replaces it, and the further condition.
-    """
-
-    begins_with: str
-    searched: str
-    settings: str
-    functions: tuple[str, ...]
+    begins_with: str  # the operator that it is found by; patterns of one operator are tried in their order
+    searched: str  # the traced pattern
+    settings: str  # how it, and what replaces it, is traced
+    functions: tuple[str, ...]  # digests of what is searched, what replaces it, and the further condition
 
 
 def registered_patterns(package: str, digest: Digest) -> list[RegisteredPattern]:

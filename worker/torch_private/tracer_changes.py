@@ -15,9 +15,9 @@
   conditions on the base's sizes: a slice of a buffer that grows would be traced again for every length.
 
 Relied on: ``as_proxy`` gives what stands in the graph; ``MetaTensorDescriber`` gives a dataclass with
-``is_view``, ``base`` and ``creation_meta``, and a tensor that is no view gets its own sizes and the storage of
-its kin; for a view a second fake tensor is recorded, with ``AttrSource(source, "_base")``, and dropped; code
-that reads ``_base`` makes a node ``getattr(tensor, "_base")``, one that reads ``_version`` a call of
+``is_view``, ``base`` and ``creation_meta``, and a tensor that is no view gets its own sizes and the storage
+of its kin; for a view a second fake tensor is recorded, with ``AttrSource(source, "_base")``, and dropped;
+code that reads ``_base`` makes a node ``getattr(tensor, "_base")``, one that reads ``_version`` a call of
 ``prims._tensor_version``.
 """
 

@@ -122,43 +122,26 @@ _LOCK = threading.RLock()
 
 
 class Trace(Value):
-    """All that one trace of one method produced.
+    """All that one trace of one method produced."""
 
-    Attributes:
-        lowered: the graph.
-        frame: the code object that unpacks the arguments, calls the graph, and packs the outputs.
-        graph_name: the global name by which ``frame`` calls the graph.
-        import_aliases: global name of Dynamo's making, in ``frame`` or in guards -> module to bind it to.
-        made_globals: global name of Dynamo's making that holds an address -> the object.
-        external_names: every global name that ``frame`` refers to.
-        closure: cells for the frame's free variables, or None.
-        guards: all guards.
-        tree: the tree that Dynamo makes of them.
-        writes: Python objects that were there before the call and that the frame writes to.
-        evaluated: facts that the graph relies on and no guard covers.
-        objects: the Python objects that Dynamo looked at, by the expressions that led there.
-        codes: every code object that was traced.
-        trace_s: seconds in Dynamo.
-        lower_s: seconds from Dynamo's graph to the ATen graph.
-        shape_lines: the lines that conditions on symbolic sizes come from.
-    """
-
-    lowered: LoweredGraph
-    frame: CodeType
-    graph_name: str
+    lowered: LoweredGraph  # the graph
+    frame: CodeType  # the code object that unpacks the arguments, calls the graph, and packs the outputs
+    graph_name: str  # the global name by which ``frame`` calls the graph
+    # global name of Dynamo's making, in ``frame`` or in guards -> module to bind it to
     import_aliases: dict[str, str]
-    made_globals: dict[str, Any]
-    external_names: frozenset[str]
-    closure: tuple[Any, ...] | None
-    guards: tuple[TracedGuard, ...]
-    tree: GuardTree
+    made_globals: dict[str, Any]  # global name of Dynamo's making that holds an address -> the object
+    external_names: frozenset[str]  # every global name that ``frame`` refers to
+    closure: tuple[Any, ...] | None  # cells for the frame's free variables, or None
+    guards: tuple[TracedGuard, ...]  # all guards
+    tree: GuardTree  # the tree that Dynamo makes of them
+    # Python objects that were there before the call and that the frame writes to
     writes: tuple[TracedWrite, ...]
-    evaluated: Evaluations
-    objects: Mapping[str, Any]
-    codes: tuple[CodeType, ...]
-    trace_s: float
-    lower_s: float
-    shape_lines: tuple[ShapeLine, ...] = ()
+    evaluated: Evaluations  # facts that the graph relies on and no guard covers
+    objects: Mapping[str, Any]  # the Python objects that Dynamo looked at, by the expressions that led there
+    codes: tuple[CodeType, ...]  # every code object that was traced
+    trace_s: float  # seconds in Dynamo
+    lower_s: float  # seconds from Dynamo's graph to the ATen graph
+    shape_lines: tuple[ShapeLine, ...] = ()  # the lines that conditions on symbolic sizes come from
 
 
 def trace(
