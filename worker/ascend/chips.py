@@ -125,8 +125,8 @@ def soc_of(places: Places) -> str:
         return ""
     chips, trouble = chips_of(places)
     first = {chip.name: chip for chip in reversed(chips)}
-    boards = (_ask(places.npu_smi, *_board(chip)) for chip in first.values())
-    models = {soc_in(board) for board, _ in boards} - {""}
+    wanted = (("info", "-t", "board", "-i", str(chip.npu), "-c", str(chip.chip)) for chip in first.values())
+    models = {soc_in(_ask(places.npu_smi, *board)[0]) for board in wanted} - {""}
     if models:
         return ", ".join(sorted(models))
     found = sorted(_families(places)) or ["Ascend"]
@@ -147,10 +147,6 @@ def soc_in(board: str) -> str:
     if fields.get("NPU Name"):
         return f"{name}_{fields['NPU Name']}"
     return name if name.startswith("Ascend") else f"{fields.get('Chip Type', 'Ascend')}{name}"
-
-
-def _board(chip: Chip) -> tuple[str, ...]:
-    return ("info", "-t", "board", "-i", str(chip.npu), "-c", str(chip.chip))
 
 
 @cache

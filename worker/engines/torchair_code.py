@@ -96,7 +96,8 @@ def portable(code: str, own: Own) -> str:
     Raises:
         NotPortable: it holds the address of an object, the number of a stream, or another device.
     """
-    code = edited(code, _examples(ast.parse(code)))
+    functions = (node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef))
+    code = edited(code, [(node, "pass") for node in functions if node.name == "main"])
     tree = ast.parse(code)
     _refuse_streams(tree)
     name = _graph_name(tree)
@@ -218,10 +219,6 @@ def _tag_lists(tree: ast.AST, own: frozenset[str]) -> list[Edit]:
         kept = [NAME + tag[len(name) :] if tag in own else tag for tag in tags if tag in own or tag in used]
         edits.append((value, repr(kept)))
     return edits
-
-
-def _examples(tree: ast.Module) -> list[Edit]:
-    return [(node, "pass") for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
 
 
 def _pools(tree: ast.AST, pool: object | None) -> list[Edit]:

@@ -264,12 +264,14 @@ def translated(config: CompilerConfig, theirs: Any, *, kept: bool = True) -> Tra
     if problems:
         msg = "TorchAir cannot take all of the configuration:" + "".join(f"\n- {one}" for one in problems)
         raise NoCounterpart(msg, mode=config.mode, problems=tuple(problems))
+    of_one_graph, of_all = theirs.as_dict()
+    every = {**of_one_graph, **of_all}
     pool = meant.get("use_graph_pool", meant.get("aclgraph_config.use_custom_pool"))
     return Translation(
         names=tuple(sorted(names)),
         warnings=warnings,
         pool=None if pool is None else pool.value,
-        paths=_paths(theirs),
+        paths={name: str(every[name]) for name in _PATHS if every.get(name)},
     )
 
 
@@ -333,13 +335,11 @@ def _put(theirs: Any, name: str, claim: _Claim, warnings: dict[str, str], proble
 def _refused(mode: str, meant: Mapping[str, _Claim], *, kept: bool) -> Iterator[str]:
     """What TorchAir takes, but does not do, or keeps nothing of."""
     for refusal in REFUSED:
-        if refusal.mode == mode and (kept or refusal.always) and _applies(refusal, meant):
+        if refusal.mode != mode or not (kept or refusal.always):
+            continue
+        if all(name in meant and same(meant[name].value, value) for name, value in refusal.values.items()):
             said = " with ".join(_said(meant[name]) for name in refusal.values)
             yield f"{said}: {refusal.why}; {refusal.remedy}"
-
-
-def _applies(refusal: Refusal, meant: Mapping[str, _Claim]) -> bool:
-    return all(name in meant and same(meant[name].value, value) for name, value in refusal.values.items())
 
 
 def _said(claim: _Claim) -> str:
@@ -355,10 +355,3 @@ def _near(theirs: Any, name: str) -> str:
     ]
     hint = f", the nearest is {near[0]}" if near else ""
     return f"{hint}; leave it at its default, or use another mode or engine"
-
-
-def _paths(theirs: Any) -> dict[str, str]:
-    """The paths that TorchAir writes into its code."""
-    local_options, global_options = theirs.as_dict()
-    every = {**local_options, **global_options}
-    return {name: str(every[name]) for name in _PATHS if every.get(name)}

@@ -34,7 +34,12 @@ def propose(units: Sequence[RankUnit], planned: Iterable[CaptureEntry]) -> tuple
     """
     for unit in units:
         unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in _shapes(unit))
-    calls = [_of_call(unit) for unit in units if _is_captured(unit)]
+    # Compiled kernels run as they are, so there is no step to take for them.
+    calls = [
+        _of_call(unit)
+        for unit in units
+        if unit.variant is None or type(unit.variant.runner) is not EagerRunner
+    ]
     known = {signature for unit in units for signature in unit.signatures}
     num_left = {id(unit.variant): _num_left(unit, units) for unit in units if unit.variant is not None}
     proposals = []
@@ -94,11 +99,6 @@ def captured(units: Sequence[RankUnit]) -> dict[str, tuple[str, ...]]:
         owner = next(unit for unit in units if unit.variant is not None and _artifact(unit) == digest)
         found[owner.name].append(signature)
     return {name: tuple(sorted(own, key=lambda text: -sizes[text])) for name, own in found.items()}
-
-
-def _is_captured(unit: RankUnit) -> bool:
-    """Compiled kernels run as they are, so there is no step to take for them."""
-    return unit.variant is None or type(unit.variant.runner) is not EagerRunner
 
 
 def _of_call(unit: RankUnit) -> CaptureProposal:

@@ -177,7 +177,8 @@ class _Walk:
             kind = type(leaf).__name__
             makers = self._makers[id(manager), kind]
             made_by = makers.pop() if makers else KEY if is_key and kind in _OF_KEYS else ""
-            self.leaves.append(Leaf(source=source, kind=kind, conditions=_conditions(leaf), made_by=made_by))
+            said = tuple(part.partition("  #")[0].strip() for part in leaf.verbose_code_parts())
+            self.leaves.append(Leaf(source=source, kind=kind, conditions=said, made_by=made_by))
         children = manager.get_child_managers()
         if hasattr(manager, "get_key_value_managers"):
             self.dicts.append(source)
@@ -234,10 +235,6 @@ def asked_of(guard: Any) -> tuple[Any, dict[str, Any]]:
             source = source.base
         return source.base, {"attr": getattr(source, "member", "__code__")}
     return source, details
-
-
-def _conditions(leaf: Any) -> tuple[str, ...]:
-    return tuple(part.partition("  #")[0].strip() for part in leaf.verbose_code_parts())
 
 
 class TracedGuard(Value):

@@ -63,11 +63,10 @@ class ShapeNotes:
 
     @steps_in("torch._dynamo.variables:ExceptionVariable", "__str__")
     def _told(self, _original: Any, variable: Any) -> str:
-        args = (
-            repr(arg.as_python_constant()) if arg.is_python_constant() else arg.debug_repr()
-            for arg in variable.args
+        args = ", ".join(
+            repr(_value_of(arg)) if arg.is_python_constant() else _value_of(arg) for arg in variable.args
         )
-        return f"{variable.python_type_name()}({', '.join(args)})"
+        return f"{variable.python_type_name()}({args})"
 
 
 def raised_by(
@@ -112,7 +111,8 @@ def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseExce
     if kind == _OBSERVED and isinstance(cause, ObservedException):
         return cause, _observed(cause)
     if kind == _ASSERTION:
-        return error, _assertion(error)
+        stack = getattr(error, "real_stack", None)
+        return error, _printed("AssertionError", (stack[-1].line or "") if stack else "")
     if kind == _NAME and (unknown := _UNKNOWN.search(str(error))):
         return error, _printed("NameError", f"name {unknown[1]!r} is not defined")
     # A kernel that reads memory cannot be traced at all: the method may well be right.
@@ -153,17 +153,12 @@ def _text_of(args: tuple[Any, ...], *, is_key: bool) -> str:
         except (SyntaxError, ValueError):  # no literals: tensors, for example
             return found[1]
     else:
-        values = tuple(_value(arg) for arg in args)
+        values = tuple(map(_value_of, args))
     return str(KeyError(*values) if is_key else Exception(*values))
 
 
-def _value(variable: Any) -> Any:
+def _value_of(variable: Any) -> Any:
     return variable.as_python_constant() if variable.is_python_constant() else variable.debug_repr()
-
-
-def _assertion(error: BaseException) -> str:
-    stack = getattr(error, "real_stack", None)
-    return _printed("AssertionError", (stack[-1].line or "") if stack else "")
 
 
 def _with_sizes(text: str, shapes: Sequence[Any]) -> str:
@@ -180,16 +175,13 @@ def _where(method: Callable[..., Any], stack: list[FrameSummary]) -> str:
     """The innermost line that is not torch's, and the method's: ``a.py:12 in attend, from m.py:9 in M.f``."""
     if not stack:
         return "place unknown"
-    own = next((frame for frame in reversed(stack) if not _is_torch(frame)), stack[-1])
+    users = (frame for frame in reversed(stack) if not Path(frame.filename).is_relative_to(_TORCH))
+    own = next(users, stack[-1])
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     first = stack[0]
     is_method = code is not None and (first.filename, first.name) == (code.co_filename, code.co_name)
     entry = f"{_line(first)} in {code.co_qualname if code is not None and is_method else first.name}"
     return entry if own is first else f"{_line(own)} in {own.name}, from {entry}"
-
-
-def _is_torch(frame: FrameSummary) -> bool:
-    return Path(frame.filename).is_relative_to(_TORCH)
 
 
 def _line(frame: FrameSummary) -> str:
