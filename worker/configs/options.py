@@ -75,6 +75,7 @@ class Option(Generic[T]):
     """
 
     words: str = ""
+    is_of_process: ClassVar[bool] = False  # another value changes nothing that is compiled
 
     def __init__(self, default: T, *, effect: Effect | None = None) -> None:
         self.default = default
@@ -121,6 +122,8 @@ class Option(Generic[T]):
 
     def canonical(self, value: T) -> str:
         """`value` as text, equal in every process."""
+        if self.is_of_process and value != self.default:
+            return '"given"'
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -401,29 +404,23 @@ class PlainMapping(Option[Mapping[str, Any] | None]):
 
 
 class Directory(Option[str | None]):
-    """A directory to write to, made when needed; it changes nothing that is compiled."""
+    """A directory to write to, made when needed."""
 
     words = "the path of a directory, as a str, None"
+    is_of_process = True
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, str) and bool(value) and "\0" not in value
 
-    def canonical(self, value: str | None) -> str:
-        """Given or not."""
-        return "null" if value is None else '"given"'
-
 
 class ExistingDirectory(Option[str]):
-    """A directory that exists when the option is set; it changes nothing that is compiled."""
+    """A directory that exists when the option is set."""
 
     words = "the path of an existing directory, as a str"
+    is_of_process = True
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, str) and Path(value).is_dir()
-
-    def canonical(self, value: str) -> str:
-        """The default, or given."""
-        return json.dumps(value) if value == self.default else '"given"'
 
 
 class ExistingFile(Option[str | None]):
@@ -445,16 +442,13 @@ class ExistingFile(Option[str | None]):
 
 
 class PoolHandle(Option[tuple[Any, ...] | None]):
-    """The handle of a memory pool; it differs in every process and changes nothing that is compiled."""
+    """The handle of a memory pool, which differs in every process."""
 
     words = "the pair of ints that warmrank.graph_pool_handle() returns"
+    is_of_process = True
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
-
-    def canonical(self, value: tuple[Any, ...] | None) -> str:
-        """Given or not."""
-        return "null" if value is None else '"given"'
 
 
 class Function(Option[Callable[..., Any] | None]):

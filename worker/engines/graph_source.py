@@ -26,18 +26,16 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _FUNCTIONS = (
-    "add.Tensor",
-    "sub.Tensor", "mul.Tensor", "div.Tensor", "neg.default", "rsqrt.default", "sqrt.default",
-    "exp.default",
-    "cos.default", "sin.default", "tanh.default", "sigmoid.default", "relu.default",
-    "pow.Tensor_Scalar", "mean.dim", "sum.dim_IntList", "sum.default", "softmax.int", "matmul.default",
-    "mm.default", "bmm.default", "addmm.default", "reshape.default", "transpose.int", "permute.default",
-    "unsqueeze.default", "squeeze.dim", "select.int", "index_select.default", "gather.default", "cat.default",
-    "stack.default", "chunk.default", "unbind.int", "where.self", "masked_fill.Scalar", "embedding.default",
-    "layer_norm.default", "rms_norm.default", "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar",
-    "lt.Tensor", "le.Scalar", "le.Tensor", "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor",
-    "detach.default",
-    "logical_not.default", "bitwise_and.Tensor",
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "neg.default", "rsqrt.default",
+    "sqrt.default", "exp.default", "cos.default", "sin.default", "tanh.default", "sigmoid.default",
+    "relu.default", "pow.Tensor_Scalar", "mean.dim", "sum.dim_IntList", "sum.default", "softmax.int",
+    "matmul.default", "mm.default", "bmm.default", "addmm.default", "reshape.default", "transpose.int",
+    "permute.default", "unsqueeze.default", "squeeze.dim", "select.int", "index_select.default",
+    "gather.default", "cat.default", "stack.default", "chunk.default", "unbind.int", "where.self",
+    "masked_fill.Scalar", "embedding.default", "layer_norm.default", "rms_norm.default", "eq.Scalar",
+    "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar", "lt.Tensor", "le.Scalar", "le.Tensor",
+    "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor", "detach.default", "logical_not.default",
+    "bitwise_and.Tensor",
 )  # fmt: skip
 _METHODS = (
     "view.default", "expand.default", "contiguous.default", "copy_.default", "add_.Tensor", "sub_.Tensor",

@@ -22,45 +22,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from warmrank.worker.configs.of_torchair import FLAT, INVERTED, is_option
 from warmrank.worker.configs.options import TORCHAIR, no_effect, options, same
 from warmrank.worker.errors import NoCounterpart
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig
-
-FLAT = {
-    "aclgraph_config.use_custom_pool": "use_graph_pool",
-    "debug.aclgraph.clone_input": "clone_input",
-    "debug.aclgraph.disable_mempool_reuse_in_same_fx": "reuse_graph_pool_in_same_fx",
-    "debug.aclgraph.disable_reinplace_inplaceable_ops_pass": "inplace_pass",
-    "debug.aclgraph.disable_reinplace_input_mutated_ops_pass": "input_inplace_pass",
-    "debug.aclgraph.enable_output_clone": "clone_output",
-    "debug.aclgraph.remove_cat_ops": "remove_cat_ops",
-    "debug.aclgraph.static_capture_size_limit": "capture_limit",
-    "debug.deadlock_check": "deadlock_check",
-    "debug.run_eagerly": "force_eager",
-    "dump_config.data_dump_stage": "data_dump_stage",
-    "dump_config.dump_path": "data_dump_dir",
-    "dump_config.enable_dump": "dump_tensor_data",
-    "experimental_config.aclgraph._aclnn_static_shape_kernel": "static_kernel_compile",
-    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index": (
-        "_vllm_aclnn_static_kernel_sym_index"
-    ),
-    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range": (
-        "_vllm_aclnn_static_kernel_sym_range"
-    ),
-    "experimental_config.aclgraph._super_kernel_debug_options": "super_kernel_debug_options",
-    "experimental_config.aclgraph._super_kernel_optimize": "super_kernel_optimize",
-    "experimental_config.aclgraph._super_kernel_optimize_options": "super_kernel_optimize_options",
-    "experimental_config.frozen_parameter": "frozen_parameter",
-    "experimental_config.pattern_fusion_pass": "pattern_fusion_pass",
-    "experimental_config.remove_noop_ops": "remove_noop_ops",
-}
-"""Our name -> name in ``npugraph_ex.CompilerConfig``, of options that both forms of TorchAir's have."""
-
-INVERTED = frozenset({"reuse_graph_pool_in_same_fx", "inplace_pass", "input_inplace_pass"})
-"""Names in ``npugraph_ex.CompilerConfig`` that mean the opposite of what `FLAT` maps to them."""
 
 OURS_ALONE: Mapping[str, tuple[str, ...]] = {
     "inference_config.dynamic_gears_merge_policy": ("reduce-overhead", "npugraph_ex"),
@@ -155,7 +123,7 @@ def their_options(theirs: Any, prefix: str = "") -> dict[str, Any]:
         seen = public if isinstance(getattr(type(theirs), public, None), property) else name
         if name == "_fixed_attrs":
             continue
-        if hasattr(value, "__dict__") and not _is_option(value) and not callable(value):
+        if hasattr(value, "__dict__") and not is_option(value) and not callable(value):
             found |= their_options(value, f"{prefix}{seen}.")
         else:
             found[f"{prefix}{seen}"] = _plain(value)
@@ -199,13 +167,9 @@ def _place(theirs: Any, name: str) -> tuple[Any, str]:
     return theirs, last
 
 
-def _is_option(value: Any) -> bool:
-    return isinstance(getattr(type(value), "value", None), property)
-
-
 def _plain(value: Any) -> Any:
     """What an attribute holds, whether it is an option object or the value itself."""
-    return value.value if _is_option(value) else value
+    return value.value if is_option(value) else value
 
 
 _log = logging.getLogger("torchair")

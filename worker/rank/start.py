@@ -1,14 +1,29 @@
-"""What the driver tells a rank, and how the rank comes up: device, process groups, workload."""
+"""What the driver tells a rank, and how the rank comes up: device, process groups, workload.
+
+Time-outs of HCCL, the collectives of Ascend, follow the launch's, which a user is to see. HCCL reads its
+variables when a communicator is made; what a user has set stays. Of CANN's reference:
+
+* ``HCCL_CONNECT_TIMEOUT``, how long ranks wait for each other to connect: 120 to 7200 s, by default 120;
+  HCCL adds 20 s.
+  https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0077.html
+* ``HCCL_EXEC_TIMEOUT``, how long a collective waits for the other ranks: by default 1836 s; 0 is for ever; at
+  most 1091 s with ``HCCL_OP_EXPANSION_MODE=AIV``.
+  https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0078.html
+
+torch's watchdog must come later than HCCL, or HCCL's own report of the missing rank is lost: torch_npu warns
+of that (``ProcessGroupHCCL.cpp``). Ports are HCCL's own: 60000 to 60015 of each node, unless
+``HCCL_IF_BASE_PORT`` says otherwise.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.ascend import hccl
 from warmrank.worker.errors import PortInUse
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.results import RankPlace
@@ -20,6 +35,11 @@ if TYPE_CHECKING:
 
     from warmrank.worker.rank.workload import Workload
     from warmrank.worker.runtime.options import LaunchDefaults
+
+
+CONNECT, EXECUTE = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
+_CONNECT_S = (120, 7200)
+_GRACE_S = 60.0
 
 
 class RankSpec(Value):
@@ -78,9 +98,9 @@ def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     import torch.distributed as dist
 
     timeout = timedelta(seconds=spec.timeout_s)
-    if backend == "hccl":  # which has its own, and torch's watchdog must not come before it
-        os.environ.update(hccl.time_outs(spec.timeout_s, settings().ascend))
-        timeout = timedelta(seconds=hccl.watchdog_s(spec.timeout_s, settings().ascend))
+    if backend == "hccl":
+        os.environ.update(hccl_time_outs(spec.timeout_s, settings().ascend))
+        timeout = timedelta(seconds=watchdog_s(spec.timeout_s, settings().ascend))
     if spec.device_kind == "npu":
         # TorchAir makes static kernels of several ranks only where it sees torchrun's variables.
         os.environ.update(LOCAL_RANK=str(spec.local_rank), LOCAL_WORLD_SIZE=str(spec.local_world_size))
@@ -116,6 +136,28 @@ def _own(spec: RankSpec) -> list[tuple[str, tuple[int, ...]]]:
         for ranks in spec.groups[role]
         if spec.rank in ranks
     ]
+
+
+def hccl_time_outs(timeout_s: float, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables to set for a launch whose collectives may take this long; none that is set already."""
+    least, most = _CONNECT_S
+    wanted = {
+        CONNECT: min(max(math.ceil(timeout_s), least), most),
+        EXECUTE: max(math.ceil(timeout_s), 1),  # 0 would be for ever
+    }
+    return {name: str(value) for name, value in wanted.items() if not environ.get(name)}
+
+
+def watchdog_s(timeout_s: float, environ: Mapping[str, str]) -> float:
+    """Time-out for torch's watchdog: after HCCL's, which a user may have set.
+
+    Args:
+        timeout_s: the launch's.
+        environ: with HCCL's variables as the process has them by now.
+    """
+    text = environ.get(EXECUTE, "")
+    execute_s = int(text) if text.isdecimal() else 0  # 0: HCCL waits for ever, and the watchdog alone ends it
+    return max(timeout_s, execute_s) + _GRACE_S
 
 
 def _world() -> ProcessGroup:
