@@ -147,11 +147,7 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
 
 
 def _bound(written: Written, own: Own) -> str:
-    """The code for this process.
-
-    Raises:
-        ArtifactCorrupt: it names what this process has not.
-    """
+    """The code for this process; raises `ArtifactCorrupt` if it names what this process has not."""
     try:
         code = bound(written.code, own)
     except SyntaxError as error:
@@ -167,11 +163,7 @@ def _bound(written: Written, own: Own) -> str:
 
 
 def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
-    """What TorchAir makes of its file.
-
-    Raises:
-        ArtifactCorrupt: it does not take it.
-    """
+    """What TorchAir makes of its file; raises `ArtifactCorrupt` if it does not take it."""
     tried: list[Any] = []
     with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
         found = lazy.compile(site.method.__func__.__globals__)
@@ -191,11 +183,7 @@ def _ended(made: KernelFiles, private: Path, process: int) -> None:
 
 
 def _frame(code: bytes) -> CodeType:
-    """The artifact's frame.
-
-    Raises:
-        ArtifactCorrupt: it is none.
-    """
+    """The artifact's frame; raises `ArtifactCorrupt` if it is none."""
     try:
         frame = marshal.loads(code)  # noqa: S302 - of an artifact that was verified
     except (EOFError, TypeError, ValueError) as error:
@@ -464,11 +452,7 @@ def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[.
 
 
 def _compile(backend: Callable[..., Any], call: CapturedCall, name: str) -> None:
-    """Let TorchAir compile.
-
-    Raises:
-        CompileFailed: it raised whatever it raised; its own message is kept.
-    """
+    """Let TorchAir compile; raises `CompileFailed` with its own message."""
     try:
         backend(call.graph_module, list(call.example_inputs))
     except Exception as error:

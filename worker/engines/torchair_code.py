@@ -226,11 +226,7 @@ def _pools(tree: ast.AST, pool: object | None) -> list[Edit]:
 
 
 def _devices(tree: ast.AST, own: Own) -> list[Edit]:
-    """The rank's own device in calls of ``device``, as index 0.
-
-    Raises:
-        NotPortable: one of another index.
-    """
+    """The rank's own device in calls of ``device``, as index 0; raises `NotPortable` for others."""
     if own.device is None:
         return []
     kind, index = own.device

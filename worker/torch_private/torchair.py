@@ -97,11 +97,7 @@ def is_of_the_vendor(function: Any) -> bool:
 
 
 def _made_with(entry: Any, package: str) -> Mapping[str, Any]:
-    """What Inductor's ``register_replacement`` was called with.
-
-    Raises:
-        NotPortable: something else registered it.
-    """
+    """What Inductor's ``register_replacement`` was called with; raises `NotPortable` for another make."""
     cells = inspect.getclosurevars(entry.extra_check).nonlocals
     if all(name in cells for name in (*_FUNCTIONS, "trace_fn", "scalar_workaround")):
         return cells

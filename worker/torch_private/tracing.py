@@ -281,11 +281,7 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
 
 
 def _refuse_opaque(graph_module: GraphModule) -> None:
-    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does.
-
-    Raises:
-        NotPortable: the graph does.
-    """
+    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does, by `NotPortable`."""
     for node in graph_module.graph.nodes:
         real = getattr(node.meta.get("example_value"), "real_obj", None)
         if node.op == "call_method" and real is not None:
@@ -298,11 +294,7 @@ def _refuse_opaque(graph_module: GraphModule) -> None:
 
 
 def _refuse_names(codes: Iterable[CodeType]) -> None:
-    """Refuse code whose globals have names that Dynamo, or a frame, gives to globals of its own.
-
-    Raises:
-        NotPortable: it reads such a global.
-    """
+    """Refuse code whose globals have names that Dynamo, or a frame, gives to globals of its own."""
     for code in codes:
         if not any(map(_KEPT_NAMES.search, code.co_names)):
             continue
