@@ -52,17 +52,9 @@ ROOT = Path("/tmp/warmrank-aoti")  # noqa: S108 - owner and mode are checked; TM
 _INSTEAD = 'use mode "reduce-overhead" (engine graph) for this function'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompilePlace:
-    """Directories of one compile: for what is made, and for what compiles share."""
-
-    directory: Path
-    cache: Path
-
-
 @contextlib.contextmanager
-def compile_place(digest: str, root: Path | None = None) -> Iterator[CompilePlace]:
-    """An empty directory for the compile of what has this digest, held alone until the end."""
+def compile_place(digest: str, root: Path | None = None) -> Iterator[tuple[Path, Path]]:
+    """An empty directory for the compile of what has this digest, held alone; and one that compiles share."""
     root = ROOT if root is None else root
     fault = _fault(root)
     with contextlib.ExitStack() as stack:
@@ -77,12 +69,12 @@ def compile_place(digest: str, root: Path | None = None) -> Iterator[CompilePlac
         else:
             # The lock is the kernel's: a holder that died is no holder.
             stack.enter_context(FileLock(root / f"{digest}.lock", mode=0o600, fallback_to_soft=False))
-        place = CompilePlace(directory=root / digest, cache=root / "inductor")
-        shutil.rmtree(place.directory, ignore_errors=True)  # of a process that was killed
-        stack.callback(shutil.rmtree, place.directory, ignore_errors=True)
-        place.directory.mkdir(mode=0o700)
-        place.cache.mkdir(mode=0o700, exist_ok=True)
-        yield place
+        directory, shared = root / digest, root / "inductor"
+        shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        directory.mkdir(mode=0o700)
+        shared.mkdir(mode=0o700, exist_ok=True)
+        yield directory, shared
 
 
 def _fault(root: Path) -> str:
@@ -296,12 +288,12 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
         inputs = bind_inputs(division.library)
         call["tensors"], call["numbers"] = list(inputs.tensors), list(inputs.numbers)
         call["constants"] = [order.index(name) for name in inputs.constants]
-        with compile_place(identity) as place:
+        with compile_place(identity) as (directory, cache):
             library = compile_library(
                 division.library,
                 inputs.fakes,
-                directory=place.directory,
-                cache=place.cache,
+                directory=directory,
+                cache=cache,
                 march=instruction_set().march,
                 compiler=settings().compiler,
             )

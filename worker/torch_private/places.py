@@ -255,9 +255,7 @@ def _borrowed(tensor: torch.Tensor, storages: dict[int, Any], keep: Any) -> torc
     with torch.inference_mode(mode=False), torch.no_grad():
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         place = empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-    # Kernels conjugate or negate what they read by these bits.
-    place = place.conj() if tensor.is_conj() else place
-    return torch._neg_view(place) if tensor.is_neg() else place
+    return lazily(place, place_of(0, tensor))
 
 
 def _keep(storage: Any, keep: Any) -> None:

@@ -18,7 +18,7 @@ import contextlib
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +28,7 @@ from warmrank.worker.errors import GearError, NotPortable
 from warmrank.worker.torch_private.lowering import LoweredGraph, source_name
 from warmrank.worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
 from warmrank.worker.torch_private.operators import readable
-from warmrank.worker.torch_private.patching import Hook, intercepted
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 FACTS = {
     "torch._dynamo.source": "ConstantSource",
-    "torch._dynamo.variables.builder": "_automatic_dynamic(e, tx, source)",
     "torch._guards": "TracingContext",
     "torch._subclasses.fake_tensor": "FakeTensorMode FakeTensorMode(shape_env)",
     "torch.fx.experimental._config": "backed_size_oblivious",
@@ -73,32 +72,18 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
         GearError: a tensor is marked as unbacked, or has gears and is no argument of the call; or a dimension
             that is marked as dynamic is a constant in the traced code.
     """
-    import torch.fx.experimental._config as shapes_config
-    from torch._dynamo.variables import builder
     from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
-    hints = tuple(hints)
-    refused: list[GearError] = []
-    traced: dict[str, torch.Tensor] = {}
-
-    def obeying(original: Callable[..., Any], e: Any, tx: Any, source: Any, *args: Any, **more: Any) -> Any:
-        name = source_name(source)
-        is_base = name.endswith("._base")  # of a view, which has sizes of its own
-        _note_gears(e, name, hints, traced, refused, is_base=is_base)
-        context = original(e, tx, source, *args, **more)
-        if hints and not is_base:
-            _make_static(context, marked_dims(e))
-        return context
-
-    settings: Any = shapes_config
+    sizes = _SizeHooks(tuple(hints))
+    refused, settings = sizes.refused, shapes_config
     with (
         _LOCK,
-        traced_as(hints),
-        settings.patch(backed_size_oblivious=oblivious),
-        intercepted([Hook(builder, "_automatic_dynamic", obeying)]),
+        traced_as(sizes.hints),
+        settings.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
+        intercepted(hooks_of(sizes)),
     ):
         try:
-            yield traced
+            yield sizes.traced
         except Exception as error:
             if refused:
                 raise refused[0] from error
@@ -111,37 +96,39 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
         raise refused[0]
 
 
-def _note_gears(
-    tensor: Any,
-    name: str,
-    hints: Hints,
-    traced: dict[str, torch.Tensor],
-    refused: list[GearError],
-    *,
-    is_base: bool,
-) -> None:
-    """Notes a geared tensor, or the error to raise later: in here Dynamo would make another one of it."""
-    try:
-        refuse_unbacked(tensor, name)
-    except GearError as error:
-        refused.append(error)
-    if is_base:
-        return
-    if any(tensor is geared for geared, _ in hints):
-        traced.setdefault(name, tensor)
-    elif getattr(tensor, "dim_gears", None):
-        msg = f"{readable(name)} has gears, but is no argument of the call; only arguments may have them"
-        refused.append(GearError(msg, input=name))
+class _SizeHooks:
+    """Steps in where Dynamo decides which sizes of a tensor are symbols."""
 
+    def __init__(self, hints: tuple[tuple[torch.Tensor, Mapping[int, int]], ...]) -> None:
+        self.hints = hints
+        self.traced: dict[str, torch.Tensor] = {}
+        self.refused: list[GearError] = []  # to raise later: in here Dynamo would make another error of it
 
-def _make_static(context: Any, keep: frozenset[int]) -> None:
-    from torch.fx.experimental.symbolic_shapes import DimDynamic
+    @steps_in("torch._dynamo.variables.builder", "_automatic_dynamic(e, tx, source)")
+    def _decide(self, original: Any, e: Any, tx: Any, source: Any, *args: Any, **more: Any) -> Any:
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-    sizes = getattr(context, "dynamic_sizes", None)
-    if isinstance(sizes, list):
-        for dim in range(len(sizes)):
-            if dim not in keep:
+        name = source_name(source)
+        is_base = name.endswith("._base")  # of a view, which has sizes of its own
+        try:
+            refuse_unbacked(e, name)
+        except GearError as error:
+            self.refused.append(error)
+        if not is_base:
+            self._note(e, name)
+        context = original(e, tx, source, *args, **more)
+        sizes = getattr(context, "dynamic_sizes", None)
+        if self.hints and not is_base and isinstance(sizes, list):
+            for dim in set(range(len(sizes))) - marked_dims(e):
                 sizes[dim] = DimDynamic.STATIC
+        return context
+
+    def _note(self, tensor: Any, name: str) -> None:
+        if any(tensor is geared for geared, _ in self.hints):
+            self.traced.setdefault(name, tensor)
+        elif getattr(tensor, "dim_gears", None):
+            msg = f"{readable(name)} has gears, but is no argument of the call; only arguments may have them"
+            self.refused.append(GearError(msg, input=name))
 
 
 def make_static(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
