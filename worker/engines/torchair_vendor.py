@@ -63,17 +63,14 @@ class Vendor(Value):
     serializer: Any  # what it pickles constants with
 
 
+@functools.cache
 def vendor_for(mode: str) -> Vendor:
     """The package that compiles in a mode.
 
     Raises:
         DeviceUnavailable: torch_npu, or this package of it, does not import.
     """
-    return _vendor("npugraph_ex" if mode == "npugraph_ex" else "torchair")
-
-
-@functools.cache
-def _vendor(name: str) -> Vendor:
+    name = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
     package = vendor_package(name)
     with _importing(name):
         cache = importlib.import_module(f"{name}.inference._cache_compiler")

@@ -94,7 +94,6 @@ class Evaluations:
         self.calls: list[AskedCall] = []
         self.refused: list[str] = []
         self.group_names: dict[str, Any] = {}
-        self._calls = CallHooks(self)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -105,7 +104,7 @@ class Evaluations:
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         profile = sys.getprofile()
-        with intercepted(hooks_of(ReadHooks(self), self._calls, ValueHooks(self))):
+        with intercepted(hooks_of(ReadHooks(self), CallHooks(self), ValueHooks(self))):
             handlers.clear()
             try:
                 yield
@@ -221,15 +220,9 @@ class ReadHooks:
 
     # Kinds.
 
-    @steps_in(_BUILTIN, "call_isinstance")
-    def _is_instance(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
-        return self._note_kind("instance", left, right, original(builtin, tx, left, right))
-
-    @steps_in(_BUILTIN, "call_issubclass")
-    def _is_subclass(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
-        return self._note_kind("subclass", left, right, original(builtin, tx, left, right))
-
-    def _note_kind(self, kind: str, left: Any, right: Any, answer: Any) -> Any:
+    @steps_in(_BUILTIN, "call_isinstance", "call_issubclass")
+    def _ask_kind(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
+        kind, answer = original.__name__.removeprefix("call_is"), original(builtin, tx, left, right)
         if right.is_python_constant() and answer.is_python_constant():
             classes = tuple(_classes(right.as_python_constant()))
             answered = [cls for cls in classes if self._is_answered(cls, f"__{kind}check__")]

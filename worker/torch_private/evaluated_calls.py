@@ -19,7 +19,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, FunctionType, MethodDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -98,22 +98,15 @@ class CallHooks:
             self._evaluations.note_call(function, _arguments(args, kwargs), answer.as_python_constant())
         return answer
 
-    @steps_in(_GROUP, "rank", is_optional=True)
-    def _read_rank(self, original: Any, group: Any) -> int:
+    @steps_in(_GROUP, "rank", "size", is_optional=True)
+    def _read_group(self, original: Any, group: Any) -> int:
         import torch.distributed as dist
 
-        return self._read_group(dist.get_rank, group, original(group))
-
-    @steps_in(_GROUP, "size", is_optional=True)
-    def _read_size(self, original: Any, group: Any) -> int:
-        import torch.distributed as dist
-
-        return self._read_group(dist.get_world_size, group, original(group))
-
-    def _read_group(self, function: Callable[..., Any], group: Any, result: int) -> int:
+        function = dist.get_rank if original.__name__ == "rank" else dist.get_world_size
+        result: int = original(group)
         if self._evaluating:
             self._evaluating[-1].append(group)
-        elif _is_asked(sys._getframe(3)):
+        elif _is_asked(sys._getframe(2)):
             self._evaluations.note_call(function, ((group,), {}), result)
         return result
 

@@ -32,25 +32,13 @@ NEWEST: Final = (2, 15)
 TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 """Releases of torch that the test suite ran on, see docs/status.md."""
 
+_COMPILE = (
+    "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_values", "kernels", "lowering", "marks",
+    "operators", "patching", "places", "raised", "recording", "switches", "symbols", "tracer_changes",
+    "tracing",
+)  # fmt: skip
 GROUPS: Final = {
-    "compile": (
-        "dynamo_guards",
-        "evaluated",
-        "evaluated_calls",
-        "evaluated_values",
-        "kernels",
-        "lowering",
-        "marks",
-        "operators",
-        "patching",
-        "places",
-        "raised",
-        "recording",
-        "switches",
-        "symbols",
-        "tracer_changes",
-        "tracing",
-    ),
+    "compile": _COMPILE,
     "trial": ("trial",),
     "inductor": ("inductor",),
     "torchair": ("torchair",),

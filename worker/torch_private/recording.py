@@ -32,15 +32,10 @@ _RESIZING = frozenset({"resize_", "resize_as_", "resize_as_sparse_", "set_", "_r
 # What has no lasting effect: memory without values, and checks of sizes, which do not change.
 _IDLE = frozenset(
     {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_permuted",
-        "new_empty",
-        "new_empty_strided",
+        "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
         "_assert_tensor_metadata",
     }
-)
+)  # fmt: skip
 _MASKED = frozenset({"index", "_unsafe_index"})
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional"})
 _PROBABILITIES = ("dropout", "dropout_p", "p", "train", "training")
