@@ -126,12 +126,12 @@ def test_newer_torch_that_traces_otherwise_is_refused(monkeypatch, tmp_path):
     def whatever(self: object, tensor: torch.Tensor, **options: object) -> None:
         raise NotImplementedError
 
-    trial._tried.cache_clear()
+    trial._traced.cache_clear()
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.99.0"))
     monkeypatch.setattr(MetaTensorDescriber, "describe_tensor", whatever)
     with pytest.raises(TorchUnsupported, match="a method is traced without being run"):
         cached(Scaled().scaled, tmp_path)(torch.ones(3))
-    trial._tried.cache_clear()
+    trial._traced.cache_clear()
 
 
 class Names(Watch):

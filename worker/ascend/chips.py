@@ -194,11 +194,7 @@ _NONE = ("", "NoDevFiles")  # the latter is what Ray reads as none
 
 
 def visible_devices(environ: Mapping[str, str], num_devices: int) -> tuple[int, ...]:
-    """Numbers of the NPUs that a process with these variables may use; all, where the variable is not set.
-
-    Args:
-        environ: the variables.
-        num_devices: NPUs of the machine, or of the container: numbers are below it.
+    """Numbers of the NPUs that a process with these variables may use, of all in the machine or container.
 
     Raises:
         DeviceUnavailable: the variable is not a list as CANN reads it, or names an NPU that is not there.

@@ -234,13 +234,8 @@ _DRIVERS = {
 def fit(torch: str, torch_npu: str, cann: str, driver: str = "") -> tuple[str, ...]:
     """What does not belong together, each with its remedy; empty where nothing is known to be wrong.
 
-    Args:
-        torch: version of torch, such as ``2.12.0+cpu``.
-        torch_npu: version of torch_npu, such as ``2.12.0.post2``.
-        cann: release of CANN, such as ``9.1.0``.
-        driver: version of the driver, such as ``25.5.2``.
-
-    Empty versions are not judged: whether something is missing is another question.
+    Versions such as ``2.12.0+cpu``, ``2.12.0.post2``, ``9.1.0`` and ``25.5.2``. Empty ones are not judged:
+    whether something is missing is another question.
     """
     return tuple(
         problem

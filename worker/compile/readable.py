@@ -62,12 +62,9 @@ def title(name: str) -> str:
 
 
 def assigned(name: str, items: Iterable[tuple[str, Any]], brackets: str = "[]") -> str:
-    """``name = [...]``, one item per line, each with a remark above it where it has a new one.
+    """``name = [...]``, one item per line, each with its remark above it where that is a new one.
 
-    Args:
-        name: of the variable.
-        items: remark (may be empty) and the item's source or value; pairs for ``{}``.
-        brackets: of the literal.
+    Items are remark (may be empty) and source or value; pairs for the brackets ``{}``.
     """
     lines = [f"{name} = {brackets[0]}"]
     said = ""

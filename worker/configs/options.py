@@ -46,10 +46,7 @@ ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
 def no_effect(effect: Effect, *, mode: str, engine: str = "") -> str:
     """Why an option does nothing in a mode; empty where it works.
 
-    Args:
-        effect: of the option's value.
-        mode: of the configuration.
-        engine: name of the engine; empty for the one of warmrank's own that the mode means.
+    Without the name of an ``engine`` it is the one of warmrank's own that the mode means.
     """
     is_torchair = engine == TORCHAIR or (not engine and mode == "npugraph_ex")
     modes = effect.torchair_modes if is_torchair and effect.torchair_modes is not None else effect.modes

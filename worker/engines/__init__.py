@@ -77,19 +77,12 @@ class SelfCapturing(Protocol):
 
 
 class Engine(Protocol):
-    """A way to run a traced graph.
+    """A way to run a traced graph."""
 
-    Attributes:
-        name: name in keys and reports.
-        version: changes whenever the sections' meaning does; part of the key.
-        captured: whether the capture runtime captures its graphs; those of others are called as they are.
-        captures_itself: whether a call of its graph captures and replays by itself.
-    """
-
-    name: str
-    version: str
-    captured: bool
-    captures_itself: bool
+    name: str  # name in keys and reports
+    version: str  # changes whenever the sections' meaning does; part of the key
+    captured: bool  # whether the capture runtime captures its graphs; those of others are called as they are
+    captures_itself: bool  # whether a call of its graph captures and replays by itself
 
     def check(self, device_kind: str) -> None:
         """Raise `WorkerError` for what this kind of device cannot compile, before anything is traced."""

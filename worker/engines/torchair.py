@@ -116,12 +116,7 @@ class LoadedGraph:
 
 
 def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGraph:
-    """Let TorchAir load what it wrote once, from a private copy.
-
-    Args:
-        written: of `compiled`.
-        site: the function.
-        groups: role -> this process's name, of the process groups that the graph uses.
+    """Let TorchAir load what it wrote once (`compiled`), from a private copy; ``groups`` by role.
 
     Raises:
         ArtifactCorrupt: TorchAir does not take it; says why, in its words.
@@ -364,11 +359,6 @@ def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
 
 def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:
     """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace.
-
-    Args:
-        site: the function.
-        call: what Dynamo captured.
-        groups: role -> this process's name, of the process groups that the graph uses.
 
     Raises:
         NotPortable: TorchAir does not cache this function; says why, in its words.

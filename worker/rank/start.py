@@ -43,17 +43,7 @@ _GRACE_S = 60.0
 
 
 class RankSpec(Value):
-    """What the driver tells one rank.
-
-    Attributes:
-        master_port: free port there; 0 where no process groups are wanted.
-        groups: role -> the ranks of every group of that role; every rank is in one group of each role.
-        entrypoint: ``module:function``; empty for a script.
-        timeout_s: time-out of collectives, in seconds.
-        no_compile: a miss is an error, wherever on this rank it comes up.
-        engine: ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say.
-        audited: what is compiled is compared with other ranks' traces before they adopt it.
-    """
+    """What the driver tells one rank."""
 
     rank: int
     world_size: int
@@ -61,17 +51,18 @@ class RankSpec(Value):
     local_world_size: int
     node_rank: int
     master_addr: str
-    master_port: int
+    master_port: int  # free port there; 0 where no process groups are wanted
     device_kind: str
+    # role -> the ranks of every group of that role; every rank is in one group of each role
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
-    entrypoint: str
+    entrypoint: str  # ``module:function``; empty for a script
     arguments: Mapping[str, Any]
     cache_dir: str
     guards: str
-    timeout_s: float
-    no_compile: bool = False
-    engine: str = "auto"
-    audited: bool = False
+    timeout_s: float  # time-out of collectives, in seconds
+    no_compile: bool = False  # a miss is an error, wherever on this rank it comes up
+    engine: str = "auto"  # ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say
+    audited: bool = False  # what is compiled is compared with other ranks' traces before they adopt it
 
 
 def pretend_groups(spec: RankSpec) -> dict[str, ProcessGroup]:

@@ -80,20 +80,13 @@ class AskedCall(Value):
 
 
 class Evaluations:
-    """What one trace relies on beside its guards; filled while the trace runs.
-
-    Attributes:
-        facts: facts about objects, in their order.
-        calls: calls of functions that read the state of the process, in their order.
-        refused: constructs that no condition can cover.
-        group_names: process groups whose names code outside torch holds, by their names.
-    """
+    """What one trace relies on beside its guards; filled while the trace runs."""
 
     def __init__(self) -> None:
-        self.facts: dict[Evaluated, None] = {}
-        self.calls: list[AskedCall] = []
-        self.refused: list[str] = []
-        self.group_names: dict[str, Any] = {}
+        self.facts: dict[Evaluated, None] = {}  # about objects, in their order
+        self.calls: list[AskedCall] = []  # of functions that read the state of the process, in their order
+        self.refused: list[str] = []  # constructs that no condition can cover
+        self.group_names: dict[str, Any] = {}  # groups whose names code outside torch holds
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:

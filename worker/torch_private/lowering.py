@@ -307,13 +307,9 @@ def graph_of(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     composites: bool = False,
 ) -> GraphModule:
-    """The ATen operators that a function calls for fake inputs, without dead ones.
+    """The ATen operators that a function calls for fake inputs, without dead ones; shapes may be symbols.
 
-    Args:
-        function: its shapes may be symbols.
-        fakes: its inputs.
-        decompositions: operator overload -> function that replaces it.
-        composites: keep composite operators (``linear``) whole.
+    With ``composites``, composite operators (``linear``) are kept whole.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -160,13 +160,9 @@ def _origin(value: torch.Tensor, known: Sequence[Any]) -> Origin | None:
 def hand_out(
     outputs: Sequence[Any], origins: Sequence[Origin | None], num_inputs: int, *, clone: bool
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What makes a call's outputs of its inputs, after a replay.
+    """What makes a call's outputs of its inputs, after a replay that left ``outputs`` at fixed addresses.
 
-    Args:
-        outputs: at their fixed addresses.
-        origins: of each.
-        num_inputs: of the graph.
-        clone: copy outputs that lie in memory of the graph's own.
+    With ``clone``, outputs that lie in memory of the graph's own are copied.
     """
     makers = []
     for value, origin in zip(outputs, origins, strict=True):

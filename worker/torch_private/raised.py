@@ -75,13 +75,9 @@ def raised_by(
     shapes: Sequence[Any],
     handled: BaseException | None = None,
 ) -> FunctionRaised | None:
-    """The error that the method raised itself; None where ``error`` tells of a graph break.
+    """The error that the method raised itself; None where ``error``, Dynamo's, tells of a graph break.
 
-    Args:
-        method: what was traced.
-        error: Dynamo's; its text goes to the log.
-        shapes: of `ShapeNotes`.
-        handled: the exception that was being handled when the trace began; it caused nothing of this.
+    ``handled`` was being handled when the trace began: it caused nothing of this.
     """
     stopped, said = _said(error, handled)
     if not said:

@@ -65,10 +65,6 @@ def registered_patterns(package: str, digest: Digest) -> list[RegisteredPattern]
     The vendor's own are among them where they have their turns before a user's. Those that follow, or are
     not registered yet, do not count: TorchAir appends its own at each compile.
 
-    Args:
-        package: ``torchair`` or ``npugraph_ex``.
-        digest: of functions and constants.
-
     Raises:
         NotPortable: a pattern of another make, whose functions cannot be found.
     """
@@ -149,11 +145,7 @@ _REGISTRY = "torchair._ge_concrete_graph.fx2ge_converter"
 
 
 def registered_converters(digest: Digest) -> list[str]:
-    """Operator and digest of each converter that is not torch_npu's own; nothing where TorchAir is not.
-
-    Args:
-        digest: of functions.
-    """
+    """Operator and digest of each converter that is not torch_npu's own; nothing where TorchAir is not."""
     registry = getattr(sys.modules.get(_REGISTRY), "_CONVERTERS", None)
     if registry is None:
         return []
@@ -184,11 +176,7 @@ def _parts(holder: Any, kind: type) -> list[Any]:
 
 
 def left_to_wrappers(context: Any) -> str:
-    """What the wrappers would do after each call, in words; empty for nothing.
-
-    Args:
-        context: the tracing context that AOTAutograd ran in.
-    """
+    """What the wrappers would do after each call, in words; empty for nothing. Of AOTAutograd's context."""
     found = context.fw_metadata
     if found is None:
         return ""

@@ -73,16 +73,11 @@ class TracedWrite(Value):
 
 
 class TraceNotes:
-    """Steps in where Dynamo looks at objects and writes the frame.
-
-    Attributes:
-        objects: those that it looked at, by their source expressions.
-        writes: of the frame, in their order.
-    """
+    """Steps in where Dynamo looks at objects and writes the frame."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, Any] = {}
-        self.writes: dict[TracedWrite, None] = {}
+        self.objects: dict[str, Any] = {}  # that it looked at, by their source expressions
+        self.writes: dict[TracedWrite, None] = {}  # of the frame, in their order
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
     def _build(self, original: Any, builder: Any, value: Any) -> Any:
@@ -161,8 +156,7 @@ def trace(
         kwargs: likewise.
         dynamic: trace with symbolic sizes.
         decompositions: operator overload -> function that replaces it.
-        build: what is made of the graph; it runs before the guards are written, so that conditions which it
-            puts on symbolic sizes are among them.
+        build: what is made of the graph, before the guards are written: its conditions are among them.
 
     Raises:
         GraphBreak: the method does not form one whole graph; the message has Dynamo's reason and line.
