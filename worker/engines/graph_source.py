@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
+from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, higher_order_name
+from warmrank.worker.torch_private.operators import argument_name, constant_of, operator_path
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
-
-    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _FUNCTIONS = (
     "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "neg.default", "rsqrt.default",
@@ -86,8 +87,6 @@ class _SourceWriter:
         return [f"    def {name}({', '.join(inputs)}):", *first, *self._body(module)]
 
     def _body(self, module: GraphModule) -> Iterator[str]:
-        from warmrank.worker.torch_private.lowering import BRANCH, LOOP, higher_order_name
-
         last_use = _last_uses(list(module.graph.nodes))
         held: dict[str, str] = {}
         for node in module.graph.nodes:
@@ -118,8 +117,6 @@ class _SourceWriter:
 
     def _branch_or_loop(self, node: Node) -> Iterator[str]:
         """What `torch.cond` and ``while_loop`` do, in Python."""
-        from warmrank.worker.torch_private.lowering import BRANCH, higher_order_name
-
         operands = [self._value(value) for value in (*node.args, *node.kwargs.values())]
         if higher_order_name(node.target) == BRANCH:
             predicate, chosen, other, given = operands
@@ -132,8 +129,6 @@ class _SourceWriter:
             yield f"    {node.name} = {body}(*{node.name}, *{others})"
 
     def _target(self, node: Node) -> str:
-        from warmrank.worker.torch_private.operators import operator_path
-
         name = getattr(node.target, "__name__", "")
         for prefix, module in _MODULES.items():  # of functions over sizes
             if getattr(module, name, None) is node.target:
@@ -143,8 +138,6 @@ class _SourceWriter:
         return self._operators.setdefault(BINDINGS.get(path, path), short)
 
     def _argument(self, node: Node, index: int, value: Any) -> str:
-        from warmrank.worker.torch_private.operators import argument_name
-
         name = argument_name(node.target, index)
         text = self._keyword(node, name, value)
         # Python's bindings take this one, which is always the last, by keyword only.
@@ -152,15 +145,11 @@ class _SourceWriter:
 
     def _keyword(self, node: Node, name: str, value: Any) -> str:
         if name == "group_name" and isinstance(value, str) and "c10d" in str(node.target):
-            from warmrank.worker.groups import role_of
-
             return f"groups[{role_of(value)!r}]"
         return self._value(value)
 
     def _held(self, module: GraphModule, target: str) -> str:
         """The name of a constant, or of a graph within the graph."""
-        from warmrank.worker.torch_private.operators import constant_of
-
         value = functools.reduce(getattr, target.split("."), module)
         if isinstance(value, torch.fx.GraphModule):
             name = f"_body_{len(self._bodies)}"

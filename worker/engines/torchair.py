@@ -34,6 +34,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.private_files import discard_tree
+from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.torchair_code import (
     Constants,
@@ -59,7 +60,11 @@ from warmrank.worker.engines.torchair_vendor import (
     written_privately,
 )
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
+from warmrank.worker.groups import role_of
 from warmrank.worker.node_caches import KernelFiles
+from warmrank.worker.torch_private import facts as torch_facts
+from warmrank.worker.torch_private.lowering import group_names
+from warmrank.worker.torch_private.torchair import left_to_wrappers
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -227,9 +232,6 @@ class TorchairEngine:
             BadConfig: the module lies on another kind of device.
             DeviceUnavailable: torch_npu or TorchAir does not import.
         """
-        from warmrank.worker.devices import backend_for
-        from warmrank.worker.torch_private import facts as torch_facts
-
         if device_kind != "npu":
             msg = f"engine torchair compiles for device kind npu; this module lies on {device_kind}"
             raise BadConfig(msg, parameter="engine", device_kind=device_kind)
@@ -244,10 +246,6 @@ class TorchairEngine:
         Raises:
             NotPortable: TorchAir does not cache the function, or its cache would give other results.
         """
-        from warmrank.worker.groups import role_of
-        from warmrank.worker.torch_private.lowering import group_names
-        from warmrank.worker.torch_private.torchair import left_to_wrappers
-
         del keep_compiled
         call = lowered.captured
         assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
