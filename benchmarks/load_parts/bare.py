@@ -41,9 +41,9 @@ class Kernels:
         backend.capture = remembered  # type: ignore[method-assign]
 
     def _watch_libraries(self) -> None:
-        from warmrank.worker.torch_private import aoti_runtime
+        from warmrank.worker.torch_private import inductor
 
-        open_library = aoti_runtime.open_library
+        open_library = inductor.open_library
 
         def remembered(library: Any, device: Any) -> Any:
             run = open_library(library, device)
@@ -55,4 +55,4 @@ class Kernels:
             self._kernel = lambda: run(self._inputs)
             return run_and_remember
 
-        aoti_runtime.open_library = remembered
+        inductor.open_library = remembered

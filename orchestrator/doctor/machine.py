@@ -212,7 +212,7 @@ def interface(name: str, value: str, interfaces: Sequence[str]) -> Finding:
 
 
 def _hccl_ports(environ: Mapping[str, str]) -> Finding:
-    """Ports that HCCL takes on a node: by default 60000 to 60015, see `worker.ascend.hccl`."""
+    """Ports that HCCL takes on a node: by default 60000 to 60015, see `worker.rank.start`."""
     text = environ.get("HCCL_IF_BASE_PORT", "")
     first = int(text) if text.isdecimal() and int(text) < 2**16 - _NUM_HCCL_PORTS else _FIRST_HCCL_PORT
     ports = range(first, first + _NUM_HCCL_PORTS)

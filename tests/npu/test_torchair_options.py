@@ -27,8 +27,9 @@ from tests.support.options import (
 )
 from tests.support.small_models import Plain
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.of_torchair import FLAT, INVERTED
 from warmrank.worker.configs.options import MODES, options
-from warmrank.worker.engines.torchair_options import FLAT, INVERTED, their_options, translated
+from warmrank.worker.engines.torchair_options import their_options, translated
 from warmrank.worker.errors import NoCounterpart
 
 pytestmark = pytest.mark.torchair

@@ -1,4 +1,4 @@
-"""Ranks without torch that keep the contract of `worker.rank.rank_worker.Rank`, for tests of the driver."""
+"""Ranks without torch that keep the contract of `RankWorker`, for tests of the driver."""
 
 from __future__ import annotations
 

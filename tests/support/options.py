@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
+from warmrank.worker.configs.of_torchair import FLAT
 from warmrank.worker.configs.options import (
     MODES,
     TORCHAIR,
@@ -33,7 +34,7 @@ from warmrank.worker.configs.options import (
     no_effect,
     options,
 )
-from warmrank.worker.engines.torchair_options import FLAT, OURS_ALONE, REFUSED
+from warmrank.worker.engines.torchair_options import OURS_ALONE, REFUSED
 
 SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"
 _FLAT_NAMES = {"mode", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", *names(NpuGraphEx)}

@@ -165,9 +165,9 @@ def test_file_that_is_no_package_is_corrupt(tmp_path: Path) -> None:
 def test_compile_place_is_the_same_for_equal_digests_and_gone_afterwards(tmp_path: Path) -> None:
     seen = []
     for _ in range(2):
-        with compile_place("0f", tmp_path / "root") as place:
-            (place.directory / "made").touch()
-            seen.append(place.directory)
+        with compile_place("0f", tmp_path / "root") as (directory, _):
+            (directory / "made").touch()
+            seen.append(directory)
     assert seen[0] == seen[1] == tmp_path / "root" / "0f"
     assert not seen[0].exists()
     assert (tmp_path / "root").stat().st_mode & 0o777 == 0o700
@@ -181,11 +181,11 @@ def test_compile_place_is_the_same_for_equal_digests_and_gone_afterwards(tmp_pat
 def test_compile_place_of_others_is_not_used(tmp_path, spoil, caplog):
     root = tmp_path / "root"
     spoil(root)
-    with caplog.at_level(logging.WARNING, logger="torchair"), compile_place("0f", root) as place:
-        assert not place.directory.is_relative_to(root)
-        assert place.directory.stat().st_mode & 0o777 == 0o700
+    with caplog.at_level(logging.WARNING, logger="torchair"), compile_place("0f", root) as (directory, _):
+        assert not directory.is_relative_to(root)
+        assert directory.stat().st_mode & 0o777 == 0o700
     assert "cannot be used" in caplog.text
-    assert not place.directory.exists()
+    assert not directory.exists()
 
 
 ROWS = torch.arange(12.0).reshape(3, 4)

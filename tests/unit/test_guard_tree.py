@@ -21,7 +21,7 @@ from tests.support.zoo_child import _contexts
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.translate import AMBIENT_KINDS, RULES, TRANSLATED_KINDS, accounts
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import Hook, intercepted
 
 ROWS = torch.ones(2, 4)
 
@@ -33,14 +33,11 @@ def printed() -> Iterator[list[Any]]:
 
     seen: list[Any] = []
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_check_fn(manager: Any, *args: Any) -> None:
-            original(manager, *args)
-            seen.append(manager.guard_manager)
+    def compile_check_fn(original: Callable[..., Any], manager: Any, *args: Any) -> None:
+        original(manager, *args)
+        seen.append(manager.guard_manager)
 
-        return compile_check_fn
-
-    with wrapped(CheckFunctionManager, "compile_check_fn", wrap):
+    with intercepted([Hook(CheckFunctionManager, "compile_check_fn", compile_check_fn)]):
         yield seen
 
 

@@ -42,7 +42,9 @@ class Scaled(nn.Module):
 
 def declared(name: str) -> dict[str, str]:
     module = importlib.import_module(f"warmrank.worker.torch_private.{name}")
-    found: dict[str, str] = getattr(module, "FACTS", {})
+    found: dict[str, str] = {}
+    for owner, names in facts.declared(module):
+        found[owner] = " ".join((found.get(owner, ""), *names))
     return found
 
 
@@ -54,13 +56,13 @@ def lazily(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def relied_on(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Private modules of torch, each with a name taken of it; and ``wrapped`` with what is replaced."""
+    """Private modules of torch, each with a name taken of it; and ``replaced`` with what is replaced."""
     for node in lazily(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch._", "torch.fx.exp")):
             yield from ((node.module or "", item.name) for item in node.names)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("wrapped", "Hook"):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("replaced", "Hook"):
             literals = (item.value for item in node.args if isinstance(item, ast.Constant))
-            yield from (("wrapped", str(name)) for name in literals)
+            yield from (("replaced", str(name)) for name in literals)
 
 
 def asked_for(tree: ast.AST) -> set[str]:
@@ -82,7 +84,7 @@ def test_what_a_module_relies_on_is_declared(path: Path) -> None:
     owners = {owner.partition(":")[2].removesuffix("()") for owner in known}
     tree = ast.parse(path.read_text("utf-8"))
     for module, name in relied_on(tree):
-        assert module == "wrapped" or module in modules or f"{module}.{name}" in modules, (module, name)
+        assert module == "replaced" or module in modules or f"{module}.{name}" in modules, (module, name)
         assert (
             name in names | owners | asked_for(tree) or f"{module}.{name}" in modules or name == "__init__"
         ), (module, name)
@@ -124,12 +126,12 @@ def test_newer_torch_that_traces_otherwise_is_refused(monkeypatch, tmp_path):
     def whatever(self: object, tensor: torch.Tensor, **options: object) -> None:
         raise NotImplementedError
 
-    trial._tried.cache_clear()
+    trial._traced.cache_clear()
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.99.0"))
     monkeypatch.setattr(MetaTensorDescriber, "describe_tensor", whatever)
     with pytest.raises(TorchUnsupported, match="a method is traced without being run"):
         cached(Scaled().scaled, tmp_path)(torch.ones(3))
-    trial._tried.cache_clear()
+    trial._traced.cache_clear()
 
 
 class Names(Watch):

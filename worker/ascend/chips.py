@@ -52,25 +52,15 @@ _SECOND = r"\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*([0-9A-Fa-f]{4}:\S+)\s*\|.*?(\d+)\s*/
 
 
 class Chip(Value):
-    """One chip, as ``npu-smi info`` lists it.
+    """One chip, as ``npu-smi info`` lists it."""
 
-    Attributes:
-        npu: number of its NPU (a module; of Atlas A3 it holds two chips).
-        chip: number within the NPU.
-        name: as the table gives it: ``910B4``, or ``Ascend910`` for every model of Atlas A3.
-        health: ``OK``, or what else the tool says.
-        bus_id: its place on the PCI bus.
-        used_mb: memory in use, in MB.
-        memory_mb: memory in all, in MB.
-    """
-
-    npu: int
-    chip: int
-    name: str
-    health: str
-    bus_id: str
-    used_mb: int
-    memory_mb: int
+    npu: int  # number of its NPU (a module; of Atlas A3 it holds two chips)
+    chip: int  # number within the NPU
+    name: str  # as the table gives it: ``910B4``, or ``Ascend910`` for every model of Atlas A3
+    health: str  # ``OK``, or what else the tool says
+    bus_id: str  # its place on the PCI bus
+    used_mb: int  # memory in use, in MB
+    memory_mb: int  # memory in all, in MB
 
     def problem(self) -> str:
         """What is wrong with it, and the remedy; empty where nothing is."""
@@ -135,8 +125,8 @@ def soc_of(places: Places) -> str:
         return ""
     chips, trouble = chips_of(places)
     first = {chip.name: chip for chip in reversed(chips)}
-    boards = (_ask(places.npu_smi, *_board(chip)) for chip in first.values())
-    models = {soc_in(board) for board, _ in boards} - {""}
+    wanted = (("info", "-t", "board", "-i", str(chip.npu), "-c", str(chip.chip)) for chip in first.values())
+    models = {soc_in(_ask(places.npu_smi, *board)[0]) for board in wanted} - {""}
     if models:
         return ", ".join(sorted(models))
     found = sorted(_families(places)) or ["Ascend"]
@@ -157,10 +147,6 @@ def soc_in(board: str) -> str:
     if fields.get("NPU Name"):
         return f"{name}_{fields['NPU Name']}"
     return name if name.startswith("Ascend") else f"{fields.get('Chip Type', 'Ascend')}{name}"
-
-
-def _board(chip: Chip) -> tuple[str, ...]:
-    return ("info", "-t", "board", "-i", str(chip.npu), "-c", str(chip.chip))
 
 
 @cache
@@ -208,11 +194,7 @@ _NONE = ("", "NoDevFiles")  # the latter is what Ray reads as none
 
 
 def visible_devices(environ: Mapping[str, str], num_devices: int) -> tuple[int, ...]:
-    """Numbers of the NPUs that a process with these variables may use; all, where the variable is not set.
-
-    Args:
-        environ: the variables.
-        num_devices: NPUs of the machine, or of the container: numbers are below it.
+    """Numbers of the NPUs that a process with these variables may use, of all in the machine or container.
 
     Raises:
         DeviceUnavailable: the variable is not a list as CANN reads it, or names an NPU that is not there.
@@ -245,31 +227,18 @@ def _refused(text: str, why: str) -> DeviceUnavailable:
 
 
 class Installation(Value):
-    """What of Ascend is installed here, for people and for checks.
+    """What of Ascend is installed here, for people and for checks."""
 
-    Attributes:
-        cann: release of CANN, such as ``8.5.0``; empty where there is none.
-        cann_detail: what the fingerprint says of CANN: release, build, and packages of other versions.
-        home: directory of CANN; empty where there is none.
-        nnal: version of NNAL (ATB); empty where there is none.
-        driver: version of the driver; empty where there is none.
-        firmware: version of the firmware; empty where it cannot be seen, as in most containers.
-        soc: model of the NPUs, such as ``Ascend910B2``; several are joined by ``, ``; empty without NPUs.
-        devices: numbers N of the files ``/dev/davinci<N>``.
-        chips: what ``npu-smi`` says of each chip; empty where it is missing or fails.
-        problems: what is wrong or does not fit, each with its remedy.
-    """
-
-    cann: str
-    cann_detail: str
-    home: str
-    nnal: str
-    driver: str
-    firmware: str
-    soc: str
-    devices: tuple[int, ...]
-    chips: tuple[Chip, ...]
-    problems: tuple[str, ...]
+    cann: str  # release of CANN, such as ``8.5.0``; empty where there is none
+    cann_detail: str  # what the fingerprint says of CANN: release, build, and packages of other versions
+    home: str  # directory of CANN; empty where there is none
+    nnal: str  # version of NNAL (ATB); empty where there is none
+    driver: str  # version of the driver; empty where there is none
+    firmware: str  # version of the firmware; empty where it cannot be seen, as in most containers
+    soc: str  # model of the NPUs, such as ``Ascend910B2``; several are joined by ``, ``; empty without NPUs
+    devices: tuple[int, ...]  # numbers N of the files ``/dev/davinci<N>``
+    chips: tuple[Chip, ...]  # what ``npu-smi`` says of each chip; empty where it is missing or fails
+    problems: tuple[str, ...]  # what is wrong or does not fit, each with its remedy
 
 
 def installation(places: Places | None = None) -> Installation:

@@ -18,25 +18,16 @@ _CANN = ("cann", "ascend-toolkit/latest", "latest", "nnae/latest", "nnrt/latest"
 
 
 class Places(Value):
-    """Where to look.
+    """Where to look."""
 
-    Attributes:
-        cann: directories that may hold CANN; the first that does is it.
-        nnal: files that may name the version of NNAL (ATB); the first that does counts.
-        install_info: names the directories of driver and firmware, where they are not the default ones.
-        ascend: the default directory of driver and firmware.
-        devices: directory of the device files.
-        pci: sysfs's directory of PCI devices.
-        npu_smi: the management tool: a name, or a path.
-    """
-
-    cann: tuple[Path, ...]
-    nnal: tuple[Path, ...]
+    cann: tuple[Path, ...]  # directories that may hold CANN; the first that does is it
+    nnal: tuple[Path, ...]  # files that may name the version of NNAL (ATB); the first that does counts
+    # names the directories of driver and firmware, where they are not the default ones
     install_info: Path = Path("/etc/ascend_install.info")
-    ascend: Path = _ASCEND
-    devices: Path = Path("/dev")
-    pci: Path = Path("/sys/bus/pci/devices")
-    npu_smi: str = "npu-smi"
+    ascend: Path = _ASCEND  # the default directory of driver and firmware
+    devices: Path = Path("/dev")  # directory of the device files
+    pci: Path = Path("/sys/bus/pci/devices")  # sysfs's directory of PCI devices
+    npu_smi: str = "npu-smi"  # the management tool: a name, or a path
 
     def hold_nothing(self) -> bool:
         """Whether no trace of CANN, a driver or a device is there, as on most machines."""

@@ -41,21 +41,13 @@ _LINEAGE = r"V\d+R\d+C\d+"  # of a build such as V100R001C21SPC001B238
 
 
 class Cann(Value):
-    """One installation of CANN.
+    """One installation of CANN."""
 
-    Attributes:
-        release: such as ``8.5.0`` or ``8.3.RC1``.
-        build: such as ``V100R001C21SPC001B238``; empty where no file names it.
-        packages: package -> its own version.
-        nnal: version of NNAL, which is installed beside it.
-        home: its directory; in no fingerprint.
-    """
-
-    release: str = ""
-    build: str = ""
-    packages: Mapping[str, str] = field(default_factory=dict)
-    nnal: str = ""
-    home: str = ""
+    release: str = ""  # such as ``8.5.0`` or ``8.3.RC1``
+    build: str = ""  # such as ``V100R001C21SPC001B238``; empty where no file names it
+    packages: Mapping[str, str] = field(default_factory=dict)  # package -> its own version
+    nnal: str = ""  # version of NNAL, which is installed beside it
+    home: str = ""  # its directory; in no fingerprint
 
     def text(self) -> str:
         """What decides whether kernels of one installation are those of another; empty without CANN."""
@@ -242,13 +234,8 @@ _DRIVERS = {
 def fit(torch: str, torch_npu: str, cann: str, driver: str = "") -> tuple[str, ...]:
     """What does not belong together, each with its remedy; empty where nothing is known to be wrong.
 
-    Args:
-        torch: version of torch, such as ``2.12.0+cpu``.
-        torch_npu: version of torch_npu, such as ``2.12.0.post2``.
-        cann: release of CANN, such as ``9.1.0``.
-        driver: version of the driver, such as ``25.5.2``.
-
-    Empty versions are not judged: whether something is missing is another question.
+    Versions such as ``2.12.0+cpu``, ``2.12.0.post2``, ``9.1.0`` and ``25.5.2``. Empty ones are not judged:
+    whether something is missing is another question.
     """
     return tuple(
         problem

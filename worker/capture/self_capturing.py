@@ -16,7 +16,7 @@ from warmrank.worker.runtime.artifact import MUTATED, STATE, USER
 
 if TYPE_CHECKING:
     from warmrank.worker.devices.port import DeviceBackend
-    from warmrank.worker.engines.port import SelfCapturing
+    from warmrank.worker.engines import SelfCapturing
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()

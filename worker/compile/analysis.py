@@ -5,6 +5,7 @@ Operators that draw random numbers are refused, or with ``rng="allow"`` kept, on
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +13,17 @@ import torch
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.errors import RandomOp
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts, readable
-from warmrank.worker.torch_private.lowering import higher_order_name, nodes_within, refuse_writes_within
+from warmrank.worker.torch_private.lowering import (
+    higher_order_name,
+    line_of,
+    nodes_within,
+    refuse_writes_within,
+)
 from warmrank.worker.torch_private.operators import (
     DROPOUTS,
     aliased_arguments,
-    arguments_at,
     memory_of,
+    nodes_at,
     schema_name,
     size_depends_on_data,
     written_arguments,
@@ -65,19 +71,24 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         elif node.op == "call_function":
             shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
             aliases[node] = _aliases(node, aliases).union(*shared)
-            mutated |= _mutated(node, aliases)
-            anchored |= _anchored(node, aliases)
+            written = written_arguments(node.target, node.args, node.kwargs)
+            mutated |= _inputs_behind(nodes_at(node, written), aliases)
+            if schema_name(node.target) in _ABSOLUTE:
+                anchored |= _inputs_behind(nodes_at(node, (0,)), aliases)
             if not data_dependent and (higher_order_name(node.target) or size_depends_on_data(node)):
                 data_dependent = str(node.target)
         elif node.op == "output":
             returned = list(node.args[0])
-    returned_inputs = [
-        aliases.get(value, frozenset()) if hasattr(value, "op") else frozenset() for value in returned
-    ]
+    returned_inputs = [_inputs_behind([value] if hasattr(value, "op") else [], aliases) for value in returned]
     in_place = anchored.union(*returned_inputs)
-    prefix = f"L[{self_name!r}]"  # of the module's own tensors
+    prefix = f"L[{self_name!r}]"
+    of_module = {
+        index
+        for index, item in enumerate(lowered.inputs)
+        if item.is_tensor and item.source.startswith(prefix)
+    }
     classes = tuple(
-        _input_class(item.is_tensor, item.source.startswith(prefix), index in mutated, index in in_place)
+        _input_class(item.is_tensor, index in mutated, index in of_module | in_place)
         for index, item in enumerate(lowered.inputs)
     )
     return GraphFacts(
@@ -91,28 +102,19 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         data_dependent=data_dependent,
         random=random,
         input_names=tuple(readable(item.source) for item in lowered.inputs),
-        module_inputs=tuple(
-            index
-            for index, item in enumerate(lowered.inputs)
-            if item.is_tensor and item.source.startswith(prefix)
-        ),
+        module_inputs=tuple(sorted(of_module)),
         anchored_inputs=tuple(sorted(anchored)),
     )
 
 
-def _input_class(is_tensor: bool, of_module: bool, is_mutated: bool, in_place: bool) -> str:
+def _input_class(is_tensor: bool, is_mutated: bool, stays: bool) -> str:
     if not is_tensor:
         return NUMBER
-    if is_mutated:
-        return MUTATED
-    return STATE if of_module or in_place else USER
+    return MUTATED if is_mutated else STATE if stays else USER
 
 
-def _tensor_arguments(node: Node, positions: tuple[int, ...]) -> list[Any]:
-    found: list[Any] = []
-    for value in arguments_at(node, positions):
-        found.extend(value if isinstance(value, list | tuple) else [value])
-    return found
+def _inputs_behind(nodes: Iterable[Node], aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
+    return frozenset().union(*(aliases.get(node, frozenset()) for node in nodes))
 
 
 def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
@@ -122,24 +124,7 @@ def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
     Dropout that does not draw returns its argument, but its trace does not show it.
     """
     positions = (0,) if str(node.target) in DROPOUTS else aliased_arguments(node.target)
-    sources = _tensor_arguments(node, positions)
-    return frozenset().union(
-        *(aliases.get(source, frozenset()) for source in sources if hasattr(source, "op"))
-    )
-
-
-def _mutated(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
-    written = _tensor_arguments(node, written_arguments(node.target, node.args, node.kwargs))
-    return frozenset().union(*(aliases.get(value, frozenset()) for value in written if hasattr(value, "op")))
-
-
-def _anchored(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
-    """Inputs whose memory an operator looks at by its place in the storage."""
-    if schema_name(node.target) not in _ABSOLUTE:
-        return frozenset()
-    return frozenset().union(
-        *(aliases.get(value, frozenset()) for value in _tensor_arguments(node, (0,)) if hasattr(value, "op"))
-    )
+    return _inputs_behind(nodes_at(node, positions), aliases)
 
 
 def _draws(node: Node) -> bool:
@@ -160,9 +145,12 @@ def _refuse_random(node: Node, allowed_on: str) -> None:
     Raises:
         RandomOp: it may not be drawn here.
     """
-    if allowed_on and allowed_on in _device_kinds(node.meta.get("val")):
+    value = node.meta.get("val")
+    items = value if isinstance(value, list | tuple) else (value,)
+    kinds = {kind_of(item.device.type) for item in items if isinstance(item, torch.Tensor)}
+    if allowed_on and allowed_on in kinds:
         return
-    where = (node.stack_trace or "").strip() or "unknown line"
+    where = line_of(node)
     if allowed_on:
         msg = (
             f"operator {node.target} draws random numbers on another device than {allowed_on}, which a "
@@ -174,9 +162,3 @@ def _refuse_random(node: Node, allowed_on: str) -> None:
             'Move it out of the cached function, pass rng="allow", or (dropout) call eval() on the module.'
         )
     raise RandomOp(msg, operator=str(node.target), where=where)
-
-
-def _device_kinds(value: Any) -> set[str]:
-    """Kinds of the devices that results lie on."""
-    items = value if isinstance(value, list | tuple) else (value,)
-    return {kind_of(item.device.type) for item in items if isinstance(item, torch.Tensor)}

@@ -24,6 +24,7 @@ from warmrank.worker.gears.runner import GearedRunner
 from warmrank.worker.groups import role_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower
+from warmrank.worker.torch_private.switches import known_groups
 from warmrank.worker.torch_private.symbols import make_static
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def compile_graph(
     lowered = prepared(lower(graph_module, custom_decompositions), compiler_config)
     # Without a method there is no module to tell parameters by, but Dynamo lifts them under L['self'].
     facts = analyse(lowered, "self")
-    names = {role_of(name): name for name in _known_names()}
+    names = {role_of(name): name for name in known_groups()}
     engine.check(kind)
     built = engine.compile(lowered, facts, keep_compiled=False)
     with data_dump.into(compiler_config, "graph"):
@@ -106,9 +107,3 @@ def _records_gradients(graph_module: GraphModule) -> bool:
             return False
         break
     return torch.is_grad_enabled()
-
-
-def _known_names() -> list[str]:
-    from warmrank.worker.torch_private.switches import known_groups
-
-    return list(known_groups())

@@ -37,6 +37,7 @@ from warmrank.worker.errors import BackwardNotSupported, BadPass, FunctionRaised
 from warmrank.worker.frame import extract
 from warmrank.worker.gears.compiling import compiling
 from warmrank.worker.gears.rules import geared_arguments
+from warmrank.worker.groups import role_of
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.runtime import ambient
@@ -44,8 +45,8 @@ from warmrank.worker.runtime.artifact import ABOUT, Artifact, ArtifactFile, Grap
 from warmrank.worker.runtime.check import argument_names
 from warmrank.worker.runtime.find import arguments_of, function_of
 from warmrank.worker.runtime.runtime_state import declared_for
-from warmrank.worker.torch_private.lowering import LoweredGraph, nodes_within
-from warmrank.worker.torch_private.operators import named_argument, readable
+from warmrank.worker.torch_private.lowering import LoweredGraph, group_names, retrace
+from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.tracing import Trace, trace
 from warmrank.worker.values import Value
 
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.keys.request import Request
     from warmrank.worker.runtime.options import CacheOptions
-    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _SUMMARY_COLUMNS = ("operator", "kind", "calls", "inputs", "outputs")
 _PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
@@ -70,8 +70,6 @@ def with_passes(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
         BadPass: a pass raises an error, or leaves a graph that does not run on its own inputs, or has other
             inputs than before.
     """
-    from warmrank.worker.torch_private.lowering import retrace
-
     for name in _PASSES:
         function = getattr(config, name)
         if function is None:
@@ -181,7 +179,7 @@ def compile_call(
             if not options.dynamic or geared_arguments(function, args, kwargs):
                 raise
             traced, (lowered, facts, built) = _of_these_sizes(attempt, error, method.__qualname__)
-    roles = _roles(lowered)
+    roles = tuple(sorted(map(role_of, group_names(lowered.graph))))
     portable = translate(traced, state, roles, function, arguments_of(method, args, kwargs))
     guards = replace(portable, runtime_state=declared)
     facts, guards = gears.recorded(traced.lowered, facts, guards)
@@ -260,18 +258,6 @@ def prepared(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
         _dump_graph("dynamo_optimized_graph", passed.graph, config)
     data_dump.mark(passed.graph, config)
     return passed
-
-
-def _roles(lowered: LoweredGraph) -> tuple[str, ...]:
-    """Roles of the process groups whose names the graph holds."""
-    from warmrank.worker.groups import role_of
-
-    roles = set()
-    for node in nodes_within(lowered.graph):
-        name = named_argument(node, "group_name") if "c10d" in str(node.target) else None
-        if name is not None:
-            roles.add(role_of(name))
-    return tuple(sorted(roles))
 
 
 def _dump_graph(name: str, graph: GraphModule, config: CompilerConfig) -> None:

@@ -53,17 +53,9 @@ class Origins(Value):
     inputs: tuple[tuple[Any, ...], ...] = ()
     outputs: tuple[tuple[Any, ...], ...] = ()
 
-    def of_operator(self, name: str) -> str:
-        """Line of an operator; empty if it has none."""
-        return self.lines[self.operators[name]] if name in self.operators else ""
-
-    def of_guard(self, node: int) -> str:
-        """Line that a guard on a node comes from; empty if Dynamo does not know."""
-        return self.lines[self.guards[str(node)]] if str(node) in self.guards else ""
-
-    def of_shape(self, position: int) -> str:
-        """Line that a condition on sizes comes from; empty if the tracer does not know."""
-        return self.lines[self.shapes[str(position)]] if str(position) in self.shapes else ""
+    def line(self, table: Mapping[str, int], key: object) -> str:
+        """Line of an operator, of a guard's node or of a condition on sizes; empty if it is not known."""
+        return self.lines[table[str(key)]] if str(key) in table else ""
 
 
 def read(sections: Mapping[str, bytes]) -> Origins:

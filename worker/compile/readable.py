@@ -27,8 +27,7 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.origins import Origins
-from warmrank.worker.engines import engine_named
-from warmrank.worker.engines.port import Engine
+from warmrank.worker.engines import Engine, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
 from warmrank.worker.runtime.artifact import (
     MUTATED,
@@ -63,12 +62,9 @@ def title(name: str) -> str:
 
 
 def assigned(name: str, items: Iterable[tuple[str, Any]], brackets: str = "[]") -> str:
-    """``name = [...]``, one item per line, each with a remark above it where it has a new one.
+    """``name = [...]``, one item per line, each with its remark above it where that is a new one.
 
-    Args:
-        name: of the variable.
-        items: remark (may be empty) and the item's source or value; pairs for ``{}``.
-        brackets: of the literal.
+    Items are remark (may be empty) and source or value; pairs for the brackets ``{}``.
     """
     lines = [f"{name} = {brackets[0]}"]
     said = ""
@@ -125,12 +121,16 @@ def conditions_by_line(guards: PortableGuards, known: Origins) -> Iterator[tuple
         yield "asked of the process", f"{call_text(call)} is {plain(call[3])}"
     by_line: dict[str, list[str]] = {}
     for check in guards.checks:
-        remark = _DISTINCT if check[1] == "distinct" else known.of_guard(check[0]) or "needed by the tracer"
+        remark = (
+            _DISTINCT
+            if check[1] == "distinct"
+            else known.line(known.guards, check[0]) or "needed by the tracer"
+        )
         by_line.setdefault(remark, []).extend(_short(words) for words in check_words(guards, check))
     for remark, conditions_there in by_line.items():
         yield from ((remark, condition) for condition in conditions_there)
     for position, (expression, used) in enumerate(guards.shapes):
-        yield known.of_shape(position) or "sizes", _short(readable_shape(guards, expression, used))
+        yield known.line(known.shapes, position) or "sizes", _short(readable_shape(guards, expression, used))
 
 
 def merged(found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -355,4 +355,4 @@ def _graph(artifact: Artifact, known: Origins) -> Iterator[str]:
 def origin_of(line: str, known: Origins) -> str:
     """The user's line that a line of a graph's source comes from; empty if that is not known."""
     match = _OPERATION.match(line)
-    return known.of_operator(match["node"] or match["name"] or "") if match else ""
+    return known.line(known.operators, match["node"] or match["name"]) if match else ""

@@ -68,26 +68,51 @@ def _flat(given: Mapping[str, Any]) -> CompilerConfig:
     return _effective(ours)
 
 
-# Option of npugraph_ex -> that of mode reduce-overhead, and whether it means the opposite.
-_SAME = {
-    "use_graph_pool": ("aclgraph_config.use_custom_pool", False),
-    "reuse_graph_pool_in_same_fx": ("debug.aclgraph.disable_mempool_reuse_in_same_fx", True),
-    "capture_limit": ("debug.aclgraph.static_capture_size_limit", False),
-    "clone_input": ("debug.aclgraph.clone_input", False),
-    "clone_output": ("debug.aclgraph.enable_output_clone", False),
-    "post_grad_custom_pre_pass": ("post_grad_custom_pre_pass", False),
-    "post_grad_custom_post_pass": ("post_grad_custom_post_pass", False),
+FLAT = {
+    "aclgraph_config.use_custom_pool": "use_graph_pool",
+    "debug.aclgraph.clone_input": "clone_input",
+    "debug.aclgraph.disable_mempool_reuse_in_same_fx": "reuse_graph_pool_in_same_fx",
+    "debug.aclgraph.disable_reinplace_inplaceable_ops_pass": "inplace_pass",
+    "debug.aclgraph.disable_reinplace_input_mutated_ops_pass": "input_inplace_pass",
+    "debug.aclgraph.enable_output_clone": "clone_output",
+    "debug.aclgraph.remove_cat_ops": "remove_cat_ops",
+    "debug.aclgraph.static_capture_size_limit": "capture_limit",
+    "debug.deadlock_check": "deadlock_check",
+    "debug.run_eagerly": "force_eager",
+    "dump_config.data_dump_stage": "data_dump_stage",
+    "dump_config.dump_path": "data_dump_dir",
+    "dump_config.enable_dump": "dump_tensor_data",
+    "experimental_config.aclgraph._aclnn_static_shape_kernel": "static_kernel_compile",
+    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index": (
+        "_vllm_aclnn_static_kernel_sym_index"
+    ),
+    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range": (
+        "_vllm_aclnn_static_kernel_sym_range"
+    ),
+    "experimental_config.aclgraph._super_kernel_debug_options": "super_kernel_debug_options",
+    "experimental_config.aclgraph._super_kernel_optimize": "super_kernel_optimize",
+    "experimental_config.aclgraph._super_kernel_optimize_options": "super_kernel_optimize_options",
+    "experimental_config.frozen_parameter": "frozen_parameter",
+    "experimental_config.pattern_fusion_pass": "pattern_fusion_pass",
+    "experimental_config.remove_noop_ops": "remove_noop_ops",
 }
+"""Our name -> name in ``npugraph_ex.CompilerConfig``, of options that both forms of TorchAir's have."""
+
+INVERTED = frozenset({"reuse_graph_pool_in_same_fx", "inplace_pass", "input_inplace_pass"})
+"""Names in ``npugraph_ex.CompilerConfig`` that mean the opposite of what `FLAT` maps to them."""
+_OBEYED = ("use_graph_pool", "reuse_graph_pool_in_same_fx", "capture_limit", "clone_input", "clone_output")
+_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 
 
 def _effective(config: CompilerConfig) -> CompilerConfig:
     """In mode reduce-overhead, the flat options under the names that this mode obeys."""
     if config.mode == "reduce-overhead":
+        ours = {theirs: name for name, theirs in FLAT.items() if theirs in _OBEYED}
+        ours |= {name: name for name in _PASSES}
         for name, _, value in list(_set(config.npugraphex_config)):
             last = name.rpartition(".")[2]
-            if last in _SAME:
-                theirs, is_inverted = _SAME[last]
-                _put(config, theirs, not value if is_inverted else value)
+            if last in ours:
+                _put(config, ours[last], not value if last in INVERTED else value)
                 del config.npugraphex_config.__dict__[last]
     return config
 
@@ -131,16 +156,17 @@ def _changed(theirs: Any, fresh: Any, prefix: str = "") -> list[tuple[str, Any]]
         seen = public if isinstance(getattr(type(theirs), public, None), property) else name
         if name == "_fixed_attrs" or hasattr(held, "replacement"):  # and what TorchAir itself reads no more
             continue
-        if not _is_option(held) and type(held).__module__.startswith(_SECTIONS):
+        if not is_option(held) and type(held).__module__.startswith(_SECTIONS):
             found += _changed(held, default, f"{prefix}{seen}.")
         elif not same(_value(held), _value(default)):
             found.append((f"{prefix}{seen}", _value(held)))
     return found
 
 
-def _is_option(value: Any) -> bool:
+def is_option(value: Any) -> bool:
+    """Whether an attribute of TorchAir's is an object that holds an option's value."""
     return isinstance(getattr(type(value), "value", None), property)
 
 
 def _value(held: Any) -> Any:
-    return vars(held)["_value"] if _is_option(held) else held
+    return vars(held)["_value"] if is_option(held) else held

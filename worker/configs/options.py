@@ -26,17 +26,12 @@ _CAPTURED = ("reduce-overhead", "npugraph_ex")
 
 
 class Effect(Value):
-    """What a value other than the default does.
+    """What a value other than the default does."""
 
-    Attributes:
-        modes: modes that obey it.
-        torchair_modes: modes in which engine torchair obeys it; None: the same; empty: in none.
-        why: why engines graph and aoti ignore it; empty where they obey.
-    """
-
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = MODES  # modes that obey it
+    # modes in which engine torchair obeys it; None: the same; empty: in none
     torchair_modes: tuple[str, ...] | None = None
-    why: str = ""
+    why: str = ""  # why engines graph and aoti ignore it; empty where they obey
 
 
 EVERY_MODE = Effect()
@@ -51,10 +46,7 @@ ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
 def no_effect(effect: Effect, *, mode: str, engine: str = "") -> str:
     """Why an option does nothing in a mode; empty where it works.
 
-    Args:
-        effect: of the option's value.
-        mode: of the configuration.
-        engine: name of the engine; empty for the one of warmrank's own that the mode means.
+    Without the name of an ``engine`` it is the one of warmrank's own that the mode means.
     """
     is_torchair = engine == TORCHAIR or (not engine and mode == "npugraph_ex")
     modes = effect.torchair_modes if is_torchair and effect.torchair_modes is not None else effect.modes
@@ -80,6 +72,7 @@ class Option(Generic[T]):
     """
 
     words: str = ""
+    is_of_process: ClassVar[bool] = False  # another value changes nothing that is compiled
 
     def __init__(self, default: T, *, effect: Effect | None = None) -> None:
         self.default = default
@@ -126,6 +119,8 @@ class Option(Generic[T]):
 
     def canonical(self, value: T) -> str:
         """`value` as text, equal in every process."""
+        if self.is_of_process and value != self.default:
+            return '"given"'
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -406,29 +401,23 @@ class PlainMapping(Option[Mapping[str, Any] | None]):
 
 
 class Directory(Option[str | None]):
-    """A directory to write to, made when needed; it changes nothing that is compiled."""
+    """A directory to write to, made when needed."""
 
     words = "the path of a directory, as a str, None"
+    is_of_process = True
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, str) and bool(value) and "\0" not in value
 
-    def canonical(self, value: str | None) -> str:
-        """Given or not."""
-        return "null" if value is None else '"given"'
-
 
 class ExistingDirectory(Option[str]):
-    """A directory that exists when the option is set; it changes nothing that is compiled."""
+    """A directory that exists when the option is set."""
 
     words = "the path of an existing directory, as a str"
+    is_of_process = True
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, str) and Path(value).is_dir()
-
-    def canonical(self, value: str) -> str:
-        """The default, or given."""
-        return json.dumps(value) if value == self.default else '"given"'
 
 
 class ExistingFile(Option[str | None]):
@@ -450,16 +439,13 @@ class ExistingFile(Option[str | None]):
 
 
 class PoolHandle(Option[tuple[Any, ...] | None]):
-    """The handle of a memory pool; it differs in every process and changes nothing that is compiled."""
+    """The handle of a memory pool, which differs in every process."""
 
     words = "the pair of ints that warmrank.graph_pool_handle() returns"
+    is_of_process = True
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
-
-    def canonical(self, value: tuple[Any, ...] | None) -> str:
-        """Given or not."""
-        return "null" if value is None else '"given"'
 
 
 class Function(Option[Callable[..., Any] | None]):

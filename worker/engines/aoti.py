@@ -272,7 +272,7 @@ class AotiEngine:
         if _TAIL[0] in sections:
             tail_sections = dict(zip(_WHOLE, (sections[name] for name in _TAIL), strict=True))
             tail = GraphEngine().load(tail_sections, {}, groups)
-        from warmrank.worker.torch_private.aoti_runtime import open_library
+        from warmrank.worker.torch_private.inductor import open_library
 
         constants = unpack_constants(sections["constants"])
         return CompiledGraph(

@@ -37,8 +37,14 @@ from warmrank.worker.keys.environment import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
-from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of
-from warmrank.worker.torch_private.operators import DROPOUTS, arguments_at, memory_of, mutated_arguments
+from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of, line_of
+from warmrank.worker.torch_private.operators import (
+    DROPOUTS,
+    arguments_at,
+    memory_of,
+    mutated_arguments,
+    nodes_at,
+)
 from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
 
 _log = logging.getLogger("torchair")
@@ -46,17 +52,9 @@ ROOT = Path("/tmp/warmrank-aoti")  # noqa: S108 - owner and mode are checked; TM
 _INSTEAD = 'use mode "reduce-overhead" (engine graph) for this function'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompilePlace:
-    """Directories of one compile: for what is made, and for what compiles share."""
-
-    directory: Path
-    cache: Path
-
-
 @contextlib.contextmanager
-def compile_place(digest: str, root: Path | None = None) -> Iterator[CompilePlace]:
-    """An empty directory for the compile of what has this digest, held alone until the end."""
+def compile_place(digest: str, root: Path | None = None) -> Iterator[tuple[Path, Path]]:
+    """An empty directory for the compile of what has this digest, held alone; and one that compiles share."""
     root = ROOT if root is None else root
     fault = _fault(root)
     with contextlib.ExitStack() as stack:
@@ -71,12 +69,12 @@ def compile_place(digest: str, root: Path | None = None) -> Iterator[CompilePlac
         else:
             # The lock is the kernel's: a holder that died is no holder.
             stack.enter_context(FileLock(root / f"{digest}.lock", mode=0o600, fallback_to_soft=False))
-        place = CompilePlace(directory=root / digest, cache=root / "inductor")
-        shutil.rmtree(place.directory, ignore_errors=True)  # of a process that was killed
-        stack.callback(shutil.rmtree, place.directory, ignore_errors=True)
-        place.directory.mkdir(mode=0o700)
-        place.cache.mkdir(mode=0o700, exist_ok=True)
-        yield place
+        directory, shared = root / digest, root / "inductor"
+        shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        directory.mkdir(mode=0o700)
+        shared.mkdir(mode=0o700, exist_ok=True)
+        yield directory, shared
 
 
 def _fault(root: Path) -> str:
@@ -140,10 +138,9 @@ def _refuse(node: Node) -> None:
     if "c10d" in target:
         raise NotYet(f"process groups in mode max-autotune ({target})", instead=_INSTEAD)
     if torch.Tag.inplace_view in getattr(node.target, "tags", ()) and target != "aten.detach_.default":
-        where = (node.stack_trace or "").strip() or "unknown line"
         msg = (
-            f"{target} changes the shape of a tensor in place, which no compiled library can:\n{where}\n"
-            f"Use the operator that returns a view instead, or {_INSTEAD}."
+            f"{target} changes the shape of a tensor in place, which no compiled library can:\n"
+            f"{line_of(node)}\nUse the operator that returns a view instead, or {_INSTEAD}."
         )
         raise NotPortable(msg, what=target)
 
@@ -151,10 +148,8 @@ def _refuse(node: Node) -> None:
 def _written_memory(graph: GraphModule) -> Iterator[int]:
     """Identities of the memory that operators of a graph write to."""
     for node in graph.graph.nodes:
-        for value in arguments_at(node, mutated_arguments(node.target)):
-            for item in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(item, Node):
-                    yield from memory_of(item.meta.get("val"))
+        for item in nodes_at(node, mutated_arguments(node.target)):
+            yield from memory_of(item.meta.get("val"))
 
 
 def _needed_by_tail(graph: GraphModule, results: Any) -> tuple[list[Node], list[Node], list[Node]]:
@@ -293,12 +288,12 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
         inputs = bind_inputs(division.library)
         call["tensors"], call["numbers"] = list(inputs.tensors), list(inputs.numbers)
         call["constants"] = [order.index(name) for name in inputs.constants]
-        with compile_place(identity) as place:
+        with compile_place(identity) as (directory, cache):
             library = compile_library(
                 division.library,
                 inputs.fakes,
-                directory=place.directory,
-                cache=place.cache,
+                directory=directory,
+                cache=cache,
                 march=instruction_set().march,
                 compiler=settings().compiler,
             )

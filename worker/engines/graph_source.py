@@ -8,6 +8,7 @@ picks the same overload for them; ``tests/unit/test_graph_engine.py`` checks eve
 from __future__ import annotations
 
 import builtins
+import functools
 import json
 import math
 import operator
@@ -17,26 +18,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
+from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, higher_order_name
+from warmrank.worker.torch_private.operators import argument_name, constant_of, operator_path
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from warmrank.worker.torch_private.lowering import LoweredGraph
-
 _FUNCTIONS = (
-    "add.Tensor",
-    "sub.Tensor", "mul.Tensor", "div.Tensor", "neg.default", "rsqrt.default", "sqrt.default",
-    "exp.default",
-    "cos.default", "sin.default", "tanh.default", "sigmoid.default", "relu.default",
-    "pow.Tensor_Scalar", "mean.dim", "sum.dim_IntList", "sum.default", "softmax.int", "matmul.default",
-    "mm.default", "bmm.default", "addmm.default", "reshape.default", "transpose.int", "permute.default",
-    "unsqueeze.default", "squeeze.dim", "select.int", "index_select.default", "gather.default", "cat.default",
-    "stack.default", "chunk.default", "unbind.int", "where.self", "masked_fill.Scalar", "embedding.default",
-    "layer_norm.default", "rms_norm.default", "eq.Scalar", "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar",
-    "lt.Tensor", "le.Scalar", "le.Tensor", "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor",
-    "detach.default",
-    "logical_not.default", "bitwise_and.Tensor",
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "neg.default", "rsqrt.default",
+    "sqrt.default", "exp.default", "cos.default", "sin.default", "tanh.default", "sigmoid.default",
+    "relu.default", "pow.Tensor_Scalar", "mean.dim", "sum.dim_IntList", "sum.default", "softmax.int",
+    "matmul.default", "mm.default", "bmm.default", "addmm.default", "reshape.default", "transpose.int",
+    "permute.default", "unsqueeze.default", "squeeze.dim", "select.int", "index_select.default",
+    "gather.default", "cat.default", "stack.default", "chunk.default", "unbind.int", "where.self",
+    "masked_fill.Scalar", "embedding.default", "layer_norm.default", "rms_norm.default", "eq.Scalar",
+    "eq.Tensor", "ne.Scalar", "ne.Tensor", "lt.Scalar", "lt.Tensor", "le.Scalar", "le.Tensor",
+    "gt.Scalar", "gt.Tensor", "ge.Scalar", "ge.Tensor", "detach.default", "logical_not.default",
+    "bitwise_and.Tensor",
 )  # fmt: skip
 _METHODS = (
     "view.default", "expand.default", "contiguous.default", "copy_.default", "add_.Tensor", "sub_.Tensor",
@@ -87,8 +87,6 @@ class _SourceWriter:
         return [f"    def {name}({', '.join(inputs)}):", *first, *self._body(module)]
 
     def _body(self, module: GraphModule) -> Iterator[str]:
-        from warmrank.worker.torch_private.lowering import BRANCH, LOOP, higher_order_name
-
         last_use = _last_uses(list(module.graph.nodes))
         held: dict[str, str] = {}
         for node in module.graph.nodes:
@@ -119,8 +117,6 @@ class _SourceWriter:
 
     def _branch_or_loop(self, node: Node) -> Iterator[str]:
         """What `torch.cond` and ``while_loop`` do, in Python."""
-        from warmrank.worker.torch_private.lowering import BRANCH, higher_order_name
-
         operands = [self._value(value) for value in (*node.args, *node.kwargs.values())]
         if higher_order_name(node.target) == BRANCH:
             predicate, chosen, other, given = operands
@@ -133,8 +129,6 @@ class _SourceWriter:
             yield f"    {node.name} = {body}(*{node.name}, *{others})"
 
     def _target(self, node: Node) -> str:
-        from warmrank.worker.torch_private.operators import operator_path
-
         name = getattr(node.target, "__name__", "")
         for prefix, module in _MODULES.items():  # of functions over sizes
             if getattr(module, name, None) is node.target:
@@ -144,8 +138,6 @@ class _SourceWriter:
         return self._operators.setdefault(BINDINGS.get(path, path), short)
 
     def _argument(self, node: Node, index: int, value: Any) -> str:
-        from warmrank.worker.torch_private.operators import argument_name
-
         name = argument_name(node.target, index)
         text = self._keyword(node, name, value)
         # Python's bindings take this one, which is always the last, by keyword only.
@@ -153,25 +145,18 @@ class _SourceWriter:
 
     def _keyword(self, node: Node, name: str, value: Any) -> str:
         if name == "group_name" and isinstance(value, str) and "c10d" in str(node.target):
-            from warmrank.worker.groups import role_of
-
             return f"groups[{role_of(value)!r}]"
         return self._value(value)
 
     def _held(self, module: GraphModule, target: str) -> str:
         """The name of a constant, or of a graph within the graph."""
-        value: Any = module
-        for part in target.split("."):
-            value = getattr(value, part)
+        value = functools.reduce(getattr, target.split("."), module)
         if isinstance(value, torch.fx.GraphModule):
             name = f"_body_{len(self._bodies)}"
             self._bodies[name] = []  # its place: a graph within it comes after it
             self._bodies[name] = self._function(name, value, first=[])
             return name
-        if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
-            msg = f"the graph holds {target}, a {type(value).__qualname__}, which no artifact can keep"
-            raise NotPortable(msg, what=target)
-        self.constants.append(value)
+        self.constants.append(constant_of(module, target))
         return f"constant_{len(self.constants) - 1}"
 
     def _value(self, value: Any) -> str:

@@ -34,6 +34,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.private_files import discard_tree
+from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.torchair_code import (
     Constants,
@@ -59,7 +60,11 @@ from warmrank.worker.engines.torchair_vendor import (
     written_privately,
 )
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
+from warmrank.worker.groups import role_of
 from warmrank.worker.node_caches import KernelFiles
+from warmrank.worker.torch_private import facts as torch_facts
+from warmrank.worker.torch_private.lowering import group_names
+from warmrank.worker.torch_private.torchair import left_to_wrappers
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -116,12 +121,7 @@ class LoadedGraph:
 
 
 def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGraph:
-    """Let TorchAir load what it wrote once, from a private copy.
-
-    Args:
-        written: of `compiled`.
-        site: the function.
-        groups: role -> this process's name, of the process groups that the graph uses.
+    """Let TorchAir load what it wrote once (`compiled`), from a private copy; ``groups`` by role.
 
     Raises:
         ArtifactCorrupt: TorchAir does not take it; says why, in its words.
@@ -147,11 +147,7 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
 
 
 def _bound(written: Written, own: Own) -> str:
-    """The code for this process.
-
-    Raises:
-        ArtifactCorrupt: it names what this process has not.
-    """
+    """The code for this process; raises `ArtifactCorrupt` if it names what this process has not."""
     try:
         code = bound(written.code, own)
     except SyntaxError as error:
@@ -167,11 +163,7 @@ def _bound(written: Written, own: Own) -> str:
 
 
 def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
-    """What TorchAir makes of its file.
-
-    Raises:
-        ArtifactCorrupt: it does not take it.
-    """
+    """What TorchAir makes of its file; raises `ArtifactCorrupt` if it does not take it."""
     tried: list[Any] = []
     with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
         found = lazy.compile(site.method.__func__.__globals__)
@@ -191,11 +183,7 @@ def _ended(made: KernelFiles, private: Path, process: int) -> None:
 
 
 def _frame(code: bytes) -> CodeType:
-    """The artifact's frame.
-
-    Raises:
-        ArtifactCorrupt: it is none.
-    """
+    """The artifact's frame; raises `ArtifactCorrupt` if it is none."""
     try:
         frame = marshal.loads(code)  # noqa: S302 - of an artifact that was verified
     except (EOFError, TypeError, ValueError) as error:
@@ -244,9 +232,6 @@ class TorchairEngine:
             BadConfig: the module lies on another kind of device.
             DeviceUnavailable: torch_npu or TorchAir does not import.
         """
-        from warmrank.worker.devices import backend_for
-        from warmrank.worker.torch_private import facts as torch_facts
-
         if device_kind != "npu":
             msg = f"engine torchair compiles for device kind npu; this module lies on {device_kind}"
             raise BadConfig(msg, parameter="engine", device_kind=device_kind)
@@ -261,8 +246,6 @@ class TorchairEngine:
         Raises:
             NotPortable: TorchAir does not cache the function, or its cache would give other results.
         """
-        from warmrank.worker.torch_private.torchair import left_to_wrappers
-
         del keep_compiled
         call = lowered.captured
         assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
@@ -283,7 +266,7 @@ class TorchairEngine:
                 "engine graph"
             )
             raise NotPortable(msg, what=f"output {facts.aliased_outputs[0]}", instead="graph")
-        groups = _groups(lowered)
+        groups = {role_of(name): name for name in group_names(lowered.graph)}
         written = compiled(site, call, groups)
         if left := left_to_wrappers(call.context):
             msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
@@ -335,13 +318,17 @@ class TorchairEngine:
         assert site is not None  # noqa: S101 - TorchAir takes methods
         try:
             about: dict[str, Any] = json.loads(sections["torchair.json"])
+            constants = None
+            if "constants" in about:
+                names = tuple((name, kind) for name, kind in about["constants"])
+                constants = Constants(names=names, section=sections["constants"])
             written = Written(
                 vendor=str(about["vendor"]),
                 version=str(about["version"]),
                 signature=sections["torchair.txt"].decode(),
                 code=sections["torchair.py"].decode(),
                 parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
-                constants=_constants(about, sections),
+                constants=constants,
             )
         except (LookupError, TypeError, ValueError) as error:
             msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
@@ -368,32 +355,8 @@ def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
             raise NotPortable(msg, what=name, instead="graph")
 
 
-def _constants(about: Mapping[str, Any], sections: Mapping[str, bytes]) -> Constants | None:
-
-    if "constants" not in about:
-        return None
-    names = tuple((name, kind) for name, kind in about["constants"])
-    return Constants(names=names, section=sections["constants"])
-
-
-def _groups(lowered: LoweredGraph) -> dict[str, str]:
-    """This process's names of the process groups that the graph uses, by role."""
-    from warmrank.worker.groups import role_of
-    from warmrank.worker.torch_private.operators import named_argument
-
-    names = {
-        named_argument(node, "group_name") for node in lowered.graph.graph.nodes if "c10d" in str(node.target)
-    }
-    return {role_of(str(name)): str(name) for name in names if name is not None}
-
-
 def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:
     """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace.
-
-    Args:
-        site: the function.
-        call: what Dynamo captured.
-        groups: role -> this process's name, of the process groups that the graph uses.
 
     Raises:
         NotPortable: TorchAir does not cache this function; says why, in its words.
@@ -477,11 +440,7 @@ def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[.
 
 
 def _compile(backend: Callable[..., Any], call: CapturedCall, name: str) -> None:
-    """Let TorchAir compile.
-
-    Raises:
-        CompileFailed: it raised whatever it raised; its own message is kept.
-    """
+    """Let TorchAir compile; raises `CompileFailed` with its own message."""
     try:
         backend(call.graph_module, list(call.example_inputs))
     except Exception as error:

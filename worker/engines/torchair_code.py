@@ -78,20 +78,15 @@ _numbers = itertools.count(1 << 20)  # far above those that TorchAir itself coun
 
 
 class Own(Value):
-    """What belongs to one process.
+    """What belongs to one process."""
 
-    Attributes:
-        groups: role -> this process's name of the process group.
-        pool: handle of the custom memory pool that the configuration names, or None.
-        paths: TorchAir's option -> path that the configuration names.
-        directory: where TorchAir works; it writes that down with static kernels and GE's cache.
-        device: kind and index of the device that the module lies on; None where it has no index.
-    """
-
+    # role -> this process's name of the process group
     groups: Mapping[str, str] = field(default_factory=dict)
-    pool: object | None = None
+    pool: object | None = None  # handle of the custom memory pool that the configuration names, or None
+    # TorchAir's option -> path that the configuration names
     paths: Mapping[str, str] = field(default_factory=dict)
-    directory: str = ""
+    directory: str = ""  # where TorchAir works; it writes that down with static kernels and GE's cache
+    # kind and index of the device that the module lies on; None where it has no index
     device: tuple[str, int] | None = None
 
 
@@ -101,7 +96,8 @@ def portable(code: str, own: Own) -> str:
     Raises:
         NotPortable: it holds the address of an object, the number of a stream, or another device.
     """
-    code = edited(code, _examples(ast.parse(code)))
+    functions = (node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef))
+    code = edited(code, [(node, "pass") for node in functions if node.name == "main"])
     tree = ast.parse(code)
     _refuse_streams(tree)
     name = _graph_name(tree)
@@ -225,20 +221,12 @@ def _tag_lists(tree: ast.AST, own: frozenset[str]) -> list[Edit]:
     return edits
 
 
-def _examples(tree: ast.Module) -> list[Edit]:
-    return [(node, "pass") for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"]
-
-
 def _pools(tree: ast.AST, pool: object | None) -> list[Edit]:
     return [(value, repr(pool)) for value in _info_values(tree, "pool")]
 
 
 def _devices(tree: ast.AST, own: Own) -> list[Edit]:
-    """The rank's own device in calls of ``device``, as index 0.
-
-    Raises:
-        NotPortable: one of another index.
-    """
+    """The rank's own device in calls of ``device``, as index 0; raises `NotPortable` for others."""
     if own.device is None:
         return []
     kind, index = own.device
@@ -305,15 +293,10 @@ _held: dict[str, SimpleNamespace] = {}
 
 
 class Constants(Value):
-    """Constants of one graph.
+    """Constants of one graph."""
 
-    Attributes:
-        names: name and device type of each, in the order of the section.
-        section: their bytes, as `worker.engines.graph` packs them.
-    """
-
-    names: tuple[tuple[str, str], ...]
-    section: bytes
+    names: tuple[tuple[str, str], ...]  # name and device type of each, in the order of the section
+    section: bytes  # their bytes, as `worker.engines.graph` packs them
 
 
 def taken(code: str, serializer: Any) -> tuple[str, Constants | None]:
@@ -385,20 +368,12 @@ def _attributes(tree: ast.Module) -> set[str]:
 
 
 class Written(Value):
-    """What TorchAir keeps of a compile, apart from the frame, which is the artifact's.
+    """What TorchAir keeps of a compile, apart from the frame, which is the artifact's."""
 
-    Attributes:
-        vendor: the package that wrote it.
-        version: of its cache file.
-        signature: its text about graph, inputs and options, for people.
-        code: its generated code, without what belongs to the process that compiled it.
-        constants: tensor constants of the graph; None where it has none.
-        parameters: module's tensors that its graph takes before those of the call: name, whether a parameter.
-    """
-
-    vendor: str
-    version: str
-    signature: str
-    code: str
+    vendor: str  # the package that wrote it
+    version: str  # of its cache file
+    signature: str  # its text about graph, inputs and options, for people
+    code: str  # its generated code, without what belongs to the process that compiled it
+    # module's tensors that its graph takes before those of the call: name, whether a parameter
     parameters: tuple[tuple[str, bool], ...]
-    constants: Constants | None = None
+    constants: Constants | None = None  # tensor constants of the graph; None where it has none

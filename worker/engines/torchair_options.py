@@ -20,47 +20,15 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from warmrank.worker.configs.of_torchair import FLAT, INVERTED, is_option
 from warmrank.worker.configs.options import TORCHAIR, no_effect, options, same
 from warmrank.worker.errors import NoCounterpart
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig
-
-FLAT = {
-    "aclgraph_config.use_custom_pool": "use_graph_pool",
-    "debug.aclgraph.clone_input": "clone_input",
-    "debug.aclgraph.disable_mempool_reuse_in_same_fx": "reuse_graph_pool_in_same_fx",
-    "debug.aclgraph.disable_reinplace_inplaceable_ops_pass": "inplace_pass",
-    "debug.aclgraph.disable_reinplace_input_mutated_ops_pass": "input_inplace_pass",
-    "debug.aclgraph.enable_output_clone": "clone_output",
-    "debug.aclgraph.remove_cat_ops": "remove_cat_ops",
-    "debug.aclgraph.static_capture_size_limit": "capture_limit",
-    "debug.deadlock_check": "deadlock_check",
-    "debug.run_eagerly": "force_eager",
-    "dump_config.data_dump_stage": "data_dump_stage",
-    "dump_config.dump_path": "data_dump_dir",
-    "dump_config.enable_dump": "dump_tensor_data",
-    "experimental_config.aclgraph._aclnn_static_shape_kernel": "static_kernel_compile",
-    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index": (
-        "_vllm_aclnn_static_kernel_sym_index"
-    ),
-    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range": (
-        "_vllm_aclnn_static_kernel_sym_range"
-    ),
-    "experimental_config.aclgraph._super_kernel_debug_options": "super_kernel_debug_options",
-    "experimental_config.aclgraph._super_kernel_optimize": "super_kernel_optimize",
-    "experimental_config.aclgraph._super_kernel_optimize_options": "super_kernel_optimize_options",
-    "experimental_config.frozen_parameter": "frozen_parameter",
-    "experimental_config.pattern_fusion_pass": "pattern_fusion_pass",
-    "experimental_config.remove_noop_ops": "remove_noop_ops",
-}
-"""Our name -> name in ``npugraph_ex.CompilerConfig``, of options that both forms of TorchAir's have."""
-
-INVERTED = frozenset({"reuse_graph_pool_in_same_fx", "inplace_pass", "input_inplace_pass"})
-"""Names in ``npugraph_ex.CompilerConfig`` that mean the opposite of what `FLAT` maps to them."""
 
 OURS_ALONE: Mapping[str, tuple[str, ...]] = {
     "inference_config.dynamic_gears_merge_policy": ("reduce-overhead", "npugraph_ex"),
@@ -70,103 +38,60 @@ OURS_ALONE: Mapping[str, tuple[str, ...]] = {
 _GRAPH = 'engine="graph" does it'
 
 
-class Refusal(Value):
-    """Options that TorchAir has, and of which nothing good comes.
+class Refusal(NamedTuple):
+    """Options that TorchAir has, and of which nothing good comes."""
 
-    Attributes:
-        mode: in which it is so.
-        values: TorchAir's name -> value; all have to be set so.
-        remedy: what to do instead.
-        why: what TorchAir does then.
-        always: whether it is so even where nothing is to be kept.
-    """
-
-    mode: str
-    values: Mapping[str, Any]
-    remedy: str
-    why: str = "TorchAir keeps nothing that it compiles so"
-    always: bool = False
+    mode: str  # in which it is so
+    values: Mapping[str, Any]  # TorchAir's name -> value; all have to be set so
+    remedy: str  # what to do instead
+    why: str = "TorchAir keeps nothing that it compiles so"  # what TorchAir does then
+    always: bool = False  # whether it is so even where nothing is to be kept
 
 
+_ONLY_FOR_OTHERS = "TorchAir runs these passes only over graphs that it does not keep"
+_ONLY_PY = "TorchAir writes only 'py' in this mode"
+_AUTOTUNE, _REDUCE, _FLAT = "max-autotune", "reduce-overhead", "npugraph_ex"
+_DEFAULT, _PY = "leave it at its default", "set config.debug.graph_dump.type = 'py'"
+_STAGE = "data_dump_stage"
 REFUSED = (
+    Refusal(_AUTOTUNE, {"debug.run_eagerly": True}, f"{_GRAPH}, as does config.mode = 'reduce-overhead'"),
     Refusal(
-        mode="max-autotune",
-        values={"debug.run_eagerly": True},
-        remedy=f"{_GRAPH}, as does config.mode = 'reduce-overhead'",
-    ),
-    Refusal(
-        mode="max-autotune",
-        values={"debug.data_dump.type": "npy"},
-        remedy=f"{_GRAPH}, and config.dump_config.enable_dump dumps from the compiled graph",
+        _AUTOTUNE,
+        {"debug.data_dump.type": "npy"},
+        f"{_GRAPH}, and config.dump_config.enable_dump dumps from the compiled graph",
     ),
     Refusal(
-        mode="max-autotune",
-        values={"debug.fx_summary.type": "csv", "debug.fx_summary.skip_compile": True},
-        remedy="set config.debug.fx_summary.skip_compile = False",
+        _AUTOTUNE,
+        {"debug.fx_summary.type": "csv", "debug.fx_summary.skip_compile": True},
+        "set config.debug.fx_summary.skip_compile = False",
+    ),
+    Refusal(_AUTOTUNE, {"export.export_mode": True}, "call torchair.dynamo_export"),
+    Refusal(_AUTOTUNE, {"experimental_config.enable_ref_data": True}, _DEFAULT),
+    Refusal(
+        _AUTOTUNE, {"aoe_config.aoe_mode": "2"}, "tune without a cache, through warmrank.get_npu_backend"
+    ),
+    Refusal(_AUTOTUNE, {"experimental_config.npu_fx_pass": True}, _DEFAULT, _ONLY_FOR_OTHERS),
+    Refusal(_REDUCE, {"experimental_config.npu_fx_pass": True}, _DEFAULT, _ONLY_FOR_OTHERS),
+    Refusal(
+        _REDUCE,
+        {"debug.data_dump.type": "npy"},
+        f"{_GRAPH}, and config.dump_config.enable_dump dumps from the captured graph",
+    ),
+    Refusal(_REDUCE, {"debug.fx_summary.type": "csv"}, _GRAPH, "TorchAir writes none in this mode", True),
+    Refusal(_REDUCE, {"debug.graph_dump.type": "txt"}, _PY, _ONLY_PY, True),
+    Refusal(_REDUCE, {"debug.graph_dump.type": "pbtxt"}, _PY, _ONLY_PY, True),
+    Refusal(
+        _REDUCE,
+        {"dump_config.enable_dump": True, f"dump_config.{_STAGE}": "original"},
+        f"set config.dump_config.{_STAGE} = 'optimized'",
     ),
     Refusal(
-        mode="max-autotune",
-        values={"export.export_mode": True},
-        remedy="call torchair.dynamo_export",
+        _FLAT,
+        {"dump_tensor_data": True, _STAGE: "original"},
+        f"set config.npugraphex_config.{_STAGE} = 'optimized'",
     ),
-    Refusal(
-        mode="max-autotune",
-        values={"experimental_config.enable_ref_data": True},
-        remedy="leave it at its default",
-    ),
-    Refusal(
-        mode="max-autotune",
-        values={"aoe_config.aoe_mode": "2"},
-        remedy="tune without a cache, through warmrank.get_npu_backend",
-    ),
-    *(
-        Refusal(
-            mode=mode,
-            values={"experimental_config.npu_fx_pass": True},
-            why="TorchAir runs these passes only over graphs that it does not keep",
-            remedy="leave it at its default",
-        )
-        for mode in ("max-autotune", "reduce-overhead")
-    ),
-    Refusal(
-        mode="reduce-overhead",
-        values={"debug.data_dump.type": "npy"},
-        remedy=f"{_GRAPH}, and config.dump_config.enable_dump dumps from the captured graph",
-    ),
-    Refusal(
-        mode="reduce-overhead",
-        values={"debug.fx_summary.type": "csv"},
-        why="TorchAir writes none in this mode",
-        always=True,
-        remedy=_GRAPH,
-    ),
-    *(
-        Refusal(
-            mode="reduce-overhead",
-            values={"debug.graph_dump.type": form},
-            why="TorchAir writes only 'py' in this mode",
-            always=True,
-            remedy="set config.debug.graph_dump.type = 'py'",
-        )
-        for form in ("txt", "pbtxt")
-    ),
-    Refusal(
-        mode="reduce-overhead",
-        values={"dump_config.enable_dump": True, "dump_config.data_dump_stage": "original"},
-        remedy="set config.dump_config.data_dump_stage = 'optimized'",
-    ),
-    Refusal(
-        mode="npugraph_ex",
-        values={"dump_tensor_data": True, "data_dump_stage": "original"},
-        remedy="set config.npugraphex_config.data_dump_stage = 'optimized'",
-    ),
-    Refusal(
-        mode="npugraph_ex",
-        values={"dump_tensor_data": True, "force_eager": True},
-        remedy="set one of the two",
-    ),
+    Refusal(_FLAT, {"dump_tensor_data": True, "force_eager": True}, "set one of the two"),
 )
-"""What is refused."""
 
 
 def is_flat(theirs: Any, mode: str) -> bool:
@@ -198,7 +123,7 @@ def their_options(theirs: Any, prefix: str = "") -> dict[str, Any]:
         seen = public if isinstance(getattr(type(theirs), public, None), property) else name
         if name == "_fixed_attrs":
             continue
-        if hasattr(value, "__dict__") and not _is_option(value) and not callable(value):
+        if hasattr(value, "__dict__") and not is_option(value) and not callable(value):
             found |= their_options(value, f"{prefix}{seen}.")
         else:
             found[f"{prefix}{seen}"] = _plain(value)
@@ -242,13 +167,9 @@ def _place(theirs: Any, name: str) -> tuple[Any, str]:
     return theirs, last
 
 
-def _is_option(value: Any) -> bool:
-    return isinstance(getattr(type(value), "value", None), property)
-
-
 def _plain(value: Any) -> Any:
     """What an attribute holds, whether it is an option object or the value itself."""
-    return value.value if _is_option(value) else value
+    return value.value if is_option(value) else value
 
 
 _log = logging.getLogger("torchair")
@@ -262,36 +183,23 @@ _PATHS = (
 
 
 class Translation(Value):
-    """What became of a configuration.
+    """What became of a configuration."""
 
-    Attributes:
-        names: TorchAir's dotted names of the options that were set, sorted.
-        warnings: our dotted name -> why nothing came of a value that somebody set.
-        pool: handle of the memory pool that the configuration names, under either of its names.
-        paths: TorchAir's option -> path. It writes them into the code that it generates, and those of dumps
-            hold the rank; an artifact must hold none.
-    """
-
-    names: tuple[str, ...]
-    warnings: Mapping[str, str]
-    pool: object | None
+    names: tuple[str, ...]  # TorchAir's dotted names of the options that were set, sorted
+    warnings: Mapping[str, str]  # our dotted name -> why nothing came of a value that somebody set
+    pool: object | None  # handle of the memory pool that the configuration names, under either of its names
+    # TorchAir's option -> path. It writes them into the code that it generates, and those of dumps hold the
+    # rank; an artifact must hold none.
     paths: Mapping[str, str]
 
 
 class _Claim(Value):
-    """A value for one of TorchAir's options, and where it comes from.
+    """A value for one of TorchAir's options, and where it comes from."""
 
-    Attributes:
-        ours: our dotted name.
-        value: in TorchAir's sense.
-        given: what stands in our configuration.
-        changed: whether somebody set it.
-    """
-
-    ours: str
-    value: Any
-    given: Any
-    changed: bool
+    ours: str  # our dotted name
+    value: Any  # in TorchAir's sense
+    given: Any  # what stands in our configuration
+    changed: bool  # whether somebody set it
 
 
 def translated(config: CompilerConfig, theirs: Any, *, kept: bool = True) -> Translation:
@@ -320,12 +228,14 @@ def translated(config: CompilerConfig, theirs: Any, *, kept: bool = True) -> Tra
     if problems:
         msg = "TorchAir cannot take all of the configuration:" + "".join(f"\n- {one}" for one in problems)
         raise NoCounterpart(msg, mode=config.mode, problems=tuple(problems))
+    of_one_graph, of_all = theirs.as_dict()
+    every = {**of_one_graph, **of_all}
     pool = meant.get("use_graph_pool", meant.get("aclgraph_config.use_custom_pool"))
     return Translation(
         names=tuple(sorted(names)),
         warnings=warnings,
         pool=None if pool is None else pool.value,
-        paths=_paths(theirs),
+        paths={name: str(every[name]) for name in _PATHS if every.get(name)},
     )
 
 
@@ -389,13 +299,11 @@ def _put(theirs: Any, name: str, claim: _Claim, warnings: dict[str, str], proble
 def _refused(mode: str, meant: Mapping[str, _Claim], *, kept: bool) -> Iterator[str]:
     """What TorchAir takes, but does not do, or keeps nothing of."""
     for refusal in REFUSED:
-        if refusal.mode == mode and (kept or refusal.always) and _applies(refusal, meant):
+        if refusal.mode != mode or not (kept or refusal.always):
+            continue
+        if all(name in meant and same(meant[name].value, value) for name, value in refusal.values.items()):
             said = " with ".join(_said(meant[name]) for name in refusal.values)
             yield f"{said}: {refusal.why}; {refusal.remedy}"
-
-
-def _applies(refusal: Refusal, meant: Mapping[str, _Claim]) -> bool:
-    return all(name in meant and same(meant[name].value, value) for name, value in refusal.values.items())
 
 
 def _said(claim: _Claim) -> str:
@@ -411,10 +319,3 @@ def _near(theirs: Any, name: str) -> str:
     ]
     hint = f", the nearest is {near[0]}" if near else ""
     return f"{hint}; leave it at its default, or use another mode or engine"
-
-
-def _paths(theirs: Any) -> dict[str, str]:
-    """The paths that TorchAir writes into its code."""
-    local_options, global_options = theirs.as_dict()
-    every = {**local_options, **global_options}
-    return {name: str(every[name]) for name in _PATHS if every.get(name)}

@@ -55,32 +55,22 @@ _PATCHING = threading.RLock()
 
 
 class Vendor(Value):
-    """One of the two packages.
+    """One of the two packages."""
 
-    Attributes:
-        name: ``torchair`` or ``npugraph_ex``.
-        package: the package.
-        cache: its module behind ``inference.cache_compile``.
-        serializer: what it pickles constants with.
-    """
-
-    name: str
-    package: Any
-    cache: Any
-    serializer: Any
+    name: str  # ``torchair`` or ``npugraph_ex``
+    package: Any  # the package
+    cache: Any  # its module behind ``inference.cache_compile``
+    serializer: Any  # what it pickles constants with
 
 
+@functools.cache
 def vendor_for(mode: str) -> Vendor:
     """The package that compiles in a mode.
 
     Raises:
         DeviceUnavailable: torch_npu, or this package of it, does not import.
     """
-    return _vendor("npugraph_ex" if mode == "npugraph_ex" else "torchair")
-
-
-@functools.cache
-def _vendor(name: str) -> Vendor:
+    name = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
     package = vendor_package(name)
     with _importing(name):
         cache = importlib.import_module(f"{name}.inference._cache_compiler")
@@ -135,10 +125,9 @@ def _own_signals() -> Iterator[None]:
 
     What TorchAir wants done at the end of a process it has registered with ``atexit`` as well.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot set any
+    kept = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    before = {number: signal.getsignal(number) for number in kept}
     try:
         yield
     finally:
@@ -224,7 +213,7 @@ def private_directory(*, kept: bool = False) -> Iterator[Path]:
     Raises:
         UnusableCache: there is no directory for temporary files, or no space in it.
     """
-    with _clear_errors():
+    with written_privately():
         root = Path(tempfile.gettempdir())
         _sweep_once(root)
         directory = root / f"{_PREFIX}{temporary_name()}"
@@ -239,18 +228,12 @@ def private_directory(*, kept: bool = False) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def written_privately(directory: Path) -> Iterator[None]:
-    """Around what writes into a private directory and reads it again.
+def written_privately(directory: Path | None = None) -> Iterator[None]:
+    """Around what writes into a private directory, and reads it again, or makes one.
 
     Raises:
         UnusableCache: it cannot be written; says why and what to do.
     """
-    with _clear_errors(directory):
-        yield
-
-
-@contextlib.contextmanager
-def _clear_errors(directory: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:

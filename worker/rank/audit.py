@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -31,14 +31,10 @@ _MAX_CHARS = 160
 
 
 class TracePrint(Value):
-    """A trace as text.
+    """A trace as text."""
 
-    Attributes:
-        parts: name of a part -> its lines; the most telling part first.
-        places: line of the graph's source -> line of the user's that it comes from; no part of the digest.
-    """
-
-    parts: Mapping[str, tuple[str, ...]]
+    parts: Mapping[str, tuple[str, ...]]  # name of a part -> its lines; the most telling part first
+    # line of the graph's source -> line of the user's that it comes from; no part of the digest
     places: Mapping[str, str]
 
     @property
@@ -69,12 +65,14 @@ def print_of(artifact: Artifact) -> TracePrint:
         guards = replace(guards, shapes=())
         symbols = _text(_without_hints(json.loads(artifact.sections[_AOTI])["described"]))
     data = guards.to_json()
+    kept = ((name, artifact.sections.get(name, b"")) for name in _AS_DIGEST)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in kept}
     return TracePrint(
         parts={
             "graph": graph,
             "condition": tuple(conditions(guards)),
             "sizes": (symbols,),
-            "constants": tuple(f"{name} {_digest(artifact, name)}" for name in _AS_DIGEST),
+            "constants": tuple(f"{name} {digest}" for name, digest in digests.items()),
             "frame": tuple(disassembled(artifact.frame.code)),
             "names of the frame": (
                 _text(artifact.frame.names),
@@ -82,7 +80,11 @@ def print_of(artifact: Artifact) -> TracePrint:
             ),
             "facts": tuple(f"{name} {_text(value)}" for name, value in artifact.facts.to_json().items()),
             "function": (artifact.name, artifact.function, *artifact.roles),
-            "data of conditions": tuple(_text(item) for name in sorted(data) for item in _items(data[name])),
+            "data of conditions": tuple(
+                _text(item)
+                for _, part in sorted(data.items())
+                for item in (part.items() if isinstance(part, dict) else part)
+            ),
         },
         places={line: place for line in graph if (place := origin_of(line, known))},
     )
@@ -104,14 +106,6 @@ def _without_hints(described: dict[str, Any]) -> dict[str, Any]:
     """The description of a graph's inputs without the sizes of the very call that was traced."""
     symbols = {name: bounds for name, (_, *bounds) in described["symbols"].items()}
     return {**described, "symbols": symbols}
-
-
-def _digest(artifact: Artifact, name: str) -> str:
-    return hashlib.sha256(artifact.sections.get(name, b"")).hexdigest()
-
-
-def _items(value: Any) -> Iterator[Any]:
-    yield from value.items() if isinstance(value, dict) else value
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
@@ -20,30 +20,26 @@ from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry
+    from warmrank.worker.rank.units import RankUnit
     from warmrank.worker.rank.workload import Call
     from warmrank.worker.runtime.artifact import Artifact
-    from warmrank.worker.runtime.variant import Variant
 
 _log = logging.getLogger(__name__)
 
 
-class Unit(Protocol):
-    """A call of the workload: its name, the artifact that answers it, and what the plan says of it."""
-
-    name: str
-    call: Call
-    variant: Variant | None
-    signatures: tuple[str, ...]
-
-
-def propose(units: Sequence[Unit], planned: Iterable[CaptureEntry]) -> tuple[CaptureProposal, ...]:
+def propose(units: Sequence[RankUnit], planned: Iterable[CaptureEntry]) -> tuple[CaptureProposal, ...]:
     """The calls of the workload whose graphs are captured, and what else of a plan this rank can capture.
 
     ``planned`` are of manifests of earlier launches, of this rank and of others.
     """
     for unit in units:
         unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in _shapes(unit))
-    calls = [_of_call(unit) for unit in units if _is_captured(unit)]
+    # Compiled kernels run as they are, so there is no step to take for them.
+    calls = [
+        _of_call(unit)
+        for unit in units
+        if unit.variant is None or type(unit.variant.runner) is not EagerRunner
+    ]
     known = {signature for unit in units for signature in unit.signatures}
     num_left = {id(unit.variant): _num_left(unit, units) for unit in units if unit.variant is not None}
     proposals = []
@@ -63,7 +59,7 @@ def propose(units: Sequence[Unit], planned: Iterable[CaptureEntry]) -> tuple[Cap
     return (*calls, *proposals)
 
 
-def capture(units: Sequence[Unit], step: CaptureProposal) -> None:
+def capture(units: Sequence[RankUnit], step: CaptureProposal) -> None:
     """Take one step; a planned shape that cannot be captured after all is left out."""
     unit = next(unit for unit in units if unit.name == step.function)
     assert unit.variant is not None  # noqa: S101 - nothing is proposed before
@@ -82,7 +78,7 @@ def capture(units: Sequence[Unit], step: CaptureProposal) -> None:
         _log.warning("not captured in advance: %s of the plan: %s", unit.name, error)
 
 
-def captured(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
+def captured(units: Sequence[RankUnit]) -> dict[str, tuple[str, ...]]:
     """For each unit the signatures of what is captured, largest first; each once.
 
     What no call of the workload asked for (an earlier plan, the check) counts to its artifact's first unit.
@@ -105,12 +101,7 @@ def captured(units: Sequence[Unit]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(own, key=lambda text: -sizes[text])) for name, own in found.items()}
 
 
-def _is_captured(unit: Unit) -> bool:
-    """Compiled kernels run as they are, so there is no step to take for them."""
-    return unit.variant is None or type(unit.variant.runner) is not EagerRunner
-
-
-def _of_call(unit: Unit) -> CaptureProposal:
+def _of_call(unit: RankUnit) -> CaptureProposal:
     shapes = max(_shapes(unit), key=lambda shapes: shapes.num_elements, default=None)
     if shapes is None:
         size = _num_elements(unit.call)
@@ -118,7 +109,7 @@ def _of_call(unit: Unit) -> CaptureProposal:
     return _proposal(unit, shapes.to_text(_artifact(unit)), shapes, planned=False)
 
 
-def _proposal(unit: Unit, signature: str, shapes: Shapes, *, planned: bool) -> CaptureProposal:
+def _proposal(unit: RankUnit, signature: str, shapes: Shapes, *, planned: bool) -> CaptureProposal:
     return CaptureProposal(
         function=unit.name,
         signature=signature,
@@ -128,7 +119,7 @@ def _proposal(unit: Unit, signature: str, shapes: Shapes, *, planned: bool) -> C
     )
 
 
-def _of_plan(entry: CaptureEntry, units: Sequence[Unit]) -> tuple[Unit, Shapes] | None:
+def _of_plan(entry: CaptureEntry, units: Sequence[RankUnit]) -> tuple[RankUnit, Shapes] | None:
     """The call whose artifact an entry is of, and the shapes; None if it cannot be captured here."""
     try:
         digest, shapes = parse(entry.signature)
@@ -147,14 +138,14 @@ def _of_plan(entry: CaptureEntry, units: Sequence[Unit]) -> tuple[Unit, Shapes] 
     return unit, shapes
 
 
-def _num_left(unit: Unit, units: Sequence[Unit]) -> int:
+def _num_left(unit: RankUnit, units: Sequence[RankUnit]) -> int:
     """How many graphs may be captured of a unit's artifact beyond those that the workload's calls need."""
     assert unit.variant is not None  # noqa: S101 - callers look
     calls = {text for other in units if other.variant is unit.variant for text in other.signatures}
     return max(0, unit.variant.runner.max_captures - len(calls))
 
 
-def _shapes(unit: Unit) -> list[Shapes]:
+def _shapes(unit: RankUnit) -> list[Shapes]:
     """What the plan says of each graph that a call needs: one, or one for every gear."""
     if unit.variant is None:
         return []
@@ -163,12 +154,12 @@ def _shapes(unit: Unit) -> list[Shapes]:
     return [shapes for shapes in found if shapes is not None]
 
 
-def _example(unit: Unit) -> tuple[object, ...]:
+def _example(unit: RankUnit) -> tuple[object, ...]:
     assert unit.variant is not None  # noqa: S101 - callers look
     return unit.variant.inputs_of(unit.call.args, unit.call.kwargs)
 
 
-def _artifact(unit: Unit) -> str:
+def _artifact(unit: RankUnit) -> str:
     assert unit.variant is not None  # noqa: S101 - callers look
     return unit.variant.stored.sha256
 
@@ -183,7 +174,7 @@ def _num_elements(call: Call) -> int:
     return sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor))
 
 
-def stream_problem(units: Sequence[Unit], proposals: Sequence[CaptureProposal]) -> str:
+def stream_problem(units: Sequence[RankUnit], proposals: Sequence[CaptureProposal]) -> str:
     """What to say of the streams of an NPU, before the first capture; empty where they suffice."""
     return problem(
         graphs_of(units, proposals),
@@ -192,7 +183,7 @@ def stream_problem(units: Sequence[Unit], proposals: Sequence[CaptureProposal]) 
     )
 
 
-def graphs_of(units: Sequence[Unit], proposals: Sequence[CaptureProposal]) -> tuple[Captures, ...]:
+def graphs_of(units: Sequence[RankUnit], proposals: Sequence[CaptureProposal]) -> tuple[Captures, ...]:
     """The graphs that these proposals make, by artifact: calls of equal shapes share one."""
     by_name = {unit.name: unit for unit in units}
     owners: dict[str, str] = {}

@@ -21,7 +21,7 @@ from warmrank.worker.keys.code import package_of
 from warmrank.worker.keys.environment import Target, building_for
 from warmrank.worker.rank import start
 from warmrank.worker.rank.rank_worker import RankWorker
-from warmrank.worker.results import FunctionProbe, FunctionResult, LeftOut, RankPlace, Retraced, TraceResult
+from warmrank.worker.results import LeftOut, RankPlace, Retraced
 from warmrank.worker.runtime.asked import asks_for_rank
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class OfflineRank(RankWorker):
     def retrace(self, function: str) -> Retraced:
         """Trace a unit again, and compare with the artifact that it would load."""
         unit = self._units[function]
-        with _values_are_missed(unit):
+        with self._watched(unit):
             return unit.retrace()
 
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -114,23 +114,8 @@ class OfflineRank(RankWorker):
         super().stop()
         self._exits.close()
 
-    def _probe(self, unit: RankUnit) -> FunctionProbe:
-        from warmrank.worker.torch_private.fake_ranks import asked_for_values
-
-        try:
-            return super()._probe(unit)
-        except RuntimeError as error:
-            if not asked_for_values(error):
-                raise
-            raise _needs_values(unit.name, error) from error
-
-    def _compile(self, unit: RankUnit) -> FunctionResult:
-        with _values_are_missed(unit):
-            return super()._compile(unit)
-
-    def _audit(self, unit: RankUnit) -> TraceResult:
-        with _values_are_missed(unit):
-            return super()._audit(unit)
+    def _watched(self, unit: RankUnit) -> contextlib.AbstractContextManager[None]:
+        return _values_are_missed(unit)
 
 
 @contextlib.contextmanager
@@ -140,12 +125,9 @@ def _values_are_missed(unit: RankUnit) -> Iterator[None]:
 
     try:
         yield
-    except NotPortable as error:
-        if "FakeTensor" not in error.message:
-            raise
-        raise _needs_values(unit.name, error) from error
-    except RuntimeError as error:
-        if not asked_for_values(error):
+    except (NotPortable, RuntimeError) as error:
+        is_ours = isinstance(error, NotPortable)
+        if not ("FakeTensor" in str(error) if is_ours else asked_for_values(error)):
             raise
         raise _needs_values(unit.name, error) from error
 

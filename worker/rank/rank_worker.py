@@ -44,7 +44,11 @@ _log = logging.getLogger(__name__)
 
 
 class RankWorker:
-    """Steps one rank through a launch; see `worker.rank.Rank` for what each stage does."""
+    """Steps one rank through a launch.
+
+    Functions are named as units of work. What fails for one is a result with a `Failure`; an exception of
+    `worker.errors` or `cache_store.errors` is about the whole rank.
+    """
 
     def __init__(self, spec: RankSpec, store: Store | None) -> None:
         self._spec = spec
@@ -88,21 +92,30 @@ class RankWorker:
         return tuple(self._probe(unit) for unit in self._units.values())
 
     def _probe(self, unit: RankUnit) -> FunctionProbe:
-        return unit.probe(self._spec.entrypoint)
+        with self._watched(unit):
+            return unit.probe(self._spec.entrypoint)
+
+    def _watched(self, unit: RankUnit) -> contextlib.AbstractContextManager[None]:
+        """Around what looks a unit up or traces it."""
+        del unit
+        return contextlib.nullcontext()
 
     def compile(self, functions: tuple[str, ...]) -> tuple[FunctionResult, ...]:
         """Trace and compile units without running them; their artifacts go into the store as well."""
-        return tuple(self._units[name].guarded(self._compile) for name in functions)
 
-    def _compile(self, unit: RankUnit) -> FunctionResult:
-        return unit.compile(self._store, withheld=self._spec.audited)
+        def compiled(unit: RankUnit) -> FunctionResult:
+            with self._watched(unit):
+                return unit.compile(self._store, withheld=self._spec.audited)
+
+        return tuple(self._units[name].guarded(compiled) for name in functions)
 
     def audit(self, functions: tuple[str, ...]) -> tuple[TraceResult, ...]:
-        """Trace units as their compile would."""
-        return tuple(self._audit(self._units[name]) for name in functions)
-
-    def _audit(self, unit: RankUnit) -> TraceResult:
-        return unit.audit()
+        """Trace units as their compile would, for a comparison with other ranks."""
+        results = []
+        for unit in (self._units[name] for name in functions):
+            with self._watched(unit):
+                results.append(unit.audit())
+        return tuple(results)
 
     def trace(self, function: str) -> bytes:
         """What a unit's artifact was traced to, for `difference` on another rank."""
@@ -134,13 +147,12 @@ class RankWorker:
         ``offers`` gives digests by function; of ``fresh`` functions this launch compiled the artifact, and
         `release` lets other partitions have it.
         """
-        return tuple(
-            self._units[name].guarded(functools.partial(self._adopt, digest=digest, is_fresh=name in fresh))
-            for name, digest in offers.items()
-        )
 
-    def _adopt(self, unit: RankUnit, digest: str, *, is_fresh: bool) -> FunctionResult:
-        return unit.adopt(digest, self._store, withheld=is_fresh and self._spec.audited)
+        def adopted(unit: RankUnit) -> FunctionResult:
+            withheld = unit.name in fresh and self._spec.audited
+            return unit.adopt(offers[unit.name], self._store, withheld=withheld)
+
+        return tuple(self._units[name].guarded(adopted) for name in offers)
 
     def release(self, digests: Mapping[str, str]) -> None:
         """Let other partitions have artifacts (function to digest), since no audit found a fault."""

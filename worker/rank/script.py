@@ -51,7 +51,8 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
     environ = {**os.environ, **_variables(spec), "WARMRANK_JOURNAL": str(file)}
     status, tail = _run([sys.executable, path, *arguments], environ)
     if status:
-        _raise_if_forbidden(file)
+        for function, reason in journal.forbidden(file):
+            raise CompileForbidden(reason, function=function, reason=reason)
         last = "\n".join(tail)
         msg = f"rank {spec.rank}: script {path} ended with status {status}; its last lines:\n{last}"
         raise ScriptFailed(msg, rank=spec.rank, script=path, status=status)
@@ -90,11 +91,6 @@ def _distinct(results: Iterable[FunctionResult]) -> tuple[FunctionResult, ...]:
             first[slot] = replace(result, function=f"{name}[{num_seen[name]}]" if num_seen[name] else name)
             num_seen[name] += 1
     return tuple(first.values())
-
-
-def _raise_if_forbidden(file: Path) -> None:
-    for function, reason in journal.forbidden(file):
-        raise CompileForbidden(reason, function=function, reason=reason)
 
 
 def _variables(spec: RankSpec) -> dict[str, str]:

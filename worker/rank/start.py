@@ -1,14 +1,29 @@
-"""What the driver tells a rank, and how the rank comes up: device, process groups, workload."""
+"""What the driver tells a rank, and how the rank comes up: device, process groups, workload.
+
+Time-outs of HCCL, the collectives of Ascend, follow the launch's, which a user is to see. HCCL reads its
+variables when a communicator is made; what a user has set stays. Of CANN's reference:
+
+* ``HCCL_CONNECT_TIMEOUT``, how long ranks wait for each other to connect: 120 to 7200 s, by default 120;
+  HCCL adds 20 s.
+  https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0077.html
+* ``HCCL_EXEC_TIMEOUT``, how long a collective waits for the other ranks: by default 1836 s; 0 is for ever; at
+  most 1091 s with ``HCCL_OP_EXPANSION_MODE=AIV``.
+  https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0078.html
+
+torch's watchdog must come later than HCCL, or HCCL's own report of the missing rank is lost: torch_npu warns
+of that (``ProcessGroupHCCL.cpp``). Ports are HCCL's own: 60000 to 60015 of each node, unless
+``HCCL_IF_BASE_PORT`` says otherwise.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.ascend import hccl
 from warmrank.worker.errors import PortInUse
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.results import RankPlace
@@ -18,22 +33,17 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.rank.workload import RankContext, Workload
+    from warmrank.worker.rank.workload import Workload
     from warmrank.worker.runtime.options import LaunchDefaults
 
 
-class RankSpec(Value):
-    """What the driver tells one rank.
+CONNECT, EXECUTE = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
+_CONNECT_S = (120, 7200)
+_GRACE_S = 60.0
 
-    Attributes:
-        master_port: free port there; 0 where no process groups are wanted.
-        groups: role -> the ranks of every group of that role; every rank is in one group of each role.
-        entrypoint: ``module:function``; empty for a script.
-        timeout_s: time-out of collectives, in seconds.
-        no_compile: a miss is an error, wherever on this rank it comes up.
-        engine: ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say.
-        audited: what is compiled is compared with other ranks' traces before they adopt it.
-    """
+
+class RankSpec(Value):
+    """What the driver tells one rank."""
 
     rank: int
     world_size: int
@@ -41,17 +51,18 @@ class RankSpec(Value):
     local_world_size: int
     node_rank: int
     master_addr: str
-    master_port: int
+    master_port: int  # free port there; 0 where no process groups are wanted
     device_kind: str
+    # role -> the ranks of every group of that role; every rank is in one group of each role
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
-    entrypoint: str
+    entrypoint: str  # ``module:function``; empty for a script
     arguments: Mapping[str, Any]
     cache_dir: str
     guards: str
-    timeout_s: float
-    no_compile: bool = False
-    engine: str = "auto"
-    audited: bool = False
+    timeout_s: float  # time-out of collectives, in seconds
+    no_compile: bool = False  # a miss is an error, wherever on this rank it comes up
+    engine: str = "auto"  # ``auto``, ``graph``, ``aoti`` or ``torchair``, for functions that do not say
+    audited: bool = False  # what is compiled is compared with other ranks' traces before they adopt it
 
 
 def pretend_groups(spec: RankSpec) -> dict[str, ProcessGroup]:
@@ -77,9 +88,13 @@ def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     """
     import torch.distributed as dist
 
-    timeout = _timeout(spec.timeout_s, backend)
+    timeout = timedelta(seconds=spec.timeout_s)
+    if backend == "hccl":
+        os.environ.update(hccl_time_outs(spec.timeout_s, settings().ascend))
+        timeout = timedelta(seconds=watchdog_s(spec.timeout_s, settings().ascend))
     if spec.device_kind == "npu":
-        _tell_torchair(spec)
+        # TorchAir makes static kernels of several ranks only where it sees torchrun's variables.
+        os.environ.update(LOCAL_RANK=str(spec.local_rank), LOCAL_WORLD_SIZE=str(spec.local_world_size))
     try:
         dist.init_process_group(
             backend,
@@ -114,17 +129,26 @@ def _own(spec: RankSpec) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-def _timeout(timeout_s: float, backend: str) -> timedelta:
-    """Time-out of collectives; HCCL has its own, which torch's watchdog must not come before."""
-    if backend != "hccl":
-        return timedelta(seconds=timeout_s)
-    os.environ.update(hccl.time_outs(timeout_s, settings().ascend))
-    return timedelta(seconds=hccl.watchdog_s(timeout_s, settings().ascend))
+def hccl_time_outs(timeout_s: float, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables to set for a launch whose collectives may take this long; none that is set already."""
+    least, most = _CONNECT_S
+    wanted = {
+        CONNECT: min(max(math.ceil(timeout_s), least), most),
+        EXECUTE: max(math.ceil(timeout_s), 1),  # 0 would be for ever
+    }
+    return {name: str(value) for name, value in wanted.items() if not environ.get(name)}
 
 
-def _tell_torchair(spec: RankSpec) -> None:
-    """TorchAir makes static kernels of several ranks only where it sees torchrun's variables."""
-    os.environ.update(LOCAL_RANK=str(spec.local_rank), LOCAL_WORLD_SIZE=str(spec.local_world_size))
+def watchdog_s(timeout_s: float, environ: Mapping[str, str]) -> float:
+    """Time-out for torch's watchdog: after HCCL's, which a user may have set.
+
+    Args:
+        timeout_s: the launch's.
+        environ: with HCCL's variables as the process has them by now.
+    """
+    text = environ.get(EXECUTE, "")
+    execute_s = int(text) if text.isdecimal() else 0  # 0: HCCL waits for ever, and the watchdog alone ends it
+    return max(timeout_s, execute_s) + _GRACE_S
 
 
 def _world() -> ProcessGroup:
@@ -166,9 +190,18 @@ def place_of(spec: RankSpec) -> RankPlace:
 
 def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
     """Import the entrypoint and build model and calls."""
-    from warmrank.worker.rank.workload import build_workload
+    from warmrank.worker.devices import backend_for
+    from warmrank.worker.rank.workload import RankContext, build_workload
 
-    return build_workload(spec.entrypoint, _context(spec, groups), spec.arguments)
+    context = RankContext(
+        rank=spec.rank,
+        world_size=spec.world_size,
+        local_rank=spec.local_rank,
+        device_kind=spec.device_kind,
+        device=backend_for(spec.device_kind).device(spec.local_rank),
+        groups=dict(groups),
+    )
+    return build_workload(spec.entrypoint, context, spec.arguments)
 
 
 def defaults_of(spec: RankSpec) -> LaunchDefaults:
@@ -181,20 +214,6 @@ def defaults_of(spec: RankSpec) -> LaunchDefaults:
         engine=spec.engine,  # type: ignore[arg-type]
         no_compile=spec.no_compile,
         place=None if spec.master_port else (spec.rank, spec.world_size),
-    )
-
-
-def _context(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> RankContext:
-    from warmrank.worker.devices import backend_for
-    from warmrank.worker.rank.workload import RankContext
-
-    return RankContext(
-        rank=spec.rank,
-        world_size=spec.world_size,
-        local_rank=spec.local_rank,
-        device_kind=spec.device_kind,
-        device=backend_for(spec.device_kind).device(spec.local_rank),
-        groups=dict(groups),
     )
 
 

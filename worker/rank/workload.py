@@ -117,16 +117,12 @@ def check_arguments(
         signature.bind(context, **arguments)
     except TypeError as error:
         given = ", ".join(arguments) or "none"
+        taken = ", ".join(map(str, list(signature.parameters.values())[1:])) or "nothing else"
         msg = (
             f"entrypoint {entrypoint} cannot be called with the config's workload.arguments: {error}. "
-            f"Given: {given}; it takes the rank's context and {_parameters(signature)}."
+            f"Given: {given}; it takes the rank's context and {taken}."
         )
         raise WorkloadError(msg, entrypoint=entrypoint) from None
-
-
-def _parameters(signature: inspect.Signature) -> str:
-    """What an entrypoint takes after its context."""
-    return ", ".join(str(found) for found in list(signature.parameters.values())[1:]) or "nothing else"
 
 
 def _declare(entrypoint: str, workload: Workload) -> None:

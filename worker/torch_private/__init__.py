@@ -3,5 +3,5 @@
 Read against torch 2.11 to 2.15; another release touches only this room. Modules say what they rely on at
 their heads, and declare it in ``FACTS`` and ``PROBES``, which `facts` checks before the first compile. The
 tracer costs a second to import, and `sympy` with it, so a warm load imports nothing of it; `recording`,
-`kernels`, `aoti_runtime` and what they use are part of a warm load, and import neither.
+`kernels`, `inductor` and what they use are part of a warm load, and import neither.
 """

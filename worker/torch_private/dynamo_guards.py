@@ -40,64 +40,41 @@ FACTS = {
 }
 
 _IDENTITY = ("ID_MATCH", "TYPE_MATCH")  # the latter where a type's own source is asked for its base
-_CONSTANT = (
-    "EQUALS_MATCH",
-    "FLOAT_IS_NAN",
-    "COMPLEX_IS_NAN",
-    "TRUE_MATCH",
-    "FALSE_MATCH",
-    "NONE_MATCH",
-    "ID_MATCH",
-)
+_VALUES = ("EQUALS_MATCH", "FLOAT_IS_NAN", "COMPLEX_IS_NAN", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH")
+_CONSTANT = (*_VALUES, "ID_MATCH")
 _LENGTH = ("LENGTH_CHECK", "DICT_LENGTH", "TYPE_MATCH")
-_LAMBDA = ("LAMBDA_GUARD",)
 # Leaves of a tensor's guard for the marks that say which dimensions to trace as symbols.
 MARKS = ("DIMENSION_DYNAMIC_MARKING_GUARD", "DYNAMIC_INDICES", "NO_HASATTR")
+_OF_ITSELF = (
+    "TYPE_MATCH", "FAKE_SCRIPT_TYPE_MATCH", "NONE_MATCH", "DICT_VERSION", "DICT_CONTAINS", "SET_CONTAINS",
+    "TUPLE_ITERATOR_LEN", "RANGE_ITERATOR_MATCH", "DISPATCH_KEY_SET_MATCH", "GLOBAL_STATE", "DEFAULT_DEVICE",
+)  # fmt: skip
+_OF_OBJECTS = (
+    "ID_MATCH", "NN_MODULE", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "BUILTIN_MATCH",
+    "CLOSURE_MATCH",
+)  # fmt: skip
+_IN_PYTHON = (
+    "CONSTANT_SUBCLASS_MATCH", "TENSOR_SUBCLASS_METADATA_MATCH", "DTENSOR_SPEC_MATCH",
+    "OPAQUE_OBJ_GUARD_FN_MATCH", "COW_TENSOR_MATCH", "CURRENT_STREAM_MATCH", "COUNT_ITERATOR_MATCH",
+    "AUTOGRAD_SAVED_TENSORS_HOOKS", "FUNCTORCH_STACK_MATCH",
+)  # fmt: skip
 # Kind of a guard -> classes of the leaves that it makes.
 MADE: dict[str, tuple[str, ...]] = {
-    "TYPE_MATCH": ("TYPE_MATCH",),
-    "FAKE_SCRIPT_TYPE_MATCH": ("FAKE_SCRIPT_TYPE_MATCH",),
-    "ID_MATCH": _IDENTITY,
-    "NN_MODULE": _IDENTITY,
-    "FUNCTION_MATCH": _IDENTITY,
-    "CLASS_MATCH": _IDENTITY,
-    "MODULE_MATCH": _IDENTITY,
-    "BUILTIN_MATCH": _IDENTITY,
-    "CLOSURE_MATCH": _IDENTITY,
-    "EQUALS_MATCH": _CONSTANT,
-    "CONSTANT_MATCH": _CONSTANT,
-    "CONSTANT_SUBCLASS_MATCH": _LAMBDA,
+    **{kind: (kind,) for kind in _OF_ITSELF},
+    **dict.fromkeys(_OF_OBJECTS, _IDENTITY),
+    **dict.fromkeys(_IN_PYTHON, ("LAMBDA_GUARD",)),
+    **dict.fromkeys(("EQUALS_MATCH", "CONSTANT_MATCH"), _CONSTANT),
+    **dict.fromkeys(("NOT_NONE_MATCH", "WEAKREF_ALIVE"), ("NOT_NONE",)),
+    **dict.fromkeys(("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT"), _LENGTH),
+    **dict.fromkeys(("DICT_NOT_CONTAINS", "NOT_PRESENT_IN_GENERIC_DICT"), ("DICT_CONTAINS",)),
     "BOOL_MATCH": ("TRUE_MATCH", "FALSE_MATCH"),
-    "NONE_MATCH": ("NONE_MATCH",),
-    "NOT_NONE_MATCH": ("NOT_NONE",),
-    "WEAKREF_ALIVE": ("NOT_NONE",),
-    "SEQUENCE_LENGTH": _LENGTH,
-    "EMPTY_NN_MODULE_HOOKS_DICT": _LENGTH,
     "DICT_KEYS_MATCH": (*_LENGTH, "DICT_VERSION"),
-    "DICT_VERSION": ("DICT_VERSION",),
     "MAPPING_KEYS_CHECK": ("MAPPING_KEYS_MATCH",),
-    "DICT_CONTAINS": ("DICT_CONTAINS",),
-    "DICT_NOT_CONTAINS": ("DICT_CONTAINS",),
-    "SET_CONTAINS": ("SET_CONTAINS",),
     "SET_NOT_CONTAINS": ("SET_CONTAINS",),
-    "NOT_PRESENT_IN_GENERIC_DICT": ("DICT_CONTAINS",),
     "HASATTR": ("NO_HASATTR",),
     "TENSOR_MATCH": ("TENSOR_MATCH", "ID_MATCH", *MARKS),
-    "TENSOR_SUBCLASS_METADATA_MATCH": _LAMBDA,
-    "DTENSOR_SPEC_MATCH": _LAMBDA,
-    "OPAQUE_OBJ_GUARD_FN_MATCH": _LAMBDA,
-    "COW_TENSOR_MATCH": _LAMBDA,
-    "CURRENT_STREAM_MATCH": _LAMBDA,
-    "COUNT_ITERATOR_MATCH": _LAMBDA,
-    "TUPLE_ITERATOR_LEN": ("TUPLE_ITERATOR_LEN",),
-    "RANGE_ITERATOR_MATCH": ("RANGE_ITERATOR_MATCH",),
-    "DISPATCH_KEY_SET_MATCH": ("DISPATCH_KEY_SET_MATCH",),
-    "GLOBAL_STATE": ("GLOBAL_STATE",),
     "TORCH_FUNCTION_STATE": ("TORCH_FUNCTION_MODE_STACK",),
-    "DEFAULT_DEVICE": ("DEFAULT_DEVICE",),
     "DUAL_LEVEL": ("DUAL_LEVEL_MATCH",),
-    "AUTOGRAD_SAVED_TENSORS_HOOKS": _LAMBDA,
-    "FUNCTORCH_STACK_MATCH": _LAMBDA,
     "SHAPE_ENV": ("SYMBOLIC_SHAPE_GUARD",),
     "DUPLICATE_INPUT": ("OBJECT_ALIASING",),
 }
@@ -109,34 +86,22 @@ _GENERIC_DICT = "GetGenericDictGuardAccessor"
 
 
 class Leaf(Value):
-    """One check of the tree.
+    """One check of the tree."""
 
-    Attributes:
-        source: expression for the object that it looks at, as Dynamo writes it.
-        kind: name of its class in C++.
-        conditions: what it checks, for people.
-        made_by: kind of the guard that accounts for it; `KEY` for a key of a dict all of whose keys count;
-            empty if there is none.
-    """
-
-    source: str
-    kind: str
-    conditions: tuple[str, ...]
+    source: str  # expression for the object that it looks at, as Dynamo writes it
+    kind: str  # name of its class in C++
+    conditions: tuple[str, ...]  # what it checks, for people
+    # kind of the guard that accounts for it; `KEY` for a key of a dict all of whose keys count; empty if
+    # there is none
     made_by: str
 
 
 class GuardTree(Value):
-    """The tree of one trace.
+    """The tree of one trace."""
 
-    Attributes:
-        leaves: all leaves; one for each condition of those that the root asks last.
-        dicts: expressions for the dicts whose type, length and order of keys count.
-        looked_up: expressions for the objects of which only the presence counts.
-    """
-
-    leaves: tuple[Leaf, ...]
-    dicts: tuple[str, ...]
-    looked_up: tuple[str, ...]
+    leaves: tuple[Leaf, ...]  # all leaves; one for each condition of those that the root asks last
+    dicts: tuple[str, ...]  # expressions for the dicts whose type, length and order of keys count
+    looked_up: tuple[str, ...]  # expressions for the objects of which only the presence counts
 
 
 def build(code: CodeType, output_graph: Any) -> tuple[list[Any], GuardTree]:
@@ -189,7 +154,8 @@ class _Walk:
             kind = type(leaf).__name__
             makers = self._makers[id(manager), kind]
             made_by = makers.pop() if makers else KEY if is_key and kind in _OF_KEYS else ""
-            self.leaves.append(Leaf(source=source, kind=kind, conditions=_conditions(leaf), made_by=made_by))
+            said = tuple(part.partition("  #")[0].strip() for part in leaf.verbose_code_parts())
+            self.leaves.append(Leaf(source=source, kind=kind, conditions=said, made_by=made_by))
         children = manager.get_child_managers()
         if hasattr(manager, "get_key_value_managers"):
             self.dicts.append(source)
@@ -248,35 +214,19 @@ def asked_of(guard: Any) -> tuple[Any, dict[str, Any]]:
     return source, details
 
 
-def _conditions(leaf: Any) -> tuple[str, ...]:
-    return tuple(part.partition("  #")[0].strip() for part in leaf.verbose_code_parts())
-
-
 class TracedGuard(Value):
-    """One guard as Dynamo made it.
+    """One guard as Dynamo made it."""
 
-    Attributes:
-        kind: Dynamo's name of the guard (``TENSOR_MATCH`` ...).
-        source: Python expression over ``L`` and ``G`` for the guarded object; empty for global state.
-        has_value: whether the expression has a value (an absent attribute has none).
-        value: the guarded object.
-        conditions: readable conditions that Dynamo derived.
-        details: keyword arguments of the guard (``attr``, ``key``).
-        same_as: for ``DUPLICATE_INPUT``, the other expression.
-        sizes: traced sizes of a tensor, None for a dynamic dimension.
-        strides: likewise.
-        stack: the traced code that made Dynamo add the guard, outermost first: file, line, name, text.
-    """
-
-    kind: str
-    source: str
-    has_value: bool
-    value: Any
-    conditions: tuple[str, ...]
-    details: Mapping[str, Any]
-    same_as: str = ""
-    sizes: tuple[int | None, ...] = ()
-    strides: tuple[int | None, ...] = ()
+    kind: str  # Dynamo's name of the guard (``TENSOR_MATCH`` ...)
+    source: str  # Python expression over ``L`` and ``G`` for the guarded object; empty for global state
+    has_value: bool  # whether the expression has a value (an absent attribute has none)
+    value: Any  # the guarded object
+    conditions: tuple[str, ...]  # readable conditions that Dynamo derived
+    details: Mapping[str, Any]  # keyword arguments of the guard (``attr``, ``key``)
+    same_as: str = ""  # for ``DUPLICATE_INPUT``, the other expression
+    sizes: tuple[int | None, ...] = ()  # traced sizes of a tensor, None for a dynamic dimension
+    strides: tuple[int | None, ...] = ()  # likewise
+    # the traced code that made Dynamo add the guard, outermost first: file, line, name, text
     stack: tuple[tuple[str, int, str, str], ...] = ()
 
 

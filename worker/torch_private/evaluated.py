@@ -1,29 +1,19 @@
 """Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated.
 
-One mechanism: `ReadHooks` here, `evaluated_calls` and `evaluated_values` each have a table of Dynamo's
-functions that such a fact passes (`Hook`), with a step that looks at question and answer and records a
-condition (a fact about an object, or a call that is made again at a load), or a refusal. Reads that leave no
-guard:
+One mechanism, here and in `evaluated_calls` and `evaluated_values`: methods step in for functions of Dynamo's
+that such a fact passes, look at question and answer, and record a condition (a fact about an object, or a
+call that is made again at a load), or a refusal. Reads that leave no guard:
 
 * Attributes that were absent, or asked for presence only: a missing member whose exception is caught;
   ``hasattr`` of a module, a function or a partial; what a class has from its metaclass; annotations.
 * Kinds: ``ABC.register`` and runtime protocols answer ``isinstance`` from what the process registered; a
   user's metaclass may answer anything.
-* Keys of an object's ``__dict__``.
+* Keys of an object's ``__dict__``, which a ``SideEffectsProxyDict`` answers with the object's variable in
+  ``item`` and its content in ``item_dict``; in 2.11 a variable with ``name`` ``"__dict__"`` and ``obj``.
 * Names of process groups that reach user code: a collective's group counts by its role; a name that traced
-  code outside torch holds counts literally.
+  code outside torch holds counts literally. ``push`` sees the same object as was read.
 
-Relied on (``tests/unit/test_evaluated_*.py``, ``test_process_groups.py``), of torch 2.11 to 2.15:
-
-* every read of an attribute passes a method of the variable, or of a base class of it, called ``var_getattr``
-  (up to 2.13) or ``tp_getattro_impl``, and raises ``ObservedAttributeError`` where Python raises
-  ``AttributeError``; every ``hasattr`` passes ``call_obj_hasattr``, which returns a constant;
-* ``isinstance`` and ``issubclass`` pass methods of `BuiltinVariable`;
-* from 2.12 a ``__dict__`` answers by ``SideEffectsProxyDict``, a mapping with the object's variable in
-  ``item`` and its content in ``item_dict``; in 2.11 by ``GetAttrVariable.call_method``, where ``name`` is
-  ``"__dict__"`` and ``obj`` the object's variable;
-* every value that traced code computes passes ``InstructionTranslatorBase.push``, the same object as was
-  read.
+Tested in ``tests/unit/test_evaluated_*.py`` and ``test_process_groups.py``, with torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -39,46 +29,45 @@ from typing import Any
 import torch
 
 from warmrank.worker.keys.code import is_pinned_module
-from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks
+from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks, EnvironmentHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import Hook, having, intercepted, with_subclasses
+from warmrank.worker.torch_private.patching import (
+    hooks_of,
+    intercepted,
+    named,
+    steps_in,
+    steps_in_variables,
+)
 from warmrank.worker.values import Value
 
 FACTS = {
     "torch._dynamo.exc": "ObservedAttributeError",
     "torch._dynamo.source": "AttrSource",
-    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "push(val) f_code",
-    "torch._dynamo.variables": "dicts misc",
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code",
+    "torch._dynamo.variables": "dicts",
     "torch._dynamo.variables.base": "VariableTracker",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source) call_obj_hasattr",
-    "torch._dynamo.variables.builtin:BuiltinVariable": (
-        "call_function_handler_cache call_isinstance call_issubclass"
-    ),
-    "torch._dynamo.variables.lazy": "LazyVariableTracker",
-    "torch._dynamo.variables.misc:GetAttrVariable": "call_method",
+    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
+    "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",
     "torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear",
 }
 
 _GETTERS = ("var_getattr", "tp_getattro_impl")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a module asks them
-_PROXY = ("__iter__", "__contains__", "__getitem__")
+_BUILTIN = "torch._dynamo.variables.builtin:BuiltinVariable"
+_PROXY = "torch._dynamo.variables.dicts:SideEffectsProxyDict"
+_MEMBER = "torch._dynamo.variables.misc:GetAttrVariable"
+_KEYS = ("__iter__", "__contains__", "__getitem__")
 _NOTHING = object()
 _TORCH = str(Path(torch.__file__).parent)
 
 
 class Evaluated(Value):
-    """One fact about an object that the graph relies on.
+    """One fact about an object that the graph relies on."""
 
-    Attributes:
-        kind: of the condition that it becomes (``has_attr``, ``no_attr``, ``keys``, ...).
-        source: Python expression over ``L`` and ``G`` for the object.
-        detail: the question or its answer.
-    """
-
-    kind: str
-    source: str
-    detail: Any
+    kind: str  # of the condition that it becomes (``has_attr``, ``no_attr``, ``keys``, ...)
+    source: str  # Python expression over ``L`` and ``G`` for the object
+    detail: Any  # the question or its answer
 
 
 class AskedCall(Value):
@@ -91,37 +80,24 @@ class AskedCall(Value):
 
 
 class Evaluations:
-    """What one trace relies on beside its guards; filled while the trace runs.
-
-    Attributes:
-        facts: facts about objects, in their order.
-        calls: calls of functions that read the state of the process, in their order.
-        refused: constructs that no condition can cover.
-        group_names: process groups whose names code outside torch holds, by their names.
-    """
+    """What one trace relies on beside its guards; filled while the trace runs."""
 
     def __init__(self) -> None:
-        self.facts: dict[Evaluated, None] = {}
-        self.calls: list[AskedCall] = []
-        self.refused: list[str] = []
-        self.group_names: dict[str, Any] = {}
-        self._calls = CallHooks(self)
+        self.facts: dict[Evaluated, None] = {}  # about objects, in their order
+        self.calls: list[AskedCall] = []  # of functions that read the state of the process, in their order
+        self.refused: list[str] = []  # constructs that no condition can cover
+        self.group_names: dict[str, Any] = {}  # groups whose names code outside torch holds
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Note what is traced, lowered and compiled within the context."""
-        from torch._dynamo.variables.base import VariableTracker
         from torch._dynamo.variables.builtin import BuiltinVariable
-        from torch._dynamo.variables.lazy import LazyVariableTracker
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         profile = sys.getprofile()
-        # A lazy variable only forwards to the one that it becomes.
-        variables = [cls for cls in with_subclasses(VariableTracker) if cls is not LazyVariableTracker]
-        reads, values = ReadHooks(self), ValueHooks(self)
-        with intercepted((*reads.hooks(variables), *self._calls.hooks(variables), *values.hooks(variables))):
+        with intercepted(hooks_of(ReadHooks(self), CallHooks(self), ValueHooks(self))):
             handlers.clear()
             try:
                 yield
@@ -135,7 +111,7 @@ class Evaluations:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         FakeTensorMode.cache_clear()
-        with intercepted(self._calls.hooks_of_environment()):
+        with intercepted(hooks_of(EnvironmentHooks(self))):
             yield
 
     def note(self, kind: str, source: str, detail: Any) -> None:
@@ -160,25 +136,9 @@ class ReadHooks:
         self._asking: list[tuple[int, str]] = []  # callers that may find it elsewhere after all
         self._names: dict[int, tuple[Any, Any]] = {}  # of groups, by address, kept alive with the variable
 
-    def hooks(self, variables: Iterable[type[Any]]) -> Iterator[Hook]:
-        """The functions that are stepped in for."""
-        from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-        from torch._dynamo.variables import dicts, misc
-        from torch._dynamo.variables.builtin import BuiltinVariable
-
-        for name in _GETTERS:
-            yield from having(variables, name, self._get)
-        yield from having(variables, "call_obj_hasattr", self._has)
-        yield Hook(BuiltinVariable, "call_isinstance", self._is_instance)
-        yield Hook(BuiltinVariable, "call_issubclass", self._is_subclass)
-        yield Hook(InstructionTranslatorBase, "push", self._push)
-        if proxy := getattr(dicts, "SideEffectsProxyDict", None):
-            yield from (Hook(proxy, name, self._dict) for name in _PROXY)
-        else:
-            yield Hook(misc.GetAttrVariable, "call_method", self._dict_method)
-
     # Attributes.
 
+    @steps_in_variables(*_GETTERS, is_optional=True)
     def _get(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
@@ -195,6 +155,7 @@ class ReadHooks:
             )
         return answer
 
+    @steps_in_variables("call_obj_hasattr")
     def _has(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
@@ -252,13 +213,9 @@ class ReadHooks:
 
     # Kinds.
 
-    def _is_instance(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
-        return self._note_kind("instance", left, right, original(builtin, tx, left, right))
-
-    def _is_subclass(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
-        return self._note_kind("subclass", left, right, original(builtin, tx, left, right))
-
-    def _note_kind(self, kind: str, left: Any, right: Any, answer: Any) -> Any:
+    @steps_in(_BUILTIN, "call_isinstance", "call_issubclass")
+    def _ask_kind(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
+        kind, answer = original.__name__.removeprefix("call_is"), original(builtin, tx, left, right)
         if right.is_python_constant() and answer.is_python_constant():
             classes = tuple(_classes(right.as_python_constant()))
             answered = [cls for cls in classes if self._is_answered(cls, f"__{kind}check__")]
@@ -282,12 +239,14 @@ class ReadHooks:
 
     # Keys of ``__dict__``.
 
+    @steps_in(_PROXY, *_KEYS, is_optional=True)
     def _dict(self, original: Any, proxy: Any, *key: Any) -> Any:
         self._note_keys(proxy.item, proxy.item_dict, *map(proxy._maybe_unwrap_key, key))
         return original(proxy, *key)
 
+    @steps_in(_MEMBER, "call_method", is_optional=True)
     def _dict_method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if variable.name == "__dict__" and hasattr(variable.obj, "value"):
+        if not _has_proxy() and variable.name == "__dict__" and hasattr(variable.obj, "value"):
             asked = [args[0].as_python_constant()] if args and args[0].is_python_constant() else []
             self._note_keys(variable.obj, vars(variable.obj.value), *asked)
         return original(variable, tx, name, args, kwargs)
@@ -304,6 +263,7 @@ class ReadHooks:
 
     # Names of groups.
 
+    @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "push(val)")
     def _push(self, original: Any, translator: Any, variable: Any) -> None:
         if id(variable) in self._names and not translator.f_code.co_filename.startswith(_TORCH):
             group = self._names[id(variable)][1]
@@ -367,20 +327,19 @@ def _real_group(variable: Any) -> Any:
     return value if dist.is_available() and isinstance(value, dist.ProcessGroup) else None
 
 
-def _read_through_a_proxy() -> bool:
+def _has_proxy() -> bool:
     from torch._dynamo.variables import dicts
 
-    proxy = getattr(dicts, "SideEffectsProxyDict", None)
-    return proxy is None or all(hasattr(proxy, name) for name in (*_PROXY, "_maybe_unwrap_key"))
-
-
-def _has_a_getter() -> bool:
-    from torch._dynamo.variables.base import VariableTracker
-
-    return any(name in vars(VariableTracker) for name in _GETTERS)
+    return hasattr(dicts, "SideEffectsProxyDict")
 
 
 PROBES = {
-    f"attributes are read by {' or '.join(_GETTERS)}": _has_a_getter,
-    "a SideEffectsProxyDict reads keys by its own methods": _read_through_a_proxy,
+    f"attributes are read by {' or '.join(_GETTERS)}": lambda: any(
+        name in vars(named("torch._dynamo.variables.base:VariableTracker")) for name in _GETTERS
+    ),
+    "a __dict__ is read by methods of its own": lambda: (
+        all(hasattr(named(_PROXY), name) for name in (*_KEYS, "_maybe_unwrap_key"))
+        if _has_proxy()
+        else "call_method" in vars(named(_MEMBER))
+    ),
 }

@@ -6,14 +6,8 @@ those for which user code ran: so is what is marked ``assume_constant_result``, 
 ``nonstrict_trace``. Calls are intercepted where values come from, so that no name and no way to call matters;
 ranks and sizes also where user code runs for real: an operator's fake kernel, a metaclass, a graph pass.
 
-Relied on (``tests/unit/test_evaluated_constants.py``), of torch 2.11 to 2.15:
-
-* every call passes ``call_function`` of the called variable; those of functions of torch that Dynamo does not
-  trace into pass that of ``TorchInGraphFunctionVariable``, which returns a constant where it evaluated the
-  function; code that is traced passes ``InstructionTranslatorBase.run``, each value of it ``push``;
-* ``constant_fold_functions`` holds those that read the state of the process, and have no effects;
-* methods of `ProcessGroup` may be replaced on the class, and every rank and size is read from one;
-* functions that are marked ``assume_constant_result`` pass ``invoke_and_store_as_constant``.
+Relied on (``tests/unit/test_evaluated_constants.py``): ``constant_fold_functions`` holds those that read the
+state of the process, and have no effects; every rank and size is read by a method of `ProcessGroup`.
 """
 
 from __future__ import annotations
@@ -25,8 +19,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, FunctionType, MethodDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -34,25 +27,21 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from warmrank.worker.keys.code import globals_module, globals_read, is_pinned_module, layers, package_of
-from warmrank.worker.torch_private.patching import Hook, having
+from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
 FACTS = {
-    "os:environ": "__getitem__",
-    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "run push(val) f_code f_globals",
-    "torch._dynamo.variables": "functions nn_module",
-    "torch._dynamo.variables.base:VariableTracker": "call_function(tx, args, kwargs)",
-    "torch._dynamo.variables.functions": (
-        "SkipFunctionVariable invoke_and_store_as_constant(tx, fn, name, args, kwargs)"
-    ),
-    "torch._dynamo.variables.nn_module": "invoke_and_store_as_constant",
-    "torch._dynamo.variables.torch": "TorchInGraphFunctionVariable constant_fold_functions",
-    "torch._dynamo.variables.torch:TorchInGraphFunctionVariable": "call_function(tx, args, kwargs)",
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code f_globals",
+    "torch._dynamo.variables.functions": "SkipFunctionVariable",
+    "torch._dynamo.variables.torch": "constant_fold_functions",
     "torch.distributed:ProcessGroup": "rank size",
 }
 
+_GROUP: Final = "torch.distributed:ProcessGroup"
+_OF_TORCH: Final = "TorchInGraphFunctionVariable"
+_TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 _TORCH: Final = Path(torch.__file__).parent
@@ -85,32 +74,9 @@ class CallHooks:
         self._evaluating: list[list[Any]] = []  # calls under evaluation, each with the groups it reads
         self._num_calls = self._num_runs = 0
 
-    def hooks(self, variables: Iterable[type[Any]]) -> Iterator[Hook]:
-        """The functions that are stepped in for."""
-        import torch.distributed as dist
-        from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-        from torch._dynamo.variables import functions, nn_module
-        from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
-
-        others = [cls for cls in variables if cls is not TorchInGraphFunctionVariable]
-        yield from having(others, "call_function", self._call)
-        yield Hook(TorchInGraphFunctionVariable, "call_function", self._call_of_torch)
-        yield Hook(InstructionTranslatorBase, "run", self._run)
-        yield Hook(InstructionTranslatorBase, "push", self._push)
-        yield Hook(functions, "invoke_and_store_as_constant", self._assume_constant)
-        yield Hook(nn_module, "invoke_and_store_as_constant", self._assume_constant)
-        bound = [cls for cls in others if cls.__name__ == "BoundBuiltinMethodVariable"]  # since 2.13
-        yield from having(bound, "as_python_constant", _bound_method)
-        if dist.is_available():
-            yield Hook(dist.ProcessGroup, "rank", partial(self._read_group, dist.get_rank))
-            yield Hook(dist.ProcessGroup, "size", partial(self._read_group, dist.get_world_size))
-
-    def hooks_of_environment(self) -> Iterator[Hook]:
-        """Reads of environment variables, where Dynamo traces nothing."""
-        yield Hook(type(os.environ), "__getitem__", self._read_variable)
-
     # Functions of torch, and the process that they read.
 
+    @steps_in(f"torch._dynamo.variables.torch:{_OF_TORCH}", "call_function(tx, args, kwargs)")
     def _call_of_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         from torch._dynamo.variables.torch import constant_fold_functions
 
@@ -132,23 +98,20 @@ class CallHooks:
             self._evaluations.note_call(function, _arguments(args, kwargs), answer.as_python_constant())
         return answer
 
-    def _read_group(self, function: Callable[..., Any], original: Any, group: Any) -> Any:
-        result = original(group)
+    @steps_in(_GROUP, "rank", "size", is_optional=True)
+    def _read_group(self, original: Any, group: Any) -> int:
+        import torch.distributed as dist
+
+        function = dist.get_rank if original.__name__ == "rank" else dist.get_world_size
+        result: int = original(group)
         if self._evaluating:
             self._evaluating[-1].append(group)
         elif _is_asked(sys._getframe(2)):
             self._evaluations.note_call(function, ((group,), {}), result)
         return result
 
-    def _read_variable(self, original: Any, environ: Any, name: str) -> Any:
-        value = None
-        try:
-            value = original(environ, name)
-        finally:
-            if environ is os.environ and _is_users(sys._getframe(2)):
-                self._evaluations.note_call(os.getenv, ((name,), {}), value)
-        return value
-
+    @steps_in("torch._dynamo.variables.functions", "invoke_and_store_as_constant(tx, fn, name, args, kwargs)")
+    @steps_in("torch._dynamo.variables.nn_module", "invoke_and_store_as_constant")
     def _assume_constant(self, original: Any, tx: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         name = f"{function.__module__}.{function.__qualname__}"
         self._evaluations.refuse(
@@ -159,6 +122,7 @@ class CallHooks:
 
     # Functions of Python's and the user's.
 
+    @steps_in(_TRANSLATOR, "run")
     def _run(self, original: Any, translator: Any) -> Any:
         self._num_runs += 1
         try:
@@ -178,10 +142,12 @@ class CallHooks:
                 "one has taken, so its globals could not be found again; make the object anew from that one"
             )
 
+    @steps_in(_TRANSLATOR, "push(val)")
     def _push(self, original: Any, translator: Any, variable: Any) -> None:
         self._refuse_address_in_text(variable, translator.f_code.co_consts)
         original(translator, variable)
 
+    @steps_in_variables("call_function(tx, args, kwargs)", without=_OF_TORCH)
     def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         self._num_calls += 1
         before = self._num_calls, self._num_runs
@@ -192,6 +158,14 @@ class CallHooks:
             if not is_pinned_module(tx.f_globals.get("__name__")):  # Python and torch only compare addresses
                 self._refuse_id_and_text(variable, args, answer)
         return answer
+
+    @steps_in_variables("as_python_constant", only="BoundBuiltinMethodVariable")  # since 2.13
+    def _bound_method(self, original: Any, variable: Any) -> Any:
+        """A method of C bound to its object: for some (``Pattern.match``) Python crashes without a type."""
+        if not isinstance(variable.descriptor, MethodDescriptorType):
+            return original(variable)
+        own = variable.obj.as_python_constant()
+        return variable.descriptor.__get__(own, type(own))
 
     def _refuse_address_in_text(self, variable: Any, written: Sequence[Any]) -> None:
         """Refuse a text with an address, unless it is a literal of the code, or a guard compares it."""
@@ -243,12 +217,21 @@ class CallHooks:
             self._evaluations.note_call(function, (positional, named), result[0])
 
 
-def _bound_method(original: Any, variable: Any) -> Any:
-    """A method of C bound to its object: for some (``Pattern.match``) Python crashes if no type is given."""
-    if not isinstance(variable.descriptor, MethodDescriptorType):
-        return original(variable)
-    own = variable.obj.as_python_constant()
-    return variable.descriptor.__get__(own, type(own))
+class EnvironmentHooks:
+    """Steps in for reads of environment variables, where Dynamo traces nothing."""
+
+    def __init__(self, evaluations: Evaluations) -> None:
+        self._evaluations = evaluations
+
+    @steps_in("os:environ.__class__", "__getitem__")
+    def _read_variable(self, original: Any, environ: Any, name: str) -> Any:
+        value = None
+        try:
+            value = original(environ, name)
+        finally:
+            if environ is os.environ and _is_users(sys._getframe(2)):
+                self._evaluations.note_call(os.getenv, ((name,), {}), value)
+        return value
 
 
 def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:

@@ -1,10 +1,11 @@
 """Values that Dynamo hashes, compares and orders while it traces, without a guard.
 
 * Keys and compared values: it hashes what it has made no variable of yet, in order not to guard it, and
-  compares the objects behind variables whose members it has not looked at. Here they are guarded.
+  compares the objects behind variables whose members it has not looked at. Here ``realize_all`` makes
+  variables, and with them guards, of all that they hold.
 * Constants (a member of an enum, a class, a tuple): in ``if member:`` and ``member in members`` it runs the
-  user's methods untraced, which is refused; so is ``is`` between equal ones, because which of them are one
-  object is an accident of the process.
+  user's methods untraced, in files of ``_EVALUATING``, which is refused; so is ``is`` between equal ones,
+  because which of them are one object is an accident of the process.
 * Orders of sets and hashes of strings, which differ by process. A set that the caller brings must have its
   members in the traced order. So must one that the function makes of a list or tuple, and leaves so: the
   trace goes over it in the order that Python gives it in this process. Of other sets, and of ``hash``, the
@@ -12,26 +13,14 @@
   What a function that keeps its results (``functools.lru_cache``) makes of constants counts as a whole, if it
   changes nothing.
 
-Relied on (``tests/unit/test_evaluated_*.py``), of torch 2.11 to 2.15:
-
-* each key is wrapped in a ``HashableTracker``, in 2.11 a class inside of ``ConstDictVariable``; two variables
-  are compared by ``is_python_equal`` of the first one, where its class has one;
-  ``LazyVariableTracker.realize_all`` makes variables, and with them guards, of all that a value holds;
-* all values pass ``VariableBuilder`` or ``SourcelessBuilder.create``; ``is`` passes ``compare_op_handlers``;
-  Dynamo itself runs methods of constants in files of ``_EVALUATING`` only;
-* whatever takes the members of a set one by one passes ``unpack_var_sequence`` or ``tp_iter_impl`` of its
-  variable, ``set.pop`` its ``call_method``, ``list.extend`` that of the list; ``sorted`` passes
-  ``BuiltinVariable.call_sorted``, ``min`` and ``max`` ``_call_min_max``, all builtins ``call_function``;
-* a set's variable has ``items``, a dict of its members in the order of the trace. Whatever changes it passes
-  ``SideEffects.mutation``, whatever has an effect ``check_allowed_side_effect``, with a ``mutation_type``
-  that says if it is new. Functions that keep their results are traced by ``WrapperUserFunctionVariable``,
-  which holds ``wrapper_obj``.
+Relied on (``tests/unit/test_evaluated_*.py``): a set's variable has ``items``, a dict of its members in the
+order of the trace; a ``mutation_type`` says if a variable is new; a function that keeps its results is the
+``wrapper_obj`` of its variable.
 """
 
 from __future__ import annotations
 
 import enum
-import importlib
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,24 +34,25 @@ from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.repeatable import kept_result, order_of_set
 from warmrank.worker.torch_private.evaluated_calls import PRINTING
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import Hook, having, with_subclasses
+from warmrank.worker.torch_private.patching import (
+    steps_in,
+    steps_in_variables,
+    targets_of,
+    with_subclasses,
+)
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
 FACTS = {
-    "torch._dynamo": "symbolic_convert",
-    "torch._dynamo.side_effects:SideEffects": "mutation(var) check_allowed_side_effect(item)",
-    "torch._dynamo.symbolic_convert": "compare_op_handlers",
-    "torch._dynamo.variables.base:VariableTracker": "call_method(tx, name, args, kwargs)",
-    "torch._dynamo.variables.builder:SourcelessBuilder": "create(tx, value)",
-    "torch._dynamo.variables.builder:VariableBuilder": "__call__(value)",
-    "torch._dynamo.variables.builtin:BuiltinVariable": "call_sorted _call_min_max call_function",
-    "torch._dynamo.variables.dicts": "ConstDictVariable",
-    "torch._dynamo.variables.functions:WrapperUserFunctionVariable": "call_function(tx, args, kwargs)",
+    "torch._dynamo.variables.base": "VariableTracker",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "realize realize_all(value)",
 }
 
+_BUILTIN: Final = "torch._dynamo.variables.builtin:BuiltinVariable"
+_KEY: Final = "torch._dynamo.variables.hashable:HashableTracker"
+_KEY_OF_OLD: Final = "torch._dynamo.variables.dicts:ConstDictVariable._HashableTracker"  # in 2.11
+_EFFECTS: Final = "torch._dynamo.side_effects:SideEffects"
 HASHED: Final = "PYTHONHASHSEED"
 """A string by whose hash processes are told apart; named for what decides on it."""
 
@@ -98,32 +88,27 @@ class ValueHooks:
         self._sorting = 0
         self._sets = _set_classes()
 
-    def hooks(self, variables: Iterable[type[Any]]) -> Iterator[Hook]:
-        """The functions that are stepped in for; the caller resets the profiler afterwards."""
-        from torch._dynamo import symbolic_convert
-        from torch._dynamo.side_effects import SideEffects
-        from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
-        from torch._dynamo.variables.builtin import BuiltinVariable
-        from torch._dynamo.variables.functions import WrapperUserFunctionVariable
+    # Keys and compared values.
 
-        yield Hook(_key_class(), "__init__", _realize_key)
-        yield from having(variables, "is_python_equal", _realize_both)
-        yield Hook(VariableBuilder, "__call__", self._build)
-        yield Hook(SourcelessBuilder, "create", self._build)
-        for name in ("is", "is not"):
-            yield Hook(symbolic_convert.compare_op_handlers, name, self._compare)
-        for name in ("unpack_var_sequence", "tp_iter_impl"):
-            yield from having(variables, name, self._unpack)
-        yield from having(variables, "call_method", self._method)
-        yield Hook(BuiltinVariable, "call_sorted", self._sort)
-        yield Hook(BuiltinVariable, "_call_min_max", self._sort)
-        yield Hook(BuiltinVariable, "call_function", self._builtin)
-        yield Hook(SideEffects, "mutation", self._mutation)
-        yield Hook(SideEffects, "check_allowed_side_effect", self._effect)
-        yield Hook(WrapperUserFunctionVariable, "call_function", self._kept)
+    @steps_in(_KEY, "__init__", is_optional=True)
+    @steps_in(_KEY_OF_OLD, "__init__", is_optional=True)
+    def _realize_key(self, original: Any, key: Any, variable: Any) -> None:
+        from torch._dynamo.variables.lazy import LazyVariableTracker
+
+        LazyVariableTracker.realize_all(variable)
+        original(key, variable)
+
+    @steps_in_variables("is_python_equal", is_optional=True)
+    def _realize_both(self, original: Any, variable: Any, other: Any) -> Any:
+        from torch._dynamo.variables.lazy import LazyVariableTracker
+
+        LazyVariableTracker.realize_all((variable, other))
+        return original(variable, other)
 
     # Methods and identities of constants.
 
+    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
+    @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
     def _build(self, original: Any, builder_or_tx: Any, value: Any) -> Any:
         """From the first constant with own methods on, look at each call that Python makes."""
         kind = type(value)
@@ -162,6 +147,7 @@ class ValueHooks:
                 "call and keep the answer as an attribute"
             )
 
+    @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "is", "is not")
     def _compare(self, original: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         answer = original(tx, args, kwargs)
         if not is_pinned_module(tx.f_globals.get("__name__")) and any(arg.source for arg in args):
@@ -175,11 +161,13 @@ class ValueHooks:
 
     # Orders of sets, and hashes.
 
+    @steps_in_variables("unpack_var_sequence", "tp_iter_impl", is_optional=True)
     def _unpack(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._sorting:
             self._note_sets([variable])
         return original(variable, *args, **kwargs)
 
+    @steps_in_variables("call_method(tx, name, args, kwargs)")
     def _method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("pop", "__iter__"):
             self._note_sets([variable])
@@ -189,6 +177,7 @@ class ValueHooks:
             self._note_hashes([variable])
         return original(variable, tx, name, args, kwargs)
 
+    @steps_in(_BUILTIN, "call_sorted", "_call_min_max")
     def _sort(self, original: Any, builtin: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         is_sorting = "key" not in kwargs  # equal keys keep the order that they had
         self._sorting += is_sorting
@@ -197,6 +186,7 @@ class ValueHooks:
         finally:
             self._sorting -= is_sorting
 
+    @steps_in(_BUILTIN, "call_function")
     def _builtin(self, original: Any, builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if builtin.fn is hash:
             self._note_hashes(args)
@@ -210,15 +200,20 @@ class ValueHooks:
                 self._filled[id(made)] = made, list(made.items)
         return made
 
+    @steps_in(_EFFECTS, "mutation(var)")
     def _mutation(self, original: Any, effects: Any, variable: Any) -> Any:
         self._filled.pop(id(variable), None)
         return original(effects, variable)
 
+    @steps_in(_EFFECTS, "check_allowed_side_effect(item)")
     def _effect(self, original: Any, effects: Any, item: Any) -> Any:
         if self._held is not None and not type(item.mutation_type).__name__.endswith("New"):
             self._has_effects = True
         return original(effects, item)
 
+    @steps_in(
+        "torch._dynamo.variables.functions:WrapperUserFunctionVariable", "call_function(tx, args, kwargs)"
+    )
     def _kept(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if not hasattr(variable.wrapper_obj, "cache_info"):
             return original(variable, tx, args, kwargs)
@@ -274,20 +269,6 @@ class ValueHooks:
             self._evaluations.note_call(function, given, result)
         else:
             self._held.append((function, given, result))
-
-
-def _realize_key(original: Any, key: Any, variable: Any) -> None:
-    from torch._dynamo.variables.lazy import LazyVariableTracker
-
-    LazyVariableTracker.realize_all(variable)
-    original(key, variable)
-
-
-def _realize_both(original: Any, variable: Any, other: Any) -> Any:
-    from torch._dynamo.variables.lazy import LazyVariableTracker
-
-    LazyVariableTracker.realize_all((variable, other))
-    return original(variable, other)
 
 
 def _methods_of(kind: type) -> Iterator[CodeType]:
@@ -378,18 +359,9 @@ def _hash_by_address(kind: Any) -> bool:
     return kind.__hash__ is object.__hash__ or issubclass(kind, (MethodType, BuiltinFunctionType))
 
 
-def _key_class() -> type[Any]:
-    from torch._dynamo.variables.dicts import ConstDictVariable
-
-    nested: type[Any] | None = getattr(ConstDictVariable, "_HashableTracker", None)
-    if nested is not None:
-        return nested
-    home = importlib.import_module("torch._dynamo.variables.hashable")  # from 2.12
-    known: type[Any] = home.HashableTracker
-    return known
-
-
 PROBES = {
-    "keys of dicts are wrapped in a class that says so": lambda: "__init__" in vars(_key_class()),
+    "keys of dicts are wrapped in a class that says so": lambda: any(
+        [*target.hooks(print)] for target in targets_of(ValueHooks._realize_key)
+    ),
     "sets have variables of their own": lambda: len(_set_classes()) > 1,
 }

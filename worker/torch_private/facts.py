@@ -2,8 +2,8 @@
 
 A module's ``FACTS`` map an object of torch (``module``, ``module:Class``, ``module:Class()`` for an instance)
 to names that it has; behind a function's name, parameters that it takes: ``"guards create_symbol(source)"``.
-Its ``PROBES`` map a sentence to a function that returns whether it is so. That a module of this room can be
-imported is a fact as well.
+What its classes step in for (`patching.steps_in`) is a fact as well, and that it can be imported. Its
+``PROBES`` map a sentence to a function that returns whether it is so.
 
 A warm load checks nothing: its artifact was compiled by this very torch, after everything had been checked.
 """
@@ -16,12 +16,14 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, Final
 
 import torch
 
 from warmrank.worker.errors import TorchUnsupported
+from warmrank.worker.torch_private.patching import named, targets_of
 from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
@@ -30,33 +32,21 @@ NEWEST: Final = (2, 15)
 TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 """Releases of torch that the test suite ran on, see docs/status.md."""
 
+_COMPILE = (
+    "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_values", "kernels", "lowering", "marks",
+    "operators", "patching", "places", "raised", "recording", "switches", "symbols", "tracer_changes",
+    "tracing",
+)  # fmt: skip
 GROUPS: Final = {
-    "compile": (
-        "dynamo_guards",
-        "evaluated",
-        "evaluated_calls",
-        "evaluated_values",
-        "kernels",
-        "lowering",
-        "marks",
-        "operators",
-        "patching",
-        "places",
-        "raised",
-        "recording",
-        "switches",
-        "symbols",
-        "tracer_changes",
-        "tracing",
-    ),
+    "compile": _COMPILE,
     "trial": ("trial",),
-    "inductor": ("aoti_runtime", "inductor"),
+    "inductor": ("inductor",),
     "torchair": ("torchair",),
     "offline": ("fake_ranks",),
 }
 """Use -> modules of this room. A ``trial`` is a trace, which takes longer than all the others."""
 
-_NAME = re.compile(r"(\w+)(?:\(([^)]*)\))?")
+_NAME = re.compile(r"\w+(?:\([^)]*\))?")
 
 
 class Fact(Value):
@@ -75,11 +65,21 @@ def examined(group: str) -> Iterator[Fact]:
         except (ImportError, AttributeError) as error:
             yield Fact(module=name, text="what it imports", instead=_text_of(error))
             continue
-        for owner, names in getattr(module, "FACTS", {}).items():
+        for owner, names in declared(module):
             instead = _instead(functools.partial(_missing, owner, names))
-            yield Fact(module=name, text=f"{owner} has {names}", instead=instead)
+            yield Fact(module=name, text=f"{owner} has {' '.join(names)}", instead=instead)
         for text, probe in getattr(module, "PROBES", {}).items():
             yield Fact(module=name, text=text, instead=_instead(functools.partial(_refuted, probe)))
+
+
+def declared(module: ModuleType) -> Iterator[tuple[str, Sequence[str]]]:
+    """Objects of torch that a module relies on, and names that each has, with parameters."""
+    for owner, names in getattr(module, "FACTS", {}).items():
+        yield owner, _NAME.findall(names)
+    for kind in vars(module).values():
+        if isinstance(kind, type) and kind.__module__ == module.__name__:
+            targets = [target for member in vars(kind).values() for target in targets_of(member)]
+            yield from ((target.owner, target.names) for target in targets if not target.is_optional)
 
 
 def require(*groups: str) -> None:
@@ -136,30 +136,23 @@ def _refuted(probe: Callable[[], bool]) -> str:
     return "" if probe() else "it is not so"
 
 
-def _missing(path: str, names: str) -> str:
+def _missing(path: str, names: Sequence[str]) -> str:
     """The names that an object does not have, and functions that take other parameters."""
-    owner = _object(path)
-    wrong = [name for name, _ in _NAME.findall(names) if not _has(owner, name)]
+    owner = named(path)
+    parsed = [text.removesuffix(")").partition("(")[::2] for text in names]
+    wrong = [name for name, _ in parsed if not _has(owner, name)]
     if wrong:
         return f"no {', '.join(wrong)}"
-    for name, wanted in _NAME.findall(names):
+    for name, wanted in parsed:
         known = inspect.signature(getattr(owner, name)).parameters if wanted else ()
         if not set(wanted.split(", ")) <= {"", *known}:
             return f"{name}({', '.join(known)})"
     return ""
 
 
-def _object(path: str) -> Any:
-    module, _, name = path.partition(":")
-    found: Any = importlib.import_module(module)
-    if name:
-        found = functools.reduce(getattr, name.removesuffix("()").split("."), found)
-    return found() if name.endswith("()") else found
-
-
 def _has(owner: Any, name: str) -> bool:
     """Whether an object has an attribute, or the instances of a class have it from when they are made."""
-    if hasattr(owner, name):
+    if hasattr(owner, name) or (isinstance(owner, dict) and name in owner):
         return True
     kinds = owner.__mro__ if isinstance(owner, type) else ()
     making = [vars(kind).get(method) for kind in kinds for method in ("__init__", "__post_init__")]

@@ -1,17 +1,11 @@
 """Ranks that are not there: a world of any size in one process, and tensors without memory.
 
-Facts this relies on, of torch 2.11 to 2.13:
-
-* ``torch.testing._internal.distributed.fake_pg`` registers the backend ``fake``, whose groups have any size
-  and whose collectives send nothing;
-* under a `FakeTensorMode` every new tensor is fake, on a device of any kind, also one that is not here. What
-  would need a value raises ``DataDependentOutputException`` or ``DynamicOutputShapeException``; small tensors
-  made of Python numbers know theirs. Dynamo takes fake tensors for what they stand for;
-* ``Module.to`` swaps fake parameters, and refuses those that somebody holds weakly, which the mode's own
-  memo of converted tensors does; emptying the memo before is harmless;
-* an address is 0 unless ``fake_tensor_allow_unsafe_data_ptr_access`` is off when the mode is made: then
-  asking for one raises;
-* ``_setup_privateuseone_for_python_backend`` gives torch a device type whose native part is missing.
+Relied on: groups of the backend ``fake`` have any size, and their collectives send nothing. Under a
+`FakeTensorMode` every new tensor is fake, on a device of any kind, also one that is not here; what would need
+a value raises, but small tensors made of Python numbers know theirs. ``Module.to`` swaps fake parameters, and
+refuses those that somebody holds weakly, which the mode's own memo does; emptying it before is harmless. An
+address is 0 unless ``fake_tensor_allow_unsafe_data_ptr_access`` is off when the mode is made: then asking for
+one raises. ``_setup_privateuseone_for_python_backend`` gives torch a device type without its native part.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ import torch.distributed as dist
 
 from warmrank.worker.device_kinds import memory_of
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import Hook, intercepted
 
 FACTS = {
     "torch._functorch.config": "fake_tensor_allow_unsafe_data_ptr_access",
@@ -106,14 +100,11 @@ def fake_tensors() -> Iterator[None]:
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
         mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def forgetting(swap: Callable[..., Any]) -> Callable[..., Any]:
-        def swap_unwatched(first: Any, second: Any) -> None:
-            mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-            swap(first, second)
+    def forgetting(swap: Callable[..., Any], first: Any, second: Any) -> None:
+        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(first, second)
 
-        return swap_unwatched
-
-    with wrapped(torch.utils, "swap_tensors", forgetting), mode:
+    with intercepted([Hook(torch.utils, "swap_tensors", forgetting)]), mode:
         yield
 
 

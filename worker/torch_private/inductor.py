@@ -1,7 +1,11 @@
-"""Inductor: one graph of tensors to one shared library. Never imported by a warm load that has its library.
+"""Inductor: one graph of tensors to one shared library, and what runs it, which imports no Inductor.
 
 Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
+
+* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library that Inductor compiled ahead of time, and reads
+  ``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one. What was opened
+  stays usable when its file is removed, because it is mapped;
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
   symbolic sizes are guards of the trace; it takes no symbolic integer as an input. A tensor with a symbolic
@@ -21,21 +25,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
+from warmrank.worker.torch_private.operators import constant_of
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 FACTS = {
+    "torch._C._aoti:AOTIModelContainerRunnerCpu": "run",
     "torch._dynamo.exc": "TorchDynamoException",
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
@@ -43,11 +50,39 @@ FACTS = {
     "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 _NAME = "graph"
 LIBRARY, NODES = "graph.so", "graph.json"
 # Without these a library does the same: it is larger, or takes longer to make.
 _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
 _ENVIRONMENT = threading.Lock()
+
+
+def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
+    """What runs a library, given as its files by name, on a device.
+
+    The bytes pass through files of a private directory that is gone when this returns: nobody else can
+    change them on the way, and nothing is left behind.
+
+    Raises:
+        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
+    """
+    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
+        for name, data in library.items():
+            (Path(directory) / name).write_bytes(data)
+        path = str(Path(directory) / LIBRARY)
+        try:
+            runner: Any = (
+                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
+                if device.type == "cpu"
+                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
+            )
+        except RuntimeError as error:
+            reason = str(error).strip()
+            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
+            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
+    run: Run = runner.run
+    return run
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
@@ -174,19 +209,13 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 class LibraryInputs(Value):
-    """What a library is called with, one after another.
+    """What a library is called with, one after another."""
 
-    Attributes:
-        fakes: fake tensors, in the order of the call.
-        tensors: positions of the graph's inputs that are handed on.
-        numbers: positions of the graph's inputs that are numbers, each handed on as a tensor of that size.
-        constants: names of the graph's constants.
-    """
-
-    fakes: tuple[torch.Tensor, ...]
-    tensors: tuple[int, ...]
+    fakes: tuple[torch.Tensor, ...]  # fake tensors, in the order of the call
+    tensors: tuple[int, ...]  # positions of the graph's inputs that are handed on
+    # positions of the graph's inputs that are numbers, each handed on as a tensor of that size
     numbers: tuple[int, ...]
-    constants: tuple[str, ...]
+    constants: tuple[str, ...]  # names of the graph's constants
 
 
 def bind_inputs(library: GraphModule) -> LibraryInputs:
@@ -264,7 +293,8 @@ def _carrier(library: GraphModule, node: Node, fakes: list[Any]) -> Node:
     numbers an artifact of their own.
     """
     value = node.meta["val"]
-    with value.node.shape_env.ignore_fresh_unbacked_symbols(), _fake_mode(fakes, value):
+    env = value.node.shape_env
+    with env.ignore_fresh_unbacked_symbols(), _fake_mode(library, fakes, env):
         fake = torch.empty_strided((value,), (0,), dtype=torch.uint8)
     last = [other for other in library.graph.nodes if other.op == "placeholder"][-1]
     with library.graph.inserting_after(last):
@@ -274,12 +304,13 @@ def _carrier(library: GraphModule, node: Node, fakes: list[Any]) -> Node:
     return carrier
 
 
-def _fake_mode(fakes: list[Any], value: torch.SymInt) -> Any:
+def _fake_mode(library: GraphModule, fakes: list[Any], env: Any = None) -> Any:
+    """The mode of a graph's fake tensors; a new one where it has none."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    for fake in fakes:
-        return fake.fake_mode
-    return FakeTensorMode(shape_env=value.node.shape_env)
+    values = (*fakes, *(node.meta.get("val") for node in library.graph.nodes))
+    found = (value.fake_mode for value in values if hasattr(value, "fake_mode"))
+    return next(found, None) or FakeTensorMode(shape_env=env)
 
 
 def _lift_constants(library: GraphModule, fakes: list[Any]) -> tuple[str, ...]:
@@ -288,13 +319,8 @@ def _lift_constants(library: GraphModule, fakes: list[Any]) -> tuple[str, ...]:
     for node in [node for node in library.graph.nodes if node.op == "get_attr"]:
         target = str(node.target)
         if target not in names:
-            value: Any = library
-            for part in target.split("."):
-                value = getattr(value, part)
-            if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
-                msg = f"the graph holds {target}, a {type(value).__qualname__}, which no artifact can keep"
-                raise NotPortable(msg, what=target)
-            mode = mode or _constant_mode(library, fakes)
+            value = constant_of(library, target)
+            mode = mode or _fake_mode(library, fakes)
             inputs = [other for other in library.graph.nodes if other.op == "placeholder"]
             point = (
                 library.graph.inserting_after(inputs[-1])
@@ -308,17 +334,6 @@ def _lift_constants(library: GraphModule, fakes: list[Any]) -> tuple[str, ...]:
         node.replace_all_uses_with(names[target])
         library.graph.erase_node(node)
     return tuple(names)
-
-
-def _constant_mode(library: GraphModule, fakes: list[Any]) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    for fake in fakes:
-        return fake.fake_mode
-    for node in library.graph.nodes:
-        if hasattr(node.meta.get("val"), "fake_mode"):
-            return node.meta["val"].fake_mode
-    return FakeTensorMode()
 
 
 def _replace(user: Node, node: Node, literal: Any) -> None:

@@ -38,15 +38,10 @@ _ALLOCATING = frozenset({"aten::clone", "aten::_to_copy"})
 
 
 class OutVariant(Value):
-    """The overload that writes the results of another one into given tensors.
+    """The overload that writes the results of another one into given tensors."""
 
-    Attributes:
-        overload: the operator.
-        names: its arguments that take the results, in their order; all others are the same.
-    """
-
-    overload: Any
-    names: tuple[str, ...]
+    overload: Any  # the operator
+    names: tuple[str, ...]  # its arguments that take the results, in their order; all others are the same
 
 
 @functools.cache
@@ -134,17 +129,11 @@ def run(calls: Iterable[Call]) -> None:
 
 
 class _Binding(NamedTuple):
-    """A way to call an overload.
+    """A way to call an overload."""
 
-    Attributes:
-        function: what to call; None for a method of the first argument.
-        method: its name.
-        outs: the schema's names of what the function takes as ``out``.
-    """
-
-    function: Any
-    method: str = ""
-    outs: tuple[str, ...] = ()
+    function: Any  # what to call; None for a method of the first argument
+    method: str = ""  # its name
+    outs: tuple[str, ...] = ()  # the schema's names of what the function takes as ``out``
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The call with these arguments, which are those of the schema."""

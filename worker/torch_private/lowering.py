@@ -18,7 +18,7 @@ import torch
 from torch._ops import HigherOrderOperator
 
 from warmrank.worker.errors import NotPortable, WorkerError
-from warmrank.worker.torch_private.operators import arguments_at, memory_of, mutated_arguments
+from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, named_argument, nodes_at
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -108,6 +108,13 @@ def nodes_within(graph_module: GraphModule) -> Iterator[Node]:
     return (node for module in graphs_of(graph_module) for node in module.graph.nodes)
 
 
+def group_names(graph_module: GraphModule) -> set[str]:
+    """Names of the process groups that the collectives of a graph run in."""
+    collectives = (node for node in nodes_within(graph_module) if "c10d" in str(node.target))
+    names = (named_argument(node, "group_name") for node in collectives)
+    return {str(name) for name in names if name is not None}
+
+
 def transforms(graph_module: GraphModule) -> bool:
     """Whether a graph of Dynamo's uses ``torch.func``; composite operators cannot stay whole there."""
     return any(
@@ -183,9 +190,7 @@ def _touched(node: Node) -> list[Node]:
     """Tensors that a node returns or writes to."""
     if node.op == "output":
         return node.all_input_nodes
-    values = arguments_at(node, mutated_arguments(node.target))
-    items = (item for value in values for item in (value if isinstance(value, list | tuple) else (value,)))
-    return [item for item in items if isinstance(item, torch.fx.Node)]
+    return nodes_at(node, mutated_arguments(node.target))
 
 
 class TracedInput(Value):
@@ -198,19 +203,12 @@ class TracedInput(Value):
 
 
 class CapturedCall(Value):
-    """A call as Dynamo captured it, for a compiler that takes Dynamo's own graph of torch functions.
+    """A call as Dynamo captured it, for a compiler that takes Dynamo's own graph of torch functions."""
 
-    Attributes:
-        graph_module: Dynamo's graph.
-        example_inputs: the call's own tensors, and symbolic sizes.
-        frame: the code object that calls the graph.
-        context: of the trace; AOTAutograd leaves its findings in it.
-    """
-
-    graph_module: GraphModule
-    example_inputs: tuple[Any, ...]
-    frame: CodeType
-    context: Any
+    graph_module: GraphModule  # Dynamo's graph
+    example_inputs: tuple[Any, ...]  # the call's own tensors, and symbolic sizes
+    frame: CodeType  # the code object that calls the graph
+    context: Any  # of the trace; AOTAutograd leaves its findings in it
 
 
 class LoweredGraph(Value):
@@ -309,13 +307,9 @@ def graph_of(
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     composites: bool = False,
 ) -> GraphModule:
-    """The ATen operators that a function calls for fake inputs, without dead ones.
+    """The ATen operators that a function calls for fake inputs, without dead ones; shapes may be symbols.
 
-    Args:
-        function: its shapes may be symbols.
-        fakes: its inputs.
-        decompositions: operator overload -> function that replaces it.
-        composites: keep composite operators (``linear``) whole.
+    With ``composites``, composite operators (``linear``) are kept whole.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -357,7 +351,7 @@ def _refuse_wrappers(graph_module: GraphModule) -> None:
             msg = (
                 f"{given or node.name} is a {kind}, a tensor made of other tensors, which no artifact can "
                 "hold. Take it apart before the call, and hand over the plain tensors (DTensor.to_local(), a "
-                f"jagged one's values() and offsets()).\n{'' if given else (node.stack_trace or '').strip()}"
+                f"jagged one's values() and offsets()).\n{'' if given else line_of(node)}"
             )
             raise NotPortable(msg.strip(), what=kind)
 

@@ -18,6 +18,7 @@ What is relied on (torch 2.11 to 2.15):
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
@@ -86,6 +87,19 @@ def dict_keys(mapping: dict[Any, Any]) -> list[Any]:
     return [key for key in keys if not key.__module__.startswith("torch.distributed.")]
 
 
+def constant_of(module: Any, target: str) -> torch.Tensor:
+    """The tensor that a graph holds under a dotted name.
+
+    Raises:
+        NotPortable: it is something else, or has no values.
+    """
+    value = functools.reduce(getattr, target.split("."), module)
+    if not isinstance(value, torch.Tensor) or hasattr(value, "fake_mode"):
+        msg = f"the graph holds {target}, a {type(value).__qualname__}, which no artifact can keep"
+        raise NotPortable(msg, what=target)
+    return value
+
+
 def _schema_arguments(target: Any) -> Sequence[Any]:
     """The arguments in an operator's schema; none for whatever has no schema."""
     schema = getattr(target, "_schema", None)
@@ -145,6 +159,13 @@ def memory_of(value: Any) -> Iterator[int]:
 def arguments_at(node: Node, positions: Iterable[int]) -> list[Any]:
     """Values of an operator's arguments by their places in its schema; defaults where the call gives none."""
     return [_given(node.target, node.args, node.kwargs, position) for position in positions]
+
+
+def nodes_at(node: Node, positions: Iterable[int]) -> list[Node]:
+    """The nodes among those, also in lists of tensors."""
+    values = arguments_at(node, positions)
+    items = (item for value in values for item in (value if isinstance(value, list | tuple) else (value,)))
+    return [item for item in items if isinstance(item, torch.fx.Node)]
 
 
 def named_argument(node: Node, name: str) -> Any:

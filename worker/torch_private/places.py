@@ -123,15 +123,10 @@ _PLAIN = _plain_keys()
 
 
 class Origin(NamedTuple):
-    """What an output is made of.
+    """What an output is made of."""
 
-    Attributes:
-        source: position of an input; behind these, of an earlier output.
-        kind: ``same`` object; ``view``, which knows its base; ``detached``, of which that is not known.
-    """
-
-    source: int
-    kind: str
+    source: int  # position of an input; behind these, of an earlier output
+    kind: str  # ``same`` object; ``view``, which knows its base; ``detached``, of which that is not known
 
 
 def origins(
@@ -165,13 +160,9 @@ def _origin(value: torch.Tensor, known: Sequence[Any]) -> Origin | None:
 def hand_out(
     outputs: Sequence[Any], origins: Sequence[Origin | None], num_inputs: int, *, clone: bool
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What makes a call's outputs of its inputs, after a replay.
+    """What makes a call's outputs of its inputs, after a replay that left ``outputs`` at fixed addresses.
 
-    Args:
-        outputs: at their fixed addresses.
-        origins: of each.
-        num_inputs: of the graph.
-        clone: copy outputs that lie in memory of the graph's own.
+    With ``clone``, outputs that lie in memory of the graph's own are copied.
     """
     makers = []
     for value, origin in zip(outputs, origins, strict=True):
@@ -260,9 +251,7 @@ def _borrowed(tensor: torch.Tensor, storages: dict[int, Any], keep: Any) -> torc
     with torch.inference_mode(mode=False), torch.no_grad():
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         place = empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-    # Kernels conjugate or negate what they read by these bits.
-    place = place.conj() if tensor.is_conj() else place
-    return torch._neg_view(place) if tensor.is_neg() else place
+    return lazily(place, place_of(0, tensor))
 
 
 def _keep(storage: Any, keep: Any) -> None:

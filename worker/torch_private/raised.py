@@ -7,10 +7,9 @@ an assertion that is false, an operator whose shapes do not fit: to move code ab
 from __future__ import annotations
 
 import ast
-import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from traceback import FrameSummary
 from typing import Any, Final
@@ -18,12 +17,12 @@ from typing import Any, Final
 import torch
 
 from warmrank.worker.errors import FunctionRaised
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import steps_in
 
 FACTS = {
     "torch._dynamo.output_graph:OutputGraph": "shape_env",
     "torch._dynamo.exc": "ObservedException TorchRuntimeError observed_exception_map",
-    "torch._dynamo.variables:ExceptionVariable": "__str__ args python_type_name",
+    "torch._dynamo.variables:ExceptionVariable": "args python_type_name",
     "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "backed_var_to_val",
 }
 
@@ -51,33 +50,23 @@ _SYMBOL = re.compile(r"\bs\d+\b")
 _UNKNOWN = re.compile(r"Failed to find name `(\w+)`")
 
 
-@contextlib.contextmanager
-def noted_shapes() -> Iterator[list[Any]]:
-    """Fills the list it yields, while a trace runs, with what knows the sizes of symbols.
+class ShapeNotes:
+    """Notes what knows the sizes of symbols; gives texts of exceptions their arguments, as from 2.12 on."""
 
-    Texts of exceptions that are raised within it hold their arguments, as they do from 2.12 on.
-    """
-    from torch._dynamo.output_graph import OutputGraph
-    from torch._dynamo.variables import ExceptionVariable  # type: ignore[attr-defined]
+    def __init__(self) -> None:
+        self.environments: list[Any] = []
 
-    noted: list[Any] = []
+    @steps_in("torch._dynamo.output_graph:OutputGraph", "__init__")
+    def _init(self, original: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
+        original(graph, *args, **kwargs)
+        self.environments.append(graph.shape_env)
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def init(graph: Any, *args: Any, **kwargs: Any) -> None:
-            original(graph, *args, **kwargs)
-            noted.append(graph.shape_env)
-
-        return init
-
-    def told(variable: Any) -> str:
-        args = (
-            repr(arg.as_python_constant()) if arg.is_python_constant() else arg.debug_repr()
-            for arg in variable.args
+    @steps_in("torch._dynamo.variables:ExceptionVariable", "__str__")
+    def _told(self, _original: Any, variable: Any) -> str:
+        args = ", ".join(
+            repr(_value_of(arg)) if arg.is_python_constant() else _value_of(arg) for arg in variable.args
         )
-        return f"{variable.python_type_name()}({', '.join(args)})"
-
-    with wrapped(OutputGraph, "__init__", wrap), wrapped(ExceptionVariable, "__str__", lambda _: told):
-        yield noted
+        return f"{variable.python_type_name()}({args})"
 
 
 def raised_by(
@@ -86,13 +75,9 @@ def raised_by(
     shapes: Sequence[Any],
     handled: BaseException | None = None,
 ) -> FunctionRaised | None:
-    """The error that the method raised itself; None where ``error`` tells of a graph break.
+    """The error that the method raised itself; None where ``error``, Dynamo's, tells of a graph break.
 
-    Args:
-        method: what was traced.
-        error: Dynamo's; its text goes to the log.
-        shapes: what `noted_shapes` noted.
-        handled: the exception that was being handled when the trace began; it caused nothing of this.
+    ``handled`` was being handled when the trace began: it caused nothing of this.
     """
     stopped, said = _said(error, handled)
     if not said:
@@ -122,7 +107,8 @@ def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseExce
     if kind == _OBSERVED and isinstance(cause, ObservedException):
         return cause, _observed(cause)
     if kind == _ASSERTION:
-        return error, _assertion(error)
+        stack = getattr(error, "real_stack", None)
+        return error, _printed("AssertionError", (stack[-1].line or "") if stack else "")
     if kind == _NAME and (unknown := _UNKNOWN.search(str(error))):
         return error, _printed("NameError", f"name {unknown[1]!r} is not defined")
     # A kernel that reads memory cannot be traced at all: the method may well be right.
@@ -163,17 +149,12 @@ def _text_of(args: tuple[Any, ...], *, is_key: bool) -> str:
         except (SyntaxError, ValueError):  # no literals: tensors, for example
             return found[1]
     else:
-        values = tuple(_value(arg) for arg in args)
+        values = tuple(map(_value_of, args))
     return str(KeyError(*values) if is_key else Exception(*values))
 
 
-def _value(variable: Any) -> Any:
+def _value_of(variable: Any) -> Any:
     return variable.as_python_constant() if variable.is_python_constant() else variable.debug_repr()
-
-
-def _assertion(error: BaseException) -> str:
-    stack = getattr(error, "real_stack", None)
-    return _printed("AssertionError", (stack[-1].line or "") if stack else "")
 
 
 def _with_sizes(text: str, shapes: Sequence[Any]) -> str:
@@ -190,16 +171,13 @@ def _where(method: Callable[..., Any], stack: list[FrameSummary]) -> str:
     """The innermost line that is not torch's, and the method's: ``a.py:12 in attend, from m.py:9 in M.f``."""
     if not stack:
         return "place unknown"
-    own = next((frame for frame in reversed(stack) if not _is_torch(frame)), stack[-1])
+    users = (frame for frame in reversed(stack) if not Path(frame.filename).is_relative_to(_TORCH))
+    own = next(users, stack[-1])
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     first = stack[0]
     is_method = code is not None and (first.filename, first.name) == (code.co_filename, code.co_name)
     entry = f"{_line(first)} in {code.co_qualname if code is not None and is_method else first.name}"
     return entry if own is first else f"{_line(own)} in {own.name}, from {entry}"
-
-
-def _is_torch(frame: FrameSummary) -> bool:
-    return Path(frame.filename).is_relative_to(_TORCH)
 
 
 def _line(frame: FrameSummary) -> str:

@@ -32,15 +32,10 @@ _RESIZING = frozenset({"resize_", "resize_as_", "resize_as_sparse_", "set_", "_r
 # What has no lasting effect: memory without values, and checks of sizes, which do not change.
 _IDLE = frozenset(
     {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_permuted",
-        "new_empty",
-        "new_empty_strided",
+        "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
         "_assert_tensor_metadata",
     }
-)
+)  # fmt: skip
 _MASKED = frozenset({"index", "_unsafe_index"})
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional"})
 _PROBABILITIES = ("dropout", "dropout_p", "p", "train", "training")
@@ -53,27 +48,18 @@ REFUSED_TAGS = {
 
 
 class Traits(NamedTuple):
-    """What the schema and the name of an overload say.
+    """What the schema and the name of an overload say."""
 
-    Attributes:
-        written: where the arguments that it writes to stand: positions, or names of keyword-only ones.
-        refused: why it cannot be recorded; empty if it can.
-        changes_metadata: it changes the layout of its first argument, and no memory.
-        returns: it returns something.
-        views: it returns views of its arguments.
-        idle: calling it again has no effect.
-        masked: its second argument may hold masks, by which the size of the result depends on values.
-        collective: see `Operation`.
-    """
-
+    # where the arguments that it writes to stand: positions, or names of keyword-only ones
     written: tuple[str | int, ...] = ()
-    refused: str = ""
-    changes_metadata: bool = False
-    returns: bool = True
-    views: bool = False
-    idle: bool = False
+    refused: str = ""  # why it cannot be recorded; empty if it can
+    changes_metadata: bool = False  # it changes the layout of its first argument, and no memory
+    returns: bool = True  # it returns something
+    views: bool = False  # it returns views of its arguments
+    idle: bool = False  # calling it again has no effect
+    # its second argument may hold masks, by which the size of the result depends on values
     masked: bool = False
-    collective: bool = False
+    collective: bool = False  # see `Operation`
 
 
 def traits_of(func: Any) -> Traits:
@@ -128,44 +114,28 @@ def is_mask(index: Any) -> bool:
 
 
 class Operation(NamedTuple):
-    """One call of a kernel.
+    """One call of a kernel."""
 
-    Attributes:
-        overload: the operator.
-        args: its arguments; tensors are places.
-        kwargs: likewise.
-        results: what it returned, flat: places of tensors in memory that was new, None for all else.
-        touched: numbers of all storages that it reads or writes.
-        collective: its result may be touched only after it was waited for.
-    """
-
-    overload: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    overload: Any  # the operator
+    args: tuple[Any, ...]  # its arguments; tensors are places
+    kwargs: dict[str, Any]  # likewise
+    # what it returned, flat: places of tensors in memory that was new, None for all else
     results: tuple[Place | None, ...]
-    touched: frozenset[int]
-    collective: bool
+    touched: frozenset[int]  # numbers of all storages that it reads or writes
+    collective: bool  # its result may be touched only after it was waited for
 
 
 @dataclass(slots=True)
 class Recording:
-    """One run.
+    """One run."""
 
-    Attributes:
-        operations: in their order.
-        given: storages that were there before, inputs' and constants': number -> a tensor in it.
-        made: storages that the run made: number -> bytes.
-        inputs: of the graph; tensors are places.
-        outputs: what the graph returned, likewise.
-        origins: of each output.
-    """
-
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)  # in their order
+    # storages that were there before, inputs' and constants': number -> a tensor in it
     given: dict[int, torch.Tensor] = field(default_factory=dict)
-    made: dict[int, int] = field(default_factory=dict)
-    inputs: tuple[Any, ...] = ()
-    outputs: tuple[Any, ...] = ()
-    origins: tuple[Origin | None, ...] = ()
+    made: dict[int, int] = field(default_factory=dict)  # storages that the run made: number -> bytes
+    inputs: tuple[Any, ...] = ()  # of the graph; tensors are places
+    outputs: tuple[Any, ...] = ()  # what the graph returned, likewise
+    origins: tuple[Origin | None, ...] = ()  # of each output
 
 
 def record(

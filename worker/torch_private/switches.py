@@ -144,14 +144,9 @@ def is_symbolic_trace() -> bool:
 
 
 NPU_NAMES = (
-    "npu deterministic level",
-    "npu hf32 matmul",
-    "npu hf32 convolution",
-    "npu internal format",
-    "npu jit compile",
-    "npu cube math type",
-    "npu compatible implementation",
-)
+    "npu deterministic level", "npu hf32 matmul", "npu hf32 convolution", "npu internal format",
+    "npu jit compile", "npu cube math type", "npu compatible implementation",
+)  # fmt: skip
 NPU_NONE = (None,) * len(NPU_NAMES)
 
 

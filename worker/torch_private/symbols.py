@@ -18,7 +18,7 @@ import contextlib
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +28,7 @@ from warmrank.worker.errors import GearError, NotPortable
 from warmrank.worker.torch_private.lowering import LoweredGraph, source_name
 from warmrank.worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
 from warmrank.worker.torch_private.operators import readable
-from warmrank.worker.torch_private.patching import wrapped
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 FACTS = {
     "torch._dynamo.source": "ConstantSource",
-    "torch._dynamo.variables.builder": "_automatic_dynamic(e, tx, source)",
     "torch._guards": "TracingContext",
     "torch._subclasses.fake_tensor": "FakeTensorMode FakeTensorMode(shape_env)",
     "torch.fx.experimental._config": "backed_size_oblivious",
@@ -73,35 +72,18 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
         GearError: a tensor is marked as unbacked, or has gears and is no argument of the call; or a dimension
             that is marked as dynamic is a constant in the traced code.
     """
-    import torch.fx.experimental._config as shapes_config
-    from torch._dynamo.variables import builder
     from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
-    hints = tuple(hints)
-    refused: list[GearError] = []
-    traced: dict[str, torch.Tensor] = {}
-
-    def obeying(original: Callable[..., Any]) -> Callable[..., Any]:
-        def _automatic_dynamic(e: Any, tx: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-            name = source_name(source)
-            is_base = name.endswith("._base")  # of a view, which has sizes of its own
-            _note_gears(e, name, hints, traced, refused, is_base=is_base)
-            context = original(e, tx, source, *args, **kwargs)
-            if hints and not is_base:
-                _make_static(context, marked_dims(e))
-            return context
-
-        return _automatic_dynamic
-
-    settings: Any = shapes_config
+    sizes = _SizeHooks(tuple(hints))
+    refused, settings = sizes.refused, shapes_config
     with (
         _LOCK,
-        traced_as(hints),
-        settings.patch(backed_size_oblivious=oblivious),
-        wrapped(builder, "_automatic_dynamic", obeying),
+        traced_as(sizes.hints),
+        settings.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
+        intercepted(hooks_of(sizes)),
     ):
         try:
-            yield traced
+            yield sizes.traced
         except Exception as error:
             if refused:
                 raise refused[0] from error
@@ -114,37 +96,39 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
         raise refused[0]
 
 
-def _note_gears(
-    tensor: Any,
-    name: str,
-    hints: Hints,
-    traced: dict[str, torch.Tensor],
-    refused: list[GearError],
-    *,
-    is_base: bool,
-) -> None:
-    """Notes a geared tensor, or the error to raise later: in here Dynamo would make another one of it."""
-    try:
-        refuse_unbacked(tensor, name)
-    except GearError as error:
-        refused.append(error)
-    if is_base:
-        return
-    if any(tensor is geared for geared, _ in hints):
-        traced.setdefault(name, tensor)
-    elif getattr(tensor, "dim_gears", None):
-        msg = f"{readable(name)} has gears, but is no argument of the call; only arguments may have them"
-        refused.append(GearError(msg, input=name))
+class _SizeHooks:
+    """Steps in where Dynamo decides which sizes of a tensor are symbols."""
 
+    def __init__(self, hints: tuple[tuple[torch.Tensor, Mapping[int, int]], ...]) -> None:
+        self.hints = hints
+        self.traced: dict[str, torch.Tensor] = {}
+        self.refused: list[GearError] = []  # to raise later: in here Dynamo would make another error of it
 
-def _make_static(context: Any, keep: frozenset[int]) -> None:
-    from torch.fx.experimental.symbolic_shapes import DimDynamic
+    @steps_in("torch._dynamo.variables.builder", "_automatic_dynamic(e, tx, source)")
+    def _decide(self, original: Any, e: Any, tx: Any, source: Any, *args: Any, **more: Any) -> Any:
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-    sizes = getattr(context, "dynamic_sizes", None)
-    if isinstance(sizes, list):
-        for dim in range(len(sizes)):
-            if dim not in keep:
+        name = source_name(source)
+        is_base = name.endswith("._base")  # of a view, which has sizes of its own
+        try:
+            refuse_unbacked(e, name)
+        except GearError as error:
+            self.refused.append(error)
+        if not is_base:
+            self._note(e, name)
+        context = original(e, tx, source, *args, **more)
+        sizes = getattr(context, "dynamic_sizes", None)
+        if self.hints and not is_base and isinstance(sizes, list):
+            for dim in set(range(len(sizes))) - marked_dims(e):
                 sizes[dim] = DimDynamic.STATIC
+        return context
+
+    def _note(self, tensor: Any, name: str) -> None:
+        if any(tensor is geared for geared, _ in self.hints):
+            self.traced.setdefault(name, tensor)
+        elif getattr(tensor, "dim_gears", None):
+            msg = f"{readable(name)} has gears, but is no argument of the call; only arguments may have them"
+            self.refused.append(GearError(msg, input=name))
 
 
 def make_static(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:
@@ -167,7 +151,7 @@ class Symbols:
         self.values = [node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder"]
         output = next(node for node in lowered.graph.graph.nodes if node.op == "output")
         self.outputs = [getattr(value, "meta", {}).get("val", value) for value in output.args[0]]
-        self._env = next((env for value in self.values if (env := _shape_env(value)) is not None), None)
+        self._env = shape_env_of(self.values)
 
     def of_size(self, source: str, dim: int) -> str:
         """Name of the symbol that stands for a dimension of an input; empty if its size is a constant."""
@@ -202,22 +186,9 @@ def refuse_constant(source: str, dim: int, name: str) -> None:
     raise GearError(msg, input=source, dim=str(dim), size=str(value), where=where)
 
 
-def _shape_env(value: Any) -> Any:
-    if isinstance(value, torch.SymInt):
-        return value.node.shape_env
-    if isinstance(value, torch.Tensor):
-        return next(filter(None, map(_shape_env, value.shape)), None)
-    return None
-
-
 def size_text(value: int | torch.SymInt) -> str:
     """A size as a Python expression of the symbols' names."""
-    if isinstance(value, int):
-        return str(value)
-    from torch.utils._sympy.printers import PythonPrinter
-
-    text: str = PythonPrinter().doprint(value.node.expr)
-    return text
+    return str(value) if isinstance(value, int) else _python(value.node.expr)
 
 
 def free_symbols(value: Any) -> frozenset[str]:
@@ -237,12 +208,9 @@ def other_shape(lowered: LoweredGraph, sizes: Mapping[str, int]) -> str:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     values = Symbols(lowered).values
-    env = next((env for value in values if (env := _shape_env(value)) is not None), None)
-    known = (
-        {}
-        if env is None
-        else {symbol: sizes.get(str(symbol), hint) for symbol, hint in env.backed_var_to_val.items()}
-    )
+    env = shape_env_of(values)
+    hints = {} if env is None else env.backed_var_to_val
+    known = {symbol: sizes.get(str(symbol), hint) for symbol, hint in hints.items()}
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         check = _ShapeCheck(lowered.graph, known)
         try:
@@ -371,17 +339,17 @@ def _number(value: Any) -> int | float | bool | str | None:
 
 def _symbols(env: Any, texts: Any) -> dict[str, list[int]]:
     """Hint and bounds of the symbols that the texts name."""
-    import re
-
     if env is None:
         return {}
     names = set(re.findall(r"[A-Za-z_]\w*", str(texts)))
     found = {}
     for symbol, bounds in env.var_to_range.items():
         if str(symbol) in names:
-            # Renamed after 2.11.
-            hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-            found[str(symbol)] = [int(hints[symbol]), _bound(bounds.lower), _bound(bounds.upper)]
+            found[str(symbol)] = [
+                int(env.backed_var_to_val[symbol]),
+                _bound(bounds.lower),
+                _bound(bounds.upper),
+            ]
     return dict(sorted(found.items()))
 
 
@@ -472,15 +440,10 @@ _LOCATION = re.compile(r"(?P<text>.*)  # (?P<file>.*):(?P<line>[0-9]+) in (?P<na
 
 
 class ShapeLine(Value):
-    """One condition: the expressions of the sizes that it is on, and the line that needs it.
+    """One condition: the expressions of the sizes that it is on, and the line that needs it."""
 
-    Attributes:
-        sources: expressions over ``L``, such as ``L['x'].size()[0]``.
-        frame: end of the file's path, line, function and text.
-    """
-
-    sources: frozenset[str]
-    frame: tuple[str, int, str, str]
+    sources: frozenset[str]  # expressions over ``L``, such as ``L['x'].size()[0]``
+    frame: tuple[str, int, str, str]  # end of the file's path, line, function and text
 
 
 def shape_lines(shape_env: Any) -> tuple[ShapeLine, ...]:

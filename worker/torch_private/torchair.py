@@ -51,19 +51,12 @@ _MATCHER = "torch._inductor.pattern_matcher"
 
 
 class RegisteredPattern(Value):
-    """One pattern, as text that is equal in every process that registered the same.
+    """One pattern, as text that is equal in every process that registered the same."""
 
-    Attributes:
-        begins_with: the operator that it is found by; patterns of one operator are tried in their order.
-        searched: the traced pattern.
-        settings: how it, and what replaces it, is traced.
-        functions: digests of what is searched, what replaces it, and the further condition.
-    """
-
-    begins_with: str
-    searched: str
-    settings: str
-    functions: tuple[str, ...]
+    begins_with: str  # the operator that it is found by; patterns of one operator are tried in their order
+    searched: str  # the traced pattern
+    settings: str  # how it, and what replaces it, is traced
+    functions: tuple[str, ...]  # digests of what is searched, what replaces it, and the further condition
 
 
 def registered_patterns(package: str, digest: Digest) -> list[RegisteredPattern]:
@@ -71,10 +64,6 @@ def registered_patterns(package: str, digest: Digest) -> list[RegisteredPattern]
 
     The vendor's own are among them where they have their turns before a user's. Those that follow, or are
     not registered yet, do not count: TorchAir appends its own at each compile.
-
-    Args:
-        package: ``torchair`` or ``npugraph_ex``.
-        digest: of functions and constants.
 
     Raises:
         NotPortable: a pattern of another make, whose functions cannot be found.
@@ -104,11 +93,7 @@ def is_of_the_vendor(function: Any) -> bool:
 
 
 def _made_with(entry: Any, package: str) -> Mapping[str, Any]:
-    """What Inductor's ``register_replacement`` was called with.
-
-    Raises:
-        NotPortable: something else registered it.
-    """
+    """What Inductor's ``register_replacement`` was called with; raises `NotPortable` for another make."""
     cells = inspect.getclosurevars(entry.extra_check).nonlocals
     if all(name in cells for name in (*_FUNCTIONS, "trace_fn", "scalar_workaround")):
         return cells
@@ -160,11 +145,7 @@ _REGISTRY = "torchair._ge_concrete_graph.fx2ge_converter"
 
 
 def registered_converters(digest: Digest) -> list[str]:
-    """Operator and digest of each converter that is not torch_npu's own; nothing where TorchAir is not.
-
-    Args:
-        digest: of functions.
-    """
+    """Operator and digest of each converter that is not torch_npu's own; nothing where TorchAir is not."""
     registry = getattr(sys.modules.get(_REGISTRY), "_CONVERTERS", None)
     if registry is None:
         return []
@@ -195,11 +176,7 @@ def _parts(holder: Any, kind: type) -> list[Any]:
 
 
 def left_to_wrappers(context: Any) -> str:
-    """What the wrappers would do after each call, in words; empty for nothing.
-
-    Args:
-        context: the tracing context that AOTAutograd ran in.
-    """
+    """What the wrappers would do after each call, in words; empty for nothing. Of AOTAutograd's context."""
     found = context.fw_metadata
     if found is None:
         return ""

@@ -14,15 +14,10 @@
 * Views among a call's arguments are tensors of their own. Dynamo traces a view with its base, and puts
   conditions on the base's sizes: a slice of a buffer that grows would be traced again for every length.
 
-Relied on: ``VariableBuilder._wrap`` sees every object that has a source, once; ``ConstantVariable.create``
-makes the results of constant folding; ``as_proxy`` gives what stands in the graph;
-``config.ignore_logging_functions`` makes calls of its members give None, by
-``IgnoredFunctionVariable.call_function``; ``LoggingLoggerVariable.call_method`` takes every call of a
-logger; ``MetaTensorDescriber.describe_tensor`` gives a dataclass with ``is_view``, ``base`` and
-``creation_meta``, and a tensor that is no view gets its own sizes and the storage of its kin; for a view,
-``VariableBuilder`` calls ``wrap_to_fake_tensor_and_record`` twice, the second time with
-``AttrSource(source, "_base")``, and drops the result; code that reads ``_base`` makes a node
-``getattr(tensor, "_base")`` by ``SubgraphTracer.create_proxy``, and one that reads ``_version`` a call of
+Relied on: ``as_proxy`` gives what stands in the graph; ``MetaTensorDescriber`` gives a dataclass with
+``is_view``, ``base`` and ``creation_meta``, and a tensor that is no view gets its own sizes and the storage
+of its kin; for a view a second fake tensor is recorded, with ``AttrSource(source, "_base")``, and dropped;
+code that reads ``_base`` makes a node ``getattr(tensor, "_base")``, one that reads ``_version`` a call of
 ``prims._tensor_version``.
 """
 
@@ -35,9 +30,8 @@ import inspect
 import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,40 +39,29 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import Hook, intercepted, wrapped
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
 
 FACTS = {
     "functools:cached_property": "__get__",
-    "torch._dynamo": "symbolic_convert",
     "torch._dynamo.config": "ignore_logging_functions patch",
     "torch._dynamo.exc": "ObservedKeyError",
     "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
-    "torch._dynamo.output_graph:SubgraphTracer": "create_proxy(kind, target, args)",
     "torch._dynamo.side_effects:SideEffects": "track_object_existing",
     "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource TypeSource",
     "torch._dynamo.source:AttrSource": "base member",
-    "torch._dynamo.symbolic_convert": "is_stdlib(mod)",
-    "torch._dynamo.variables": "PythonModuleVariable(value) ConstDictVariable",
+    "torch._dynamo.variables": "PythonModuleVariable(value)",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.builder": "wrap_to_fake_tensor_and_record(source)",
-    "torch._dynamo.variables.builder:SourcelessBuilder": "create(tx, value)",
-    "torch._dynamo.variables.builder:VariableBuilder": "_wrap(value) install_guards source tx",
-    "torch._dynamo.variables.constant:ConstantVariable": "create(value) as_proxy reconstruct(codegen)",
-    "torch._dynamo.variables.misc:IgnoredFunctionVariable": "call_function(tx, args, kwargs)",
-    "torch._dynamo.variables.misc:LoggingLoggerVariable": "call_method(tx, name, args, kwargs)",
+    "torch._dynamo.variables.builder:VariableBuilder": "install_guards source tx",
+    "torch._dynamo.variables.constant:ConstantVariable": "as_proxy reconstruct(codegen)",
     "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
-    "torch._dynamo.variables:ConstDictVariable": (
-        "getitem_const_raise_exception_if_absent install_dict_contains_guard"
-    ),
-    "torch._guards": "InvokeSubgraphCache",
+    "torch._dynamo.variables.misc": "IgnoredFunctionVariable LoggingLoggerVariable",
+    "torch._dynamo.variables:ConstDictVariable": "install_dict_contains_guard",
     "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
-    "torch._subclasses.meta_utils:MetaTensorDescriber": "describe_tensor",
     "torch.utils._config_module": "ConfigModule",
 }
 
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
-_REUSE = "add_reuse_entry"  # from torch 2.12 on
 _log = logging.getLogger("torchair")
 _TELLING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
 _FUNCTIONS = frozenset(
@@ -93,87 +76,98 @@ _FUNCTIONS = frozenset(
 )
 
 
-@contextlib.contextmanager
-def tracer_changed(name: str, note_call: Callable[..., None]) -> Iterator[None]:
-    """Within it, Dynamo traces, guards and leaves out what the module's docstring says.
+class TracerChanges:
+    """Steps in where Dynamo is to trace, guard or leave out what the module's docstring says."""
 
-    Args:
-        name: of the traced function, for the line in the log on calls that are left out.
-        note_call: takes function, arguments and result of a call that the graph relies on.
-    """
-    import torch._dynamo.config as dynamo_config
-    from torch._dynamo import symbolic_convert
-    from torch._dynamo.variables import ConstDictVariable
-    from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
-    from torch._dynamo.variables.constant import ConstantVariable
-    from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
-    from torch._guards import InvokeSubgraphCache
+    def __init__(self, name: str, note_call: Callable[..., None]) -> None:
+        """``note_call`` takes function, arguments and result of a call that the graph relies on."""
+        self._name = name  # of the traced function
+        self._note_call = note_call
+        self._left_out: dict[str, None] = {}
 
-    left_out: dict[str, None] = {}
-    ignored = {*_FUNCTIONS, *(getattr(logging.Logger, method) for method in _TELLING)}
-    hooks = [
-        Hook(VariableBuilder, "_wrap", _wrap),
-        Hook(ConstantVariable, "create", _create_constant),
-        Hook(SourcelessBuilder, "create", _create_without_source),
-        Hook(ConstDictVariable, "getitem_const_raise_exception_if_absent", _get_item),
-        Hook(symbolic_convert, "is_stdlib", lambda _original, _module: False),
-        Hook(IgnoredFunctionVariable, "call_function", partial(_ignore, left_out)),
-        Hook(LoggingLoggerVariable, "call_method", partial(_call_logger, left_out, note_call)),
-    ]
-    if hasattr(InvokeSubgraphCache, _REUSE):
-        hooks.append(Hook(InvokeSubgraphCache, _REUSE, lambda *_args, **_kwargs: None))
-    with (
-        dynamo_config.patch(ignore_logging_functions={*dynamo_config.ignore_logging_functions, *ignored}),
-        intercepted(hooks),
-        wrapped(functools.cached_property, "__get__", lambda _: _get_cached),  # which Dynamo traces
-    ):
-        yield
-    if left_out:
-        told = ", ".join(sorted(left_out))
-        _log.warning("%s calls %s, which what is compiled leaves out", name, told)
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Put the changes in place; then say which calls were left out."""
+        import torch._dynamo.config as dynamo_config
 
+        known = dynamo_config.ignore_logging_functions
+        ignored = {*known, *_FUNCTIONS, *(getattr(logging.Logger, method) for method in _TELLING)}
+        with (
+            dynamo_config.patch(ignore_logging_functions=ignored),
+            intercepted(hooks_of(self)),
+            replaced(functools.cached_property, "__get__", _get_cached),  # which Dynamo traces
+        ):
+            yield
+        if self._left_out:
+            told = ", ".join(sorted(self._left_out))
+            _log.warning("%s calls %s, which what is compiled leaves out", self._name, told)
 
-def _wrap(original: Any, builder: Any, value: Any) -> Any:
-    """A variable for an object of the caller's."""
-    from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.variables import PythonModuleVariable
-    from torch.utils._config_module import ConfigModule
+    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
+    def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
+        """A variable for an object of the caller's."""
+        from torch._dynamo.guards import GuardBuilder
+        from torch._dynamo.variables import PythonModuleVariable
+        from torch.utils._config_module import ConfigModule
 
-    if value is logging.getLogger:
-        return _lookup_variable()(value)
-    if isinstance(value, ConfigModule):
-        builder.install_guards(GuardBuilder.MODULE_MATCH)
-        variable = PythonModuleVariable(value, source=builder.source)
-        builder.tx.output.side_effects.track_object_existing(value, variable)
-        return variable
-    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-        make = _numpy_scalar()
-    elif isinstance(value, _GETTERS):
-        make = _getter()
-    elif isinstance(value, ContextVar):
-        make = _context_variable()
-    else:
-        return original(builder, value)
-    builder.install_guards(GuardBuilder.ID_MATCH)
-    return make(value, source=builder.source)
+        if value is logging.getLogger:
+            return _lookup_variable()(value)
+        if isinstance(value, ConfigModule):
+            builder.install_guards(GuardBuilder.MODULE_MATCH)
+            variable = PythonModuleVariable(value, source=builder.source)
+            builder.tx.output.side_effects.track_object_existing(value, variable)
+            return variable
+        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+            make = _numpy_scalar()
+        elif isinstance(value, _GETTERS):
+            make = _getter()
+        elif isinstance(value, ContextVar):
+            make = _context_variable()
+        else:
+            return original(builder, value)
+        builder.install_guards(GuardBuilder.ID_MATCH)
+        return make(value, source=builder.source)
 
+    @steps_in("torch._dynamo.variables.constant:ConstantVariable", "create(value)")
+    def _create_constant(self, original: Any, value: Any, **kwargs: Any) -> Any:
+        return (_numpy_scalar() if isinstance(value, np.generic) else original)(value, **kwargs)
 
-def _create_constant(original: Any, value: Any, **kwargs: Any) -> Any:
-    return (_numpy_scalar() if isinstance(value, np.generic) else original)(value, **kwargs)
+    @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
+    def _create_without_source(self, original: Any, tx: Any, value: Any) -> Any:
+        return _numpy_scalar()(value) if isinstance(value, np.generic) else original(tx, value)
 
+    @steps_in("torch._dynamo.variables:ConstDictVariable", "getitem_const_raise_exception_if_absent")
+    def _get_item(self, original: Any, variable: Any, tx: Any, key: Any) -> Any:
+        from torch._dynamo.exc import ObservedKeyError
 
-def _create_without_source(original: Any, tx: Any, value: Any) -> Any:
-    return _numpy_scalar()(value) if isinstance(value, np.generic) else original(tx, value)
+        try:
+            return original(variable, tx, key)
+        except ObservedKeyError:
+            variable.install_dict_contains_guard(tx, [key])
+            raise
 
+    @steps_in("torch._dynamo.symbolic_convert", "is_stdlib(mod)")
+    def _is_stdlib(self, _original: Any, _module: Any) -> bool:
+        return False
 
-def _get_item(original: Any, variable: Any, tx: Any, key: Any) -> Any:
-    from torch._dynamo.exc import ObservedKeyError
+    @steps_in("torch._guards:InvokeSubgraphCache", "add_reuse_entry", is_optional=True)  # from torch 2.12 on
+    def _reuse_no_region(self, *_args: Any, **_kwargs: Any) -> None:
+        """Forget the graph of a call."""
 
-    try:
-        return original(variable, tx, key)
-    except ObservedKeyError:
-        variable.install_dict_contains_guard(tx, [key])
-        raise
+    @steps_in("torch._dynamo.variables.misc:IgnoredFunctionVariable", "call_function(tx, args, kwargs)")
+    def _ignore(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        self._left_out[variable.value.__qualname__] = None
+        return original(variable, *args, **kwargs)
+
+    @steps_in("torch._dynamo.variables.misc:LoggingLoggerVariable", "call_method(tx, name, args, kwargs)")
+    def _call_logger(self, original: Any, variable: Any, *call: Any) -> Any:
+        tx, method, args, kwargs = call
+        if method in _TELLING:
+            self._left_out[f"{type(variable.value).__qualname__}.{method}"] = None
+        elif method == "isEnabledFor" and args and args[0].is_python_constant():
+            return _is_enabled(variable, tx, args[0].as_python_constant(), self._note_call)
+        elif (added := _added(variable, tx, method)) is not None:
+            return added.call_function(tx, [variable, *args], kwargs)
+        return original(variable, *call)
 
 
 @functools.cache
@@ -250,24 +244,6 @@ def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
     return cache[self.attrname]
 
 
-def _ignore(left_out: dict[str, None], original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
-    left_out[variable.value.__qualname__] = None
-    return original(variable, *args, **kwargs)
-
-
-def _call_logger(
-    left_out: dict[str, None], note_call: Callable[..., None], original: Any, variable: Any, *call: Any
-) -> Any:
-    tx, method, args, kwargs = call
-    if method in _TELLING:
-        left_out[f"{type(variable.value).__qualname__}.{method}"] = None
-    elif method == "isEnabledFor" and args and args[0].is_python_constant():
-        return _is_enabled(variable, tx, args[0].as_python_constant(), note_call)
-    elif (added := _added(variable, tx, method)) is not None:
-        return added.call_function(tx, [variable, *args], kwargs)
-    return original(variable, *call)
-
-
 @functools.cache
 def _lookup_variable() -> Any:
     from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
@@ -316,60 +292,60 @@ def _is_enabled(variable: Any, tx: Any, level: int, note_call: Callable[..., Non
 _INSTEAD = {"_base": "pass that tensor instead", "_version": "count the writes in an attribute of the module"}
 
 
-@contextlib.contextmanager
-def views_by_themselves() -> Iterator[None]:
-    """Within it, Dynamo makes no difference between a view and another tensor.
+class ViewsByThemselves:
+    """Steps in where Dynamo makes a difference between a view and another tensor."""
 
-    Raises:
-        NotPortable: the traced code asks a tensor for its base.
-    """
-    from torch._dynamo.output_graph import SubgraphTracer
-    from torch._dynamo.variables import builder
-    from torch._subclasses.meta_utils import MetaTensorDescriber
+    def __init__(self) -> None:
+        self._recorded: set[Any] = set()
+        self._asked: list[tuple[str, str]] = []  # tensor and attribute
 
-    asked: list[tuple[str, str]] = []
-    hooks = (
-        Hook(builder, "wrap_to_fake_tensor_and_record", partial(_record_without_bases, set())),
-        Hook(MetaTensorDescriber, "describe_tensor", _describe_as_no_view),
-        Hook(SubgraphTracer, "create_proxy", partial(_create_proxy, asked)),
-    )
-    with intercepted(hooks):
-        try:
-            yield
-        except Exception as error:
-            _refuse(asked, error)
-            raise
-    _refuse(asked, None)
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Make none within the context.
 
+        Raises:
+            NotPortable: the traced code asks a tensor for its base.
+        """
+        with intercepted(hooks_of(self)):
+            try:
+                yield
+            except Exception as error:
+                self._refuse(error)
+                raise
+        self._refuse(None)
 
-def _refuse(asked: Sequence[tuple[str, str]], error: Exception | None) -> None:
-    for tensor, attribute in asked:
-        msg = f"the function asks {tensor} for {attribute}, which no graph can hold; {_INSTEAD[attribute]}"
-        raise NotPortable(msg, what=f"{tensor}.{attribute}") from error
+    def _refuse(self, error: Exception | None) -> None:
+        for tensor, attribute in self._asked:
+            msg = (
+                f"the function asks {tensor} for {attribute}, which no graph can hold; {_INSTEAD[attribute]}"
+            )
+            raise NotPortable(msg, what=f"{tensor}.{attribute}") from error
 
+    @steps_in("torch._dynamo.variables.builder", "wrap_to_fake_tensor_and_record(source)")
+    def _record_without_bases(self, original: Any, *args: Any, source: Any, **more: Any) -> Any:
+        from torch._dynamo.source import AttrSource
 
-def _record_without_bases(recorded: set[Any], original: Any, *args: Any, source: Any, **more: Any) -> Any:
-    from torch._dynamo.source import AttrSource
+        if isinstance(source, AttrSource) and source.member == "_base" and source.base in self._recorded:
+            return None
+        self._recorded.add(source)
+        return original(*args, source=source, **more)
 
-    if isinstance(source, AttrSource) and source.member == "_base" and source.base in recorded:
-        return None
-    recorded.add(source)
-    return original(*args, source=source, **more)
+    @steps_in("torch._subclasses.meta_utils:MetaTensorDescriber", "describe_tensor")
+    def _describe_as_no_view(
+        self, original: Any, describer: Any, tensor: torch.Tensor, **options: Any
+    ) -> Any:
+        described = original(describer, tensor, **options)
+        if described.is_view and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            return dataclasses.replace(described, is_view=False, base=None, creation_meta=None)
+        return described
 
-
-def _describe_as_no_view(original: Any, describer: Any, tensor: torch.Tensor, **options: Any) -> Any:
-    described = original(describer, tensor, **options)
-    if described.is_view and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return dataclasses.replace(described, is_view=False, base=None, creation_meta=None)
-    return described
-
-
-def _create_proxy(
-    asked: list[tuple[str, str]], original: Any, tracer: Any, kind: str, target: Any, *call: Any, **more: Any
-) -> Any:
-    args = call[0] if call else more["args"]
-    attribute = "_version" if "_tensor_version" in str(target) else args[1] if target is getattr else ""
-    if attribute in _INSTEAD:
-        source = getattr(args[0].node.meta.get("grapharg"), "source", None)
-        asked.append((source_name(source) if source else "a tensor", attribute))
-    return original(tracer, kind, target, *call, **more)
+    @steps_in("torch._dynamo.output_graph:SubgraphTracer", "create_proxy(kind, target, args)")
+    def _create_proxy(
+        self, original: Any, tracer: Any, kind: str, target: Any, *call: Any, **more: Any
+    ) -> Any:
+        args = call[0] if call else more["args"]
+        attribute = "_version" if "_tensor_version" in str(target) else args[1] if target is getattr else ""
+        if attribute in _INSTEAD:
+            source = getattr(args[0].node.meta.get("grapharg"), "source", None)
+            self._asked.append((source_name(source) if source else "a tensor", attribute))
+        return original(tracer, kind, target, *call, **more)

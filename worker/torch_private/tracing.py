@@ -1,16 +1,11 @@
 """Trace one method by Dynamo without running it: graph, frame, guards, writes and the objects looked at.
 
-Relied on (``tests/unit/test_tracing.py``, torch 2.11 to 2.15):
-
-* ``convert_frame.fullgraph_capture(method, args, kwargs)`` traces a bound method to one graph with all
-  parameters lifted to inputs, and needs a metrics context around it; with ``automatic_dynamic_shapes`` off,
-  earlier traces of the process change nothing;
-* ``VariableBuilder.__call__(value)`` makes a variable of each object of the caller's, and ``source`` of the
-  builder is the path. An object that two paths lead to is guarded by the first; that the second leads to
-  the same object is guarded too, except where one starts from an argument and the other from a global. A
-  deque's variable has a ``maxlen``;
-* ``SideEffects.codegen_update_mutated`` runs before the frame is written; ``_get_modified_vars`` and
-  ``store_attr_mutations`` say which Python objects the frame will write to.
+Relied on (``tests/unit/test_tracing.py``, torch 2.11 to 2.15): ``fullgraph_capture`` traces a bound method to
+one graph with all parameters lifted to inputs, and needs a metrics context around it; with
+``automatic_dynamic_shapes`` off, earlier traces of the process change nothing. The ``source`` of a
+``VariableBuilder`` is an object's path. An object that two paths lead to is guarded by the first; that the
+second leads to the same object is guarded too, except where one starts from an argument and the other from a
+global. ``_get_modified_vars`` and ``store_attr_mutations`` say which objects the frame will write to.
 """
 
 from __future__ import annotations
@@ -40,10 +35,10 @@ from warmrank.worker.torch_private.lowering import (
     source_name,
 )
 from warmrank.worker.torch_private.operators import dict_keys
-from warmrank.worker.torch_private.patching import Hook, intercepted
-from warmrank.worker.torch_private.raised import noted_shapes, raised_by
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
-from warmrank.worker.torch_private.tracer_changes import tracer_changed, views_by_themselves
+from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -60,35 +55,14 @@ FACTS = {
     "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs closure",
     "torch._dynamo.eval_frame": "set_enable_dynamic",
     "torch._dynamo.exc": "TorchDynamoException UncapturedHigherOrderOpError Unsupported UserError",
-    "torch._dynamo.side_effects:SideEffects": (
-        "codegen_update_mutated _get_modified_vars store_attr_mutations"
-    ),
+    "torch._dynamo.side_effects:SideEffects": "_get_modified_vars store_attr_mutations",
     "torch._dynamo.utils": "dynamo_timed get_metrics_context",
     "torch._dynamo.variables": "ConstantVariable",
     "torch._dynamo.variables.base": "AttributeMutationNew ValueMutationNew",
-    "torch._dynamo.variables.builder:VariableBuilder": "__call__(value) source",
+    "torch._dynamo.variables.builder:VariableBuilder": "source",
     "torch._guards": "TracingContext tracing",
     "torch.fx.experimental._config": "use_duck_shape",
 }
-
-
-@contextlib.contextmanager
-def noted_objects() -> Iterator[dict[str, Any]]:
-    """Fills the mapping it yields, while a trace runs, with the objects by their source expressions."""
-    from torch._dynamo.variables import ConstantVariable
-    from torch._dynamo.variables.builder import VariableBuilder
-
-    noted: dict[str, Any] = {}
-
-    def call(original: Any, builder: Any, value: Any) -> Any:
-        noted[source_name(builder.source)] = value
-        variable = original(builder, value)
-        if type(value) is deque:  # Dynamo takes each for one without a limit
-            variable.maxlen = ConstantVariable.create(value.maxlen)
-        return variable
-
-    with intercepted([Hook(VariableBuilder, "__call__", call)]):
-        yield noted
 
 
 class TracedWrite(Value):
@@ -98,15 +72,27 @@ class TracedWrite(Value):
     attribute: str
 
 
-@contextlib.contextmanager
-def noted_writes() -> Iterator[dict[TracedWrite, None]]:
-    """Fills the mapping it yields, while a trace runs, with the writes of the frame, in their order."""
-    from torch._dynamo.side_effects import SideEffects
-    from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+class TraceNotes:
+    """Steps in where Dynamo looks at objects and writes the frame."""
 
-    noted: dict[TracedWrite, None] = {}
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}  # that it looked at, by their source expressions
+        self.writes: dict[TracedWrite, None] = {}  # of the frame, in their order
 
-    def update(original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
+    def _build(self, original: Any, builder: Any, value: Any) -> Any:
+        from torch._dynamo.variables import ConstantVariable
+
+        self.objects[source_name(builder.source)] = value
+        variable = original(builder, value)
+        if type(value) is deque:  # Dynamo takes each for one without a limit
+            variable.maxlen = ConstantVariable.create(value.maxlen)
+        return variable
+
+    @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
+    def _update(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+        from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+
         for variable in effects._get_modified_vars():
             if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                 continue
@@ -118,11 +104,8 @@ def noted_writes() -> Iterator[dict[TracedWrite, None]]:
                 except NotImplementedError:
                     continue  # made by the tracer itself, so no condition hangs on it
             names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
-            noted.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
+            self.writes.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
         original(effects, *args, **kwargs)
-
-    with intercepted([Hook(SideEffects, "codegen_update_mutated", update)]):
-        yield noted
 
 
 Built = TypeVar("Built")
@@ -134,43 +117,26 @@ _LOCK = threading.RLock()
 
 
 class Trace(Value):
-    """All that one trace of one method produced.
+    """All that one trace of one method produced."""
 
-    Attributes:
-        lowered: the graph.
-        frame: the code object that unpacks the arguments, calls the graph, and packs the outputs.
-        graph_name: the global name by which ``frame`` calls the graph.
-        import_aliases: global name of Dynamo's making, in ``frame`` or in guards -> module to bind it to.
-        made_globals: global name of Dynamo's making that holds an address -> the object.
-        external_names: every global name that ``frame`` refers to.
-        closure: cells for the frame's free variables, or None.
-        guards: all guards.
-        tree: the tree that Dynamo makes of them.
-        writes: Python objects that were there before the call and that the frame writes to.
-        evaluated: facts that the graph relies on and no guard covers.
-        objects: the Python objects that Dynamo looked at, by the expressions that led there.
-        codes: every code object that was traced.
-        trace_s: seconds in Dynamo.
-        lower_s: seconds from Dynamo's graph to the ATen graph.
-        shape_lines: the lines that conditions on symbolic sizes come from.
-    """
-
-    lowered: LoweredGraph
-    frame: CodeType
-    graph_name: str
+    lowered: LoweredGraph  # the graph
+    frame: CodeType  # the code object that unpacks the arguments, calls the graph, and packs the outputs
+    graph_name: str  # the global name by which ``frame`` calls the graph
+    # global name of Dynamo's making, in ``frame`` or in guards -> module to bind it to
     import_aliases: dict[str, str]
-    made_globals: dict[str, Any]
-    external_names: frozenset[str]
-    closure: tuple[Any, ...] | None
-    guards: tuple[TracedGuard, ...]
-    tree: GuardTree
+    made_globals: dict[str, Any]  # global name of Dynamo's making that holds an address -> the object
+    external_names: frozenset[str]  # every global name that ``frame`` refers to
+    closure: tuple[Any, ...] | None  # cells for the frame's free variables, or None
+    guards: tuple[TracedGuard, ...]  # all guards
+    tree: GuardTree  # the tree that Dynamo makes of them
+    # Python objects that were there before the call and that the frame writes to
     writes: tuple[TracedWrite, ...]
-    evaluated: Evaluations
-    objects: Mapping[str, Any]
-    codes: tuple[CodeType, ...]
-    trace_s: float
-    lower_s: float
-    shape_lines: tuple[ShapeLine, ...] = ()
+    evaluated: Evaluations  # facts that the graph relies on and no guard covers
+    objects: Mapping[str, Any]  # the Python objects that Dynamo looked at, by the expressions that led there
+    codes: tuple[CodeType, ...]  # every code object that was traced
+    trace_s: float  # seconds in Dynamo
+    lower_s: float  # seconds from Dynamo's graph to the ATen graph
+    shape_lines: tuple[ShapeLine, ...] = ()  # the lines that conditions on symbolic sizes come from
 
 
 def trace(
@@ -190,8 +156,7 @@ def trace(
         kwargs: likewise.
         dynamic: trace with symbolic sizes.
         decompositions: operator overload -> function that replaces it.
-        build: what is made of the graph; it runs before the guards are written, so that conditions which it
-            puts on symbolic sizes are among them.
+        build: what is made of the graph, before the guards are written: its conditions are among them.
 
     Raises:
         GraphBreak: the method does not form one whole graph; the message has Dynamo's reason and line.
@@ -213,18 +178,17 @@ def trace(
         evaluated.noted(),
     ):
         started = perf_counter()
+        notes, name = TraceNotes(), getattr(method, "__qualname__", repr(method))
         with (
-            tracer_changed(getattr(method, "__qualname__", repr(method)), evaluated.note_call),
-            views_by_themselves(),
-            noted_writes() as writes,
-            noted_objects() as objects,
+            TracerChanges(name, evaluated.note_call).made(),
+            ViewsByThemselves().made(),
+            intercepted(hooks_of(notes)),
         ):
             captured = _capture(convert_frame, method, args, dict(kwargs))
         if evaluated.refused:
             raise NotPortable(evaluated.refused[0], what=evaluated.refused[0].partition(" ")[0])
         backend_input = captured.backend_input
         if backend_input is None:
-            name = getattr(method, "__qualname__", repr(method))
             msg = f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
             raise GraphBreak(msg, function=name, reason="no tensor operation")
         _refuse_opaque(backend_input.graph_module)
@@ -244,7 +208,9 @@ def trace(
                 context=context,
             )
             lowered = replace(lowered, captured=call)
-            with views_by_themselves():  # who makes fake tensors of the inputs anew must not see bases either
+            with (
+                ViewsByThemselves().made()
+            ):  # who makes fake tensors of the inputs anew must not see bases either
                 built = build(lowered)
         guards, tree = traced_guards(output, _function_of(method).__code__)
         made = _made_globals(method)
@@ -252,15 +218,19 @@ def trace(
             lowered=lowered,
             frame=environment.bytecode,
             graph_name=backend_input.backend_id,
-            import_aliases=_modules(made) | environment.import_sources,
+            # Some stand for modules, such as torch where ``type(x)`` leads to it.
+            import_aliases={
+                **{name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)},
+                **environment.import_sources,
+            },
             made_globals=made,
             external_names=frozenset(environment.external_refs),
             closure=environment.closure,
             guards=guards,
             tree=tree,
-            writes=tuple(writes),
+            writes=tuple(notes.writes),
             evaluated=evaluated,
-            objects=objects,
+            objects=notes.objects,
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,
@@ -279,11 +249,6 @@ def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _modules(made: Mapping[str, Any]) -> dict[str, str]:
-    """Those that stand for modules, such as torch where ``type(x)`` leads to it, by name."""
-    return {name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)}
-
-
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
     """Dynamo's switches for one trace; the caller's grad mode is restored whatever the graph does to it."""
@@ -299,29 +264,18 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
     # allow_rnn: LSTM, GRU and RNN are operators like others here.
     settings = dynamo_config.patch(specialize_float=True, automatic_dynamic_shapes=False, allow_rnn=True)
     symbols = shapes_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    with settings, symbols, set_enable_dynamic(dynamic), _only_portable_pytrees():
-        try:
-            yield
-        finally:
-            torch.set_grad_enabled(was_enabled)
-
-
-@contextlib.contextmanager
-def _only_portable_pytrees() -> Iterator[None]:
-    """Hide those kinds of pytrees that a process has because it imported the tracer."""
+    # Kinds of pytrees that a process has because it imported the tracer are hidden.
     hidden = {kind: SUPPORTED_NODES.pop(kind) for kind in {*SUPPORTED_NODES} - {*dict_keys(SUPPORTED_NODES)}}
     try:
-        yield
+        with settings, symbols, set_enable_dynamic(dynamic):
+            yield
     finally:
         SUPPORTED_NODES.update(hidden)
+        torch.set_grad_enabled(was_enabled)
 
 
 def _refuse_opaque(graph_module: GraphModule) -> None:
-    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does.
-
-    Raises:
-        NotPortable: the graph does.
-    """
+    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does, by `NotPortable`."""
     for node in graph_module.graph.nodes:
         real = getattr(node.meta.get("example_value"), "real_obj", None)
         if node.op == "call_method" and real is not None:
@@ -334,11 +288,7 @@ def _refuse_opaque(graph_module: GraphModule) -> None:
 
 
 def _refuse_names(codes: Iterable[CodeType]) -> None:
-    """Refuse code whose globals have names that Dynamo, or a frame, gives to globals of its own.
-
-    Raises:
-        NotPortable: it reads such a global.
-    """
+    """Refuse code whose globals have names that Dynamo, or a frame, gives to globals of its own."""
     for code in codes:
         if not any(map(_KEPT_NAMES.search, code.co_names)):
             continue
@@ -354,14 +304,15 @@ def _capture(
     from torch._dynamo.exc import TorchDynamoException
 
     name = getattr(method, "__qualname__", repr(method))
+    shapes = ShapeNotes()
     handled = sys.exception()  # the caller's, or that of an earlier attempt
     try:
-        with noted_shapes() as shapes, _without_tracebacks():
+        with intercepted(hooks_of(shapes)), _without_tracebacks():
             return convert_frame.fullgraph_capture(method, args, kwargs)
     except WorkerError:
         raise
     except Exception as error:  # the tracer's own are of all kinds
-        if raised := raised_by(method, error, shapes, handled):
+        if raised := raised_by(method, error, shapes.environments, handled):
             raise raised from error
         reason = str(error).strip()
         if not isinstance(error, TorchDynamoException):
