@@ -187,18 +187,6 @@ def await_all(
     return ready, late
 
 
-def answers_of(ref: Any) -> Any:
-    """What a node says; None where Ray says that something happened to it, which its watch tells of."""
-    import ray
-
-    try:
-        return ray.get(ref)
-    except ray.exceptions.RayTaskError:
-        raise  # a defect: of ranks, failures come as values
-    except ray.exceptions.RayError:
-        return None
-
-
 def answer_of(ref: Any, rank: int, stage: str) -> Any:
     """What a rank answered; a `WorkerFailure` where Ray says that something happened to it."""
     import ray
