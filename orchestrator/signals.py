@@ -5,6 +5,7 @@ Python handles signals in the main thread only; elsewhere these contexts change 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+
+logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -25,6 +28,12 @@ class Terminated(KeyboardInterrupt):
 def exit_code_of(stop: KeyboardInterrupt) -> int:
     """The exit code of a command that was stopped."""
     return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
+
+
+def say_stopping(error: BaseException) -> None:
+    """Say at once that Ctrl-C or SIGTERM was heeded, where seconds pass before the end."""
+    if isinstance(error, KeyboardInterrupt):
+        logger.warning("stopping")
 
 
 @contextmanager

@@ -143,7 +143,9 @@ class NodeWatch:
         deadline = time.monotonic() + self._wait_s
         while pending and not found and time.monotonic() < deadline:
             ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_TICK_S)
-            found = [(rank, answer_of(ref, rank, call.stage)) for ref in ready for rank in (pending.pop(ref),)]
+            found = [
+                (rank, answer_of(ref, rank, call.stage)) for ref in ready for rank in (pending.pop(ref),)
+            ]
         statuses = self.look()
         return Said(folded(found), not pending, statuses if pending else {})
 

@@ -31,6 +31,7 @@ from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost, failures_on
 from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.orchestrator.reaper import MARK
+from warmrank.orchestrator.signals import say_stopping
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +185,8 @@ class RayLauncher:
         try:
             while not beginning.has_ended(TICK_S):
                 self._check_head()
-        except BaseException:
+        except BaseException as error:
+            say_stopping(error)
             self._gives_up.set()
             with suppress(Exception):
                 beginning.wait(_GIVE_UP_S)

@@ -1,4 +1,4 @@
-"""The driver's side of all nodes: calls their ranks, asks what they see of them, and decides what that means.
+"""The driver's side of all nodes: calls their ranks, asks what is seen of them, and decides what that means.
 
 What a node answers to a call says that it lives, and how its ranks are, so it is looked at only between calls,
 when its answer is late, and after a failure, when every second counts.

@@ -104,12 +104,33 @@ def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
     assert signals._at_once
 
 
-def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, tmp_path: Path) -> None:
+def terminate_after(begun: threading.Event) -> None:
     def terminate() -> None:
-        hanging.wait()
+        begun.wait()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=terminate).start()
+
+
+def test_who_stops_a_start_of_ray_hears_of_it_before_the_clean_up(
+    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[str] = []
+    clean_up = ray_session.abandon
+
+    def abandon(session: ray_session.Session) -> None:
+        said.append(caplog.text)
+        clean_up(session)
+
+    monkeypatch.setattr(ray_session, "abandon", abandon)
+    terminate_after(hanging)
+    with sigterm_raises(), pytest.raises(Terminated):
+        ray_session.enter(HERE, timeout_s=LONG_S)
+    assert "stopping" in said[0]
+
+
+def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, tmp_path: Path) -> None:
+    terminate_after(hanging)
     with sigterm_raises(), pytest.raises(Terminated):
         ray_session.enter(HERE, timeout_s=LONG_S)
     assert list(tmp_path.iterdir()) == []
