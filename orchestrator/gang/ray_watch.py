@@ -1,7 +1,7 @@
 """The driver's side of all nodes: calls their ranks, asks what is seen of them, and decides what that means.
 
-What a node answers to a call says that it lives, and how its ranks are, so it is looked at only between calls,
-when its answer is late, and after a failure, when every second counts.
+What a node answers to a call says that it lives, and how its ranks are; it is looked at between calls, when
+its answer is late, and after a failure, when every second counts.
 
 A rank without a process has died. Ray knows more of how it died, and has `UNTOLD_S` to say it. Whether the
 node went with it is in doubt until its watch answers what it was asked `SETTLE_S` after the death: when Ray
@@ -405,12 +405,6 @@ class RayWatch:
 
         ``without`` are Ray's ids of nodes that do not answer.
         """
-        import ray
-
-        there = [actor for node_id, actor in self._group.actors.items() if node_id not in without]
-        refs = [actor.release.remote() for actor in there]
-        silent = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1] if refs else []
-        if num_silent := len(silent) + len(self._group.actors) - len(there):
+        if silent := self._group.end(NodeWatch.release, timeout_s=timeout_s, without=without):
             text = "%d nodes did not say in %g s that their ranks ended; their reapers end them within %g s"
-            logger.warning(text, num_silent, timeout_s, self._settings.lease_s)
-        self._group.stop_all()
+            logger.warning(text, len(silent), timeout_s, self._settings.lease_s)
