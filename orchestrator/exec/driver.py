@@ -21,11 +21,13 @@ from typing import Any, BinaryIO, TypeVar
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec.node import ExecNode, State
-from warmrank.orchestrator.exec.placement import HostGroup, When, choose_nodes, num_fitting, placements
+from warmrank.orchestrator.exec.placement import HostGroup, When, choose_nodes, placements
 from warmrank.orchestrator.exec.publish import Publisher, Say
 from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import Lost, NodeGroup
-from warmrank.orchestrator.nodes import Node, alive, choose, this_node
+from warmrank.orchestrator.gang.reservation import slots
+from warmrank.orchestrator.nodes import Node, choose, this_node
 from warmrank.orchestrator.reaper_client import Chunk, Stream
 from warmrank.orchestrator.signals import noted, undisturbed
 from warmrank.orchestrator.store.stores import decided
@@ -95,13 +97,10 @@ class ExecNodes:
 
     def _start(self, session: ray_session.Session, names: Sequence[str]) -> tuple[tuple[Node, ...], str]:
         """Start the actors; returns their nodes, and what each of them reserves, in words."""
-        import ray
-
         config = self._config
         each = ray_session.rank_resources(config.ray, config.device)
-        known = ray.nodes()  # type: ignore[no-untyped-call]
-        resources = {node["NodeID"]: node["Resources"] for node in known}
-        rooms = {node: num_fitting(resources[node.node_id], each) for node in choose(alive(known), names)}
+        known = {found.node: found.resources for found in nodes_of_ray()}
+        rooms = {node: slots(known[node], each) for node in choose(tuple(known), names)}
         nodes = choose_nodes(rooms, config.ranks, named=bool(names))
         needed = {name: amount * (config.ranks // len(nodes)) for name, amount in each.items()}
         environ = ray_session.rank_environ(config.ray, config.device, session.way_in)

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.cache_dir.marks import admit, check_marks
+from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.cache_dir.private_files import (
-    ensure_cache_dir,
     make_private_directories,
     sweep_debris,
     temporary_name,
@@ -30,7 +29,7 @@ from warmrank.orchestrator.config.models import Config, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.exec.placement import Placement, When
 from warmrank.orchestrator.gang.launcher import free_port
-from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, fetch_partitions, keeper_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, enter_cache_dir, fetch_partitions, keeper_of
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
@@ -106,10 +105,7 @@ class ExecNode:
             StoreError: the cache directory cannot be used, or a required place of the store is away.
         """
         config = self._config
-        if config.store is None:
-            ensure_cache_dir(config.cache_dir)
-        else:
-            admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
+        enter_cache_dir(config)
         self._keeper = keeper_of(config)
         if self._keeper is not None:
             self._keeper.begin()

@@ -6,7 +6,6 @@ through untouched.
 
 from __future__ import annotations
 
-import math
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -81,12 +80,6 @@ def placements(
         )
         for index in range(len(addresses))
     )
-
-
-def num_fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
-    """Number of ranks that a node can hold, each of which needs some resources."""
-    shares = [resources.get(name, 0.0) / amount for name, amount in each.items() if amount > 0]
-    return math.floor(min(shares, default=0.0) + 1e-9)
 
 
 def choose_nodes(rooms: Mapping[Node, int], num_ranks: int, *, named: bool) -> tuple[Node, ...]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
 from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
@@ -132,14 +131,10 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from warmrank.cache_store.cache_dir.marks import admit
-        from warmrank.orchestrator.gang.node_artifacts import keeper_of
+        from warmrank.orchestrator.gang.node_artifacts import enter_cache_dir, keeper_of
 
         config = init.config
-        if config.store is None:
-            ensure_cache_dir(config.cache_dir)
-        else:
-            admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
+        enter_cache_dir(config)
         self._init = init
         self._keeper = keeper_of(config) if init.seat.local_rank == 0 else None
         if self._keeper is not None:

@@ -22,13 +22,13 @@ from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
-from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, num_fitting, parse_when
+from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, parse_when
 from warmrank.orchestrator.gang import ray_session, reservation
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.node_group import failure_of_ray
 from warmrank.orchestrator.gang.ray_session import way_in
-from warmrank.orchestrator.gang.reservation import bundle_sizes
+from warmrank.orchestrator.gang.reservation import bundle_sizes, slots
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import Terminated, sigterm_raises
@@ -307,7 +307,7 @@ def test_ranks_that_do_not_fit_are_refused(num_ranks: int, named: bool) -> None:
 def test_node_holds_as_many_ranks_as_its_scarcest_resource(
     resources: dict[str, float], each: dict[str, float], num_ranks: int
 ) -> None:
-    assert num_fitting(resources, each) == num_ranks
+    assert slots(resources, each) == num_ranks
 
 
 @pytest.mark.parametrize(
