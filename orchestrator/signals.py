@@ -5,14 +5,17 @@ Python handles signals in the main thread only; elsewhere these contexts change 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+
+logger = logging.getLogger(__name__)
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -25,6 +28,12 @@ class Terminated(KeyboardInterrupt):
 def exit_code_of(stop: KeyboardInterrupt) -> int:
     """The exit code of a command that was stopped."""
     return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
+
+
+def say_stopping(error: BaseException) -> None:
+    """Say at once that Ctrl-C or SIGTERM was heeded, where seconds pass before the end."""
+    if isinstance(error, KeyboardInterrupt):
+        logger.warning("stopping")
 
 
 @contextmanager
@@ -66,10 +75,7 @@ def named() -> Iterator[None]:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ignore Ctrl-C and SIGTERM, so that a teardown reaches its end."""
-    with kept(signal.SIGINT), kept(signal.SIGTERM):
-        if _in_main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with _handled_by(signal.SIG_IGN):
         yield
 
 
@@ -77,11 +83,17 @@ def undisturbed() -> Iterator[None]:
 def noted() -> Iterator[list[int]]:
     """Note Ctrl-C and SIGTERM in the order in which they come; they do nothing else."""
     arrived: list[int] = []
+    with _handled_by(lambda number, _frame: arrived.append(number)):
+        yield arrived
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
     with kept(signal.SIGINT), kept(signal.SIGTERM):
         if _in_main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda number, _frame: arrived.append(number))
-        yield arrived
+            signal.signal(signal.SIGINT, handler)
+            signal.signal(signal.SIGTERM, handler)
+        yield
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -177,18 +176,11 @@ ALWAYS_LATER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassReport:
-    """One artifact, and the ranks that have it.
+    """One artifact, and the number of ranks whose partitions hold it.
 
-    Attributes:
-        function: name of the unit of work.
-        request_key: what it asks for.
-        digest: sha256 of the artifact.
-        size_bytes: its size.
-        outcome: ``compiled`` in this build; else it was there before.
-        leader: the rank that compiled it; the first that has it, where none did.
-        num_ranks: ranks whose partitions hold it.
-        trace_s: seconds of its trace; 0 where nothing was compiled.
-        compile_s: seconds of the compile after the trace.
+    ``outcome`` is ``compiled`` in this build; else it was there before. The ``leader`` compiled it, or is the
+    first that has it. The seconds of its trace, and of the compile after that, are 0 where nothing was
+    compiled.
     """
 
     function: str
@@ -214,17 +206,10 @@ class NotBuilt:
 class BuildTotals:
     """Sums of a build.
 
-    Attributes:
-        num_classes: distinct pairs of function and artifact.
-        num_compiled: of these, those that were compiled now.
-        num_artifacts: distinct artifacts.
-        artifact_bytes: their size.
-        num_built_ranks: ranks whose model was built; the others got copies.
-        num_partitions_new: partitions that the store or the cache directory did not have.
-        published_bytes: bytes that were new to the store.
-        compile_s: seconds of all traces and compiles, one after the other.
-        wall_s: seconds of the build.
-        rank_ms: milliseconds for each rank beyond the stage that compiles and the start of the processes.
+    Classes are distinct pairs of function and artifact. The model of ``num_built_ranks`` was built; the
+    others got copies. New partitions and bytes are those that the store, or the cache directory, did not
+    have. ``compile_s`` is of all traces and compiles, one after the other; ``rank_ms`` of each rank, beyond
+    the stage that compiles and the start of the processes.
     """
 
     num_classes: int
@@ -241,29 +226,14 @@ class BuildTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """An offline build that ended with the partitions of all ranks.
+    """An offline build that ended with the partitions of all ranks; names as in a launch's report.
 
     Attributes:
-        schema_version: `BUILD_SCHEMA_VERSION` of the writer.
-        name: the launch's name.
-        launch_key: hash of ``identity``.
-        identity: named components of what is built for.
-        environment: named components of the machines that it is for.
-        environment_source: where these come from.
-        world_size: number of ranks.
-        parallel: sizes of the parallel axes, by name.
-        device: device kind.
-        started: ISO 8601 in UTC.
-        cache_dir: where artifacts lie.
+        environment: named components of the machines that it is for; ``environment_source`` gave them.
         store: the store's location; empty when there is none, and the cache directory has all partitions.
-        record: key of the launch record in the store; empty without a store.
         classes: every artifact, in order of functions and ranks.
         not_built: what a launch makes itself.
         assumed: what was taken for granted, and is checked by a launch.
-        stages: seconds of every stage.
-        totals: sums.
-        problems: what did not stop the build, but should be looked at.
-        audits: ranks whose own trace was compared with an artifact, before anybody adopted that.
     """
 
     schema_version: int
@@ -288,20 +258,6 @@ class BuildReport:
     audits: tuple[AuditReport, ...] = ()
 
 
-@cache
-def _adapter() -> TypeAdapter[BuildReport]:
-    return TypeAdapter(BuildReport)
-
-
 def to_json(report: BuildReport) -> str:
     """The report as indented JSON text, with a newline at its end."""
-    return _adapter().dump_json(report, indent=2).decode() + "\n"
-
-
-def from_json(text: str) -> BuildReport:
-    """Read what `to_json` wrote.
-
-    Raises:
-        pydantic.ValidationError: the text is no report of this schema version.
-    """
-    return _adapter().validate_json(text)
+    return TypeAdapter(BuildReport).dump_json(report, indent=2).decode() + "\n"

@@ -31,16 +31,10 @@ AUDIT_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetraceReport:
-    """One artifact, and the ranks that traced its function again with one outcome.
+    """One artifact, and the ranks that traced its function again with one outcome; seconds are their sums.
 
-    Attributes:
-        function: name of the unit of work.
-        ranks: who traced it, in order.
-        outcome: equal, differs, missing (nothing is stored), failed (it cannot be traced).
-        reason: the first difference (the artifact's / the trace's), or why nothing could be compared.
-        digest: the artifact's; empty where there is none.
-        seconds: wall seconds of these traces, summed.
-        cpu_s: their CPU seconds.
+    The outcome is equal, differs, missing (nothing is stored) or failed (it cannot be traced); the reason is
+    the first difference (the artifact's / the trace's), or why nothing could be compared.
     """
 
     function: str
@@ -54,14 +48,7 @@ class RetraceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCompared:
-    """An artifact of the stored launch that no rank here traced again.
-
-    Attributes:
-        function: whose it is.
-        digest: of the artifact; empty where there is none.
-        ranks: whose partitions hold it.
-        reason: why not.
-    """
+    """An artifact of the stored launch, in the partitions of some ranks, that no rank here traced again."""
 
     function: str
     digest: str
@@ -71,22 +58,11 @@ class NotCompared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheAudit:
-    """What an audit of a store or a cache directory found.
+    """What an audit of a store or a cache directory, the ``source``, found; names as in a launch's report.
 
-    Attributes:
-        schema_version: `AUDIT_SCHEMA_VERSION` of the writer.
-        outcome: fresh: all equal; stale: something differs; incomplete: something could not be compared.
-        name: the launch's name.
-        launch_key: its key.
-        source: the store's location, or the cache directory.
-        environment_source: where the environment comes from that is looked for.
-        world_size: ranks of the launch.
-        num_retraced_ranks: of these, those that traced again.
-        started: ISO 8601 in UTC.
-        functions: every artifact that was traced again, or should have been.
-        not_compared: what else is stored, or left out.
-        problems: what did not stop the audit, but should be looked at.
-        wall_s: seconds that it took.
+    The outcome is fresh (all equal), stale (something differs) or incomplete (something could not be
+    compared). ``functions`` are all artifacts that were traced again, or should have been; ``not_compared``
+    what else is stored, or left out.
     """
 
     schema_version: int

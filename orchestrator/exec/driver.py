@@ -16,16 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec.node import ExecNode, State
-from warmrank.orchestrator.exec.placement import HostGroup, When, choose_nodes, num_fitting, placements
+from warmrank.orchestrator.exec.placement import HostGroup, When, choose_nodes, placements
 from warmrank.orchestrator.exec.publish import Publisher, Say
 from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import Lost, NodeGroup
-from warmrank.orchestrator.nodes import Node, alive, choose, this_node
+from warmrank.orchestrator.gang.reservation import slots
+from warmrank.orchestrator.nodes import Node, choose, this_node
 from warmrank.orchestrator.reaper_client import Chunk, Stream
 from warmrank.orchestrator.signals import noted, undisturbed
 from warmrank.orchestrator.store.stores import decided
@@ -35,117 +37,6 @@ T = TypeVar("T")
 _CLOSE_S = 60.0
 _CALLS_AT_ONCE = 4
 """A poll, a signal and a publish go on side by side."""
-
-
-class ExecNodes(Protocol):
-    """Nodes by their position in ``nodes``; ``ports`` has a free port of each."""
-
-    nodes: tuple[Node, ...]
-    ports: tuple[int, ...]
-    captured: bool
-    """Whether the command's output comes through `ExecNode.poll`."""
-
-    def ask(
-        self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
-    ) -> dict[int, T | Lost]:
-        """Call a method of `ExecNode` on nodes, all at once; raises what one of them does."""
-
-    def close(self) -> None:
-        """End what the nodes still run."""
-
-
-class LocalNode:
-    """This node alone, without Ray."""
-
-    captured = False
-
-    def __init__(self, config: Config) -> None:
-        self.nodes: tuple[Node, ...] = (replace(this_node(), address="127.0.0.1"),)
-        self._node = ExecNode(config)
-        self.ports: tuple[int, ...] = (self._node.port("127.0.0.1"),)
-
-    def ask(
-        self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
-    ) -> dict[int, T | Lost]:
-        """See `ExecNodes.ask`; nothing here needs the time-out."""
-        del timeout_s
-        return {index: method(self._node, *given) for index, given in arguments.items()}
-
-    def close(self) -> None:
-        """See `ExecNodes.close`."""
-        self._node.close()
-
-
-class RayNodes:
-    """Nodes of the config's cluster: an actor on each holds what the ranks there would get.
-
-    Args:
-        config: the launch.
-        wanted: names of nodes; none for as many as the ranks need.
-
-    Raises:
-        CannotStart: the cluster cannot be joined, or the ranks do not fit.
-        UnknownNode: a name fits no alive node, or several.
-    """
-
-    captured = True
-
-    def __init__(self, config: Config, wanted: Sequence[str]) -> None:
-        self.nodes: tuple[Node, ...] = ()
-        self.ports: tuple[int, ...] = ()
-        self._group: NodeGroup | None = None
-        self._session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
-        try:
-            self._start(config, wanted)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, config: Config, wanted: Sequence[str]) -> None:
-        import ray
-
-        each = ray_session.rank_resources(config.ray, config.device)
-        known = ray.nodes()  # type: ignore[no-untyped-call]
-        resources = {node["NodeID"]: node["Resources"] for node in known}
-        rooms = {node: num_fitting(resources[node.node_id], each) for node in choose(alive(known), wanted)}
-        self.nodes = choose_nodes(rooms, config.ranks, named=bool(wanted))
-        needed = {name: amount * (config.ranks // len(self.nodes)) for name, amount in each.items()}
-        environ = ray_session.rank_environ(config.ray, config.device, self._session.way_in)
-        self._group = NodeGroup(ExecNode, {"env_vars": environ}, num_calls=_CALLS_AT_ONCE)
-        for node in self.nodes:
-            self._group.start(node.node_id, config, resources=needed)
-        addresses = {index: (node.address,) for index, node in enumerate(self.nodes)}
-        ports = self.ask(ExecNode.port, addresses, timeout_s=config.timeouts.start_s)
-        for index, port in ports.items():
-            if isinstance(port, Lost):
-                amounts = ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
-                msg = (
-                    f"{self.nodes[index]}: no place for the command: {port.reason} (it wants {amounts}); "
-                    "wait until others end, or raise timeouts.start_s"
-                )
-                raise CannotStart(msg)
-        self.ports = tuple(port for _, port in sorted(ports.items()) if not isinstance(port, Lost))
-
-    def ask(
-        self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
-    ) -> dict[int, T | Lost]:
-        """See `ExecNodes.ask`."""
-        assert self._group is not None  # noqa: S101 - `_start` made it
-        asked = {self.nodes[index].node_id: given for index, given in arguments.items()}
-        answers = self._group.ask(method, asked, timeout_s=timeout_s)
-        return {index: answers[self.nodes[index].node_id] for index in arguments}
-
-    def close(self) -> None:
-        """See `ExecNodes.close`."""
-        import ray
-
-        with undisturbed():
-            if self._group is not None:
-                refs = [self._group.call(node.node_id, ExecNode.close) for node in self.nodes]
-                ray.wait(refs, num_returns=len(refs), timeout=_CLOSE_S)
-                self._group.stop_all()
-                self._group = None
-            ray_session.leave(self._session)
 
 
 EXIT_LOST = 1
@@ -160,14 +51,10 @@ _UNENDING_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a command is run.
+    """How a command is run, and ``when`` what it added is published.
 
-    Attributes:
-        here: on this node only, without Ray.
-        nodes: names of the nodes; none for as many as the ranks need.
-        when: what the command added is published.
-        grace_s: seconds from SIGTERM to SIGKILL.
-        hosts: the hosts that each run this, without Ray; None for this one alone.
+    ``here``: on this node only, without Ray; else on the named ``nodes``, or as many as the ranks need.
+    ``grace_s`` are the seconds from SIGTERM to SIGKILL; ``hosts`` those that each run this, without Ray.
     """
 
     here: bool = False
@@ -177,16 +64,91 @@ class Options:
     hosts: HostGroup | None = None
 
 
+class ExecNodes:
+    """The nodes of a command by position: this one, without Ray, or those of the config's cluster.
+
+    On a cluster an actor holds what the ranks of its node would get. ``ports`` has a free port of each node;
+    ``captured``: the command's output comes through `ExecNode.poll`.
+
+    Raises:
+        CannotStart: the cluster cannot be joined, or the ranks do not fit.
+        UnknownNode: a name fits no alive node, or several.
+    """
+
+    def __init__(self, config: Config, options: Options) -> None:
+        self._config = config
+        self._here: ExecNode | None = None
+        self._group: NodeGroup | None = None
+        self._session: ray_session.Session | None = None
+        is_local = ray_session.way_in(config.ray, os.environ, initialized=False) == "local"
+        self.captured = not (options.here or is_local)
+        try:
+            if self.captured:
+                self._session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
+                self.nodes, wanted = self._start(self._session, options.nodes)
+            else:
+                choose((this_node(),), () if options.here else options.nodes)
+                self.nodes, wanted = (replace(this_node(), address="127.0.0.1"),), ""
+                self._here = ExecNode(config)
+            self.ports = self._free_ports(wanted)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, session: ray_session.Session, names: Sequence[str]) -> tuple[tuple[Node, ...], str]:
+        """Start the actors; returns their nodes, and what each of them reserves, in words."""
+        config = self._config
+        each = ray_session.rank_resources(config.ray, config.device)
+        known = {found.node: found.resources for found in nodes_of_ray()}
+        rooms = {node: slots(known[node], each) for node in choose(tuple(known), names)}
+        nodes = choose_nodes(rooms, config.ranks, named=bool(names))
+        needed = {name: amount * (config.ranks // len(nodes)) for name, amount in each.items()}
+        environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
+        self._group = NodeGroup(ExecNode, {"env_vars": environ}, num_calls=_CALLS_AT_ONCE)
+        for node in nodes:
+            self._group.start(node.node_id, config, resources=needed)
+        return nodes, ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
+
+    def _free_ports(self, wanted: str) -> tuple[int, ...]:
+        addresses = {index: (node.address,) for index, node in enumerate(self.nodes)}
+        ports = self.ask(ExecNode.port, addresses, timeout_s=self._config.timeouts.start_s)
+        for index, port in ports.items():
+            if isinstance(port, Lost):
+                msg = (
+                    f"{self.nodes[index]}: no place for the command: {port.reason} (it wants {wanted}); "
+                    "wait until others end, or raise timeouts.start_s"
+                )
+                raise CannotStart(msg)
+        return tuple(port for _, port in sorted(ports.items()) if not isinstance(port, Lost))
+
+    def ask(
+        self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
+    ) -> dict[int, T | Lost]:
+        """Call a method of `ExecNode` on nodes, all at once; raises what one of them does."""
+        if self._here is not None:
+            return {index: method(self._here, *given) for index, given in arguments.items()}
+        assert self._group is not None  # noqa: S101 - `_start` made it
+        asked = {self.nodes[index].node_id: given for index, given in arguments.items()}
+        answers = self._group.ask(method, asked, timeout_s=timeout_s)
+        return {index: answers[self.nodes[index].node_id] for index in arguments}
+
+    def close(self) -> None:
+        """End what the nodes still run."""
+        with undisturbed():
+            if self._here is not None:
+                self._here.close()
+            if self._group is not None:
+                self._group.end(ExecNode.close, timeout_s=_CLOSE_S)
+            if self._session is not None:
+                ray_session.leave(self._session)
+            self._here = self._group = self._session = None
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeOutcome:
-    """Outcome of the command on one node.
+    """Outcome of the command on one node; ``found``: the store had the launch.
 
-    Attributes:
-        host: the node's name.
-        address: the node's.
-        node_rank: the node's, in the world of ranks.
-        found: the store had the launch.
-        status: exit status of the command; None while it runs, and where the node was lost.
+    ``status`` is the command's exit status, None while it runs, and where the node was lost.
     """
 
     host: str
@@ -198,14 +160,10 @@ class NodeOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of the command.
+    """Outcome of the command: warmrank's exit code, and the seconds from the command's start to its end.
 
-    Attributes:
-        exit_code: of warmrank.
-        nodes: each node.
-        record: key of the launch record that was committed; empty for none.
-        problems: what went wrong with caches and store.
-        seconds: from the command's start to its end.
+    ``record`` is the key of the launch record that was committed, empty for none; ``problems`` are those of
+    caches and store.
     """
 
     exit_code: int
@@ -218,15 +176,9 @@ class Outcome:
 def execute(
     config: Config, words: Sequence[str], options: Options, *, say: Say, out: BinaryIO, err: BinaryIO
 ) -> Outcome:
-    """Run a command to its end.
+    """Run a command, whose words may hold placeholders, to its end.
 
-    Args:
-        config: the launch.
-        words: the command, with its placeholders.
-        options: how it is run.
-        say: takes lines for people.
-        out: takes the command's output from nodes of a cluster.
-        err: takes its errors likewise.
+    ``say`` takes lines for people; ``out`` and ``err`` take what it prints on nodes of a cluster.
 
     Raises:
         CannotStart: the nodes could not be had.
@@ -236,19 +188,11 @@ def execute(
     """
     if config.store is not None:
         config = config.model_copy(update={"store": decided(config.store)})  # once, for all nodes
-    nodes: ExecNodes
-    if options.here:
-        nodes = LocalNode(config)
-    elif ray_session.way_in(config.ray, os.environ, initialized=False) == "local":
-        choose((this_node(),), options.nodes)
-        nodes = LocalNode(config)
-    else:
-        nodes = RayNodes(config, options.nodes)
+    nodes = ExecNodes(config, options)
     try:
         return Run(config, nodes, options, say).run(tuple(words), out, err)
     finally:
-        with undisturbed():
-            nodes.close()
+        nodes.close()
 
 
 class Run:
@@ -407,13 +351,7 @@ class Run:
 
 
 class Output:
-    """Writes what nodes print, in a thread: as it is from one node, line by line with names from several.
-
-    Args:
-        names: of the nodes, which stand before each line where there are several.
-        out: where standard output goes.
-        err: where standard error goes.
-    """
+    """Writes what nodes print, in a thread: as it is from one node, line by line with names from several."""
 
     def __init__(self, names: Sequence[str], out: BinaryIO, err: BinaryIO) -> None:
         width = max(map(len, names), default=0)

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.cache_dir.marks import admit, check_marks
+from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.cache_dir.private_files import (
-    ensure_cache_dir,
     make_private_directories,
     sweep_debris,
     temporary_name,
@@ -30,7 +29,7 @@ from warmrank.orchestrator.config.models import Config, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.exec.placement import Placement, When
 from warmrank.orchestrator.gang.launcher import free_port
-from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, fetch_partitions, keeper_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, enter_cache_dir, fetch_partitions, keeper_of
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
@@ -71,12 +70,9 @@ class Synced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """News from a node.
+    """News from a node: output since the last call, and whether the condition held at some time.
 
-    Attributes:
-        output: of the command, since the last call.
-        status: its exit status, once all of it has ended and its output was taken.
-        is_ready: the condition held at some time.
+    ``status`` is the command's exit status, once all of it has ended and its output was taken.
     """
 
     output: Sequence[Chunk] = ()
@@ -85,11 +81,7 @@ class State:
 
 
 class ExecNode:
-    """Runs the command on one node.
-
-    Args:
-        config: the launch.
-    """
+    """Runs the command on one node."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -106,20 +98,14 @@ class ExecNode:
         return free_port(address)
 
     def prepare(self, placement: Placement) -> tuple[bool, Synced]:
-        """Fetch what the store has of the launch, and of the command's tools.
-
-        Returns:
-            Whether the store has the launch; what was fetched.
+        """Fetch what the store has of the launch and of the command's tools; whether it has the launch.
 
         Raises:
             BadArgument: a key of ``exec.keys`` is unknown here.
             StoreError: the cache directory cannot be used, or a required place of the store is away.
         """
         config = self._config
-        if config.store is None:
-            ensure_cache_dir(config.cache_dir)
-        else:
-            admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
+        enter_cache_dir(config)
         self._keeper = keeper_of(config)
         if self._keeper is not None:
             self._keeper.begin()
@@ -156,15 +142,10 @@ class ExecNode:
     def start(
         self, words: Sequence[str], placement: Placement, when: When, grace_s: float, captured: bool
     ) -> None:
-        """Start the command.
+        """Start the command, whose words may hold placeholders.
 
-        Args:
-            words: the command, with its placeholders.
-            placement: of this node.
-            when: the command is ready; a file of an earlier run does not count.
-            grace_s: seconds from SIGTERM to SIGKILL.
-            captured: `poll` takes its output, and who does not call that for ``watch.lease_s`` has lost it;
-                otherwise it has this process's streams.
+        A file of an earlier run does not count for ``when``. If ``captured``, `poll` takes the output, and
+        ends the command when it stays away for ``watch.lease_s``; else it has this process's streams.
 
         Raises:
             BadArgument: somebody listens at the port already.
@@ -315,11 +296,7 @@ def publish_ranks(
 ) -> dict[int, Published]:
     """Publish partitions of ranks that ran on this node, or let them wait on its disk.
 
-    Args:
-        config: the launch.
-        journals: directory of the ranks' journals.
-        ranks: those of this node.
-        keeper: of the node's artifacts, which go with the first rank; None where there are none.
+    The node's artifacts, of which ``keeper`` knows, go with the first rank.
 
     Raises:
         StoreError: a required place of the store is away, or the cache directory cannot be used.

@@ -6,7 +6,6 @@ through untouched.
 
 from __future__ import annotations
 
-import math
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -27,14 +26,7 @@ _CONNECT_S = 1.0
 class Placement:
     """A node's place in a world of ranks; the fields are the placeholders of the command.
 
-    Attributes:
-        node_rank: which node of its world, from 0.
-        nnodes: nodes of its world.
-        nproc: ranks on this node, the same on each.
-        ranks: ranks of the world.
-        master_addr: address of the world's first node.
-        master_port: a port that was free there.
-        cache_dir: the cache directory.
+    Each of ``nnodes`` has ``nproc`` of all ``ranks``; the port was free at the address of the first node.
     """
 
     node_rank: int
@@ -58,14 +50,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroup:
-    """This host's place among those that each run ``exec --here`` for one world of ranks.
+    """This host's place among those that each run ``exec --here``, with as many ranks, for one world.
 
-    Attributes:
-        nnodes: number of hosts; each runs as many ranks.
-        node_rank: which host this is, from 0.
-        run_id: the same on all hosts of this run, and of no other.
-        master_addr: address of the first host; empty where the command finds it by itself.
-        master_port: a port there; 0 likewise.
+    ``run_id`` is the same on all hosts of this run, and of no other; address and port are of the first host,
+    empty or 0 where the command finds them by itself.
     """
 
     nnodes: int
@@ -94,19 +82,10 @@ def placements(
     )
 
 
-def num_fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
-    """Number of ranks that a node can hold, each of which needs some resources."""
-    shares = [resources.get(name, 0.0) / amount for name, amount in each.items() if amount > 0]
-    return math.floor(min(shares, default=0.0) + 1e-9)
-
-
 def choose_nodes(rooms: Mapping[Node, int], num_ranks: int, *, named: bool) -> tuple[Node, ...]:
     """The fewest nodes on which the ranks fit, as many on each: the emptier of a big cluster stay free.
 
-    Args:
-        rooms: number of ranks that each node can hold.
-        num_ranks: of the world.
-        named: all of the nodes must be used.
+    ``rooms`` says how many ranks each node can hold; all of those that were ``named`` must be used.
 
     Raises:
         CannotStart: the ranks do not fit.
@@ -126,13 +105,9 @@ def choose_nodes(rooms: Mapping[Node, int], num_ranks: int, *, named: bool) -> t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """When a command is ready, so that what it added is published.
+    """When a command is ready, so that what it added is published; ``none``: never.
 
-    Attributes:
-        kind: what is waited for; ``none`` publishes nothing.
-        path: of the file; may hold placeholders.
-        host: where the port is; empty for this node.
-        port: the port.
+    ``path`` is the file's, which may hold placeholders; ``host`` has the port, empty for this node.
     """
 
     kind: Literal["file", "port", "exit", "none"]

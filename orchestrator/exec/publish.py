@@ -44,12 +44,9 @@ _LOOK_S = 1.0
 
 
 def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
-    """Why what ranks did makes no launch; empty when it does.
+    """Why what all ranks of this command did makes no launch; empty when it does.
 
-    Args:
-        work: of all ranks that this command ran.
-        num_ranks: of the world.
-        num_here: how many of them this command runs; the others run on other hosts.
+    Of ``num_ranks`` in the world this command runs ``num_here``; the others run on other hosts.
     """
     there = {rank for world_size, rank in work if world_size == num_ranks}
     if len(there) >= num_here:
@@ -111,14 +108,9 @@ def exchange(
 
 
 class Publisher:
-    """Publishes once, in a thread, while the command goes on.
+    """Publishes once, in a thread, while the command goes on; nothing unless it ``is_wanted``.
 
-    Args:
-        config: the launch.
-        nodes: of the command.
-        hosts: those that each run this, without Ray; None where all nodes are in ``nodes``.
-        say: takes lines for people.
-        is_wanted: something is to be published.
+    ``hosts`` are those that each run this, without Ray; None where all are in ``nodes``.
     """
 
     def __init__(

@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.cache_dir.node_files import KEPT_S, Destinations, NodeFile, drop_unneeded, refusal
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.publish_pending import QUEUE
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import declared_caches, node_caches_of, place_faults
@@ -24,6 +26,18 @@ if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
 
 MAX_REASONS = 16
+
+
+def enter_cache_dir(config: Config) -> None:
+    """Make the cache directory, or check that what lies there is trusted.
+
+    Raises:
+        cache_store.errors.StoreError: it cannot be used.
+    """
+    if config.store is None:
+        ensure_cache_dir(config.cache_dir)
+    else:
+        admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
 
 
 def keeper_of(config: Config) -> NodeKeeper | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -91,10 +91,18 @@ class NodeGroup:
         if (actor := self.actors.pop(node_id, None)) is not None:
             ray.kill(actor, no_restart=True)
 
-    def stop_all(self) -> None:
-        """Kill all actors."""
+    def end(
+        self, method: Callable[..., Any], *, timeout_s: float, without: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Call a method on all nodes but some, wait, and kill all actors; the nodes that did not answer."""
+        import ray
+
+        refs = {self.call(node_id, method): node_id for node_id in self.actors if node_id not in without}
+        late = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[1] if refs else []
+        silent = (*(refs[ref] for ref in late), *(self.actors.keys() & set(without)))
         for node_id in tuple(self.actors):
             self.stop(node_id)
+        return silent
 
 
 def options_on(
@@ -112,40 +120,49 @@ def options_on(
     }
 
 
-_EXIT_DETAIL = re.compile(
-    # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
-    r"Worker exit type: (\w+) Worker exit detail: (.*?)(?:(?<=\.) |\n|$)"
+_TOLD_IN_WORDS: tuple[tuple[re.Pattern[str], FailureKind, str], ...] = (
+    (re.compile(r"(?:ModuleNotFoundError|ImportError): (?P<what>.*)"), FailureKind.IMPORT, "{what}"),
+    (
+        re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED"),
+        NODE_LOST,
+        "Ray lost its node: {line}",
+    ),
+    (
+        re.compile("connection error code 2"),  # of a process that left its socket without a word
+        DIED,
+        "its process ended all at once: it was killed, or crashed in native code",
+    ),
+    (
+        # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
+        re.compile(r"Worker exit type: (?P<type>\w+) Worker exit detail: (?P<what>.*?)\s*(?:(?<=\.) |\n|$)"),
+        DIED,
+        "its process ended ({type}: {what})",
+    ),
 )
-_NO_STATUS = "connection error code 2"  # Ray's words for a process that left its socket without a word
-_LOST_NODE = re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED")
-_MISSING_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (.*)")
+"""What Ray has no type for, the first that fits: its words, the kind of failure, and what is said of it."""
 
 
 def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     """The value that stands for one of Ray's exceptions."""
     from ray import exceptions
 
-    text = str(error)
+    text, line, remedy = str(error), first_line(error), ""
+    told = ((found, kind, said) for words, kind, said in _TOLD_IN_WORDS if (found := words.search(text)))
     kind: str = DIED  # whose policy has the remedy
-    remedy = ""
     # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
-    of_lost_nodes = exceptions.NodeDiedError, exceptions.ActorUnschedulableError
     if isinstance(error, exceptions.OutOfMemoryError):
         message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
     elif isinstance(error, exceptions.RuntimeEnvSetupError):
-        kind, message = FailureKind.ENVIRONMENT, first_line(error)
-    elif missing := _MISSING_MODULE.search(text):
-        kind, message = FailureKind.IMPORT, missing.group(1)
-    elif isinstance(error, of_lost_nodes) or _LOST_NODE.search(text):
-        kind, message = NODE_LOST, f"Ray lost its node: {first_line(error)}"
-    elif _NO_STATUS in text:
-        message = "its process ended all at once: it was killed, or crashed in native code"
-    elif detail := _EXIT_DETAIL.search(text):
-        message = f"its process ended ({detail.group(1)}: {detail.group(2).strip()})"
+        kind, message = FailureKind.ENVIRONMENT, line
+    elif isinstance(error, exceptions.NodeDiedError | exceptions.ActorUnschedulableError):
+        kind, message = NODE_LOST, f"Ray lost its node: {line}"
+    elif (first := next(told, None)) is not None:
+        found, kind, said = first
+        message = said.format(line=line, **found.groupdict())
     elif isinstance(error, exceptions.RayActorError):
-        message = f"its process ended, or its node is lost: {first_line(error)}"
+        message = f"its process ended, or its node is lost: {line}"
     else:
-        kind, message = type(error).__name__, first_line(error)
+        kind, message = type(error).__name__, line
     # Ray's own text tells of logs in a session's directory, which goes with a Ray of the launch's own.
     raised = text if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError) else ""
     return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=raised)
@@ -185,18 +202,6 @@ def await_all(
         on_tick()
         ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(left_s(deadline), TICK_S))
     return ready, late
-
-
-def answers_of(ref: Any) -> Any:
-    """What a node says; None where Ray says that something happened to it, which its watch tells of."""
-    import ray
-
-    try:
-        return ray.get(ref)
-    except ray.exceptions.RayTaskError:
-        raise  # a defect: of ranks, failures come as values
-    except ray.exceptions.RayError:
-        return None
 
 
 def answer_of(ref: Any, rank: int, stage: str) -> Any:

@@ -9,11 +9,12 @@ answers.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import ProcessStatus
@@ -28,9 +29,25 @@ Batches = tuple[tuple[tuple[Any, ...], tuple[int, ...]], ...]
 Answers = tuple[tuple[Any, tuple[int, ...]], ...]
 """An answer, or a `WorkerFailure`, and the ranks that gave it."""
 
-_WAIT_S = 1.0
 _TICK_S = 0.2
 _MOST_COMPARED = 4
+
+
+class Request(NamedTuple):
+    """A call of a method of ranks' `RankHost`; ``number`` rises from call to call."""
+
+    number: int
+    stage: str
+    method: str
+    batches: Batches
+
+
+class Said(NamedTuple):
+    """What a node says of a call: new answers, and how its ranks are, unless all have answered."""
+
+    answers: Answers
+    is_all: bool
+    statuses: dict[int, ProcessStatus]
 
 
 def batches_of(arguments: Mapping[int, tuple[Any, ...]]) -> Batches:
@@ -62,6 +79,13 @@ class Charge:
     log: Path
 
 
+@dataclass(slots=True, kw_only=True)
+class _OpenCall:
+    number: int = 0
+    stage: str = ""
+    pending: dict[Any, int] = field(default_factory=dict)
+
+
 class NodeWatch:
     """Calls the ranks of one node, looks at them, and keeps their reaper.
 
@@ -74,14 +98,15 @@ class NodeWatch:
         self._own_pid = os.getpid() if is_alone else None
         self._charges: dict[int, Charge] = {}
         self._started: dict[int, int] = {}
-        self._lease_s = 0.0
+        self._lease_s = self._wait_s = 0.0
         self._reaper: ReapedRanks | None = None
+        self._renewing = threading.Lock()
         self._actors: dict[int, Any] = {}
-        self._open: dict[int, dict[Any, int]] = {}  # by number of the call, ranks that have not answered
+        self._open = _OpenCall()
 
-    def guard(self, charges: Mapping[int, Charge], lease_s: float) -> None:
-        """Take charge of ranks, which are ended ``lease_s`` after the last look."""
-        self._charges, self._lease_s = dict(charges), lease_s
+    def guard(self, charges: Mapping[int, Charge], lease_s: float, wait_s: float) -> None:
+        """Take charge of ranks, which are ended ``lease_s`` after the last look; `more` takes ``wait_s``."""
+        self._charges, self._lease_s, self._wait_s = dict(charges), lease_s, wait_s
         for charge in charges.values():
             self._started[charge.pid] = start_of(charge.pid)
         self._reaper = self._start_reaper()
@@ -95,44 +120,49 @@ class NodeWatch:
         self._actors = dict(actors)
         ray.get([actors[rank].log_to.remote(*arguments) for rank, arguments in logs.items()])
 
-    def call(self, call: int, stage: str, method: str, batches: Batches) -> tuple[Answers, bool]:
-        """Call a method of ranks' `RankHost`; see `more`.
-
-        What the call of an earlier number left open is dropped.
-        """
-        self._open = {
-            call: {
-                self._actors[rank].call.remote(rank, stage, method, *values): rank
-                for values, ranks in batches
-                for rank in ranks
-            }
+    def call(self, request: Request) -> Said:
+        """Begin a call; see `more`. What the one before left open is dropped."""
+        pending = {
+            self._actors[rank].call.remote(rank, request.stage, request.method, *values): rank
+            for values, ranks in request.batches
+            for rank in ranks
         }
-        return self.more(call, stage)
+        self._open = _OpenCall(number=request.number, stage=request.stage, pending=pending)
+        return self.more(request.number)
 
-    def more(self, call: int, stage: str) -> tuple[Answers, bool]:
-        """Wait a while for the ranks that have not answered; what came, and whether that is all.
+    def more(self, number: int) -> Said:
+        """Wait a while for the ranks that have not answered, then look at them; renews the lease.
 
         Returns soon after the first answer: it may be a failure, or come in the last moment.
         """
         import ray
 
-        pending = self._open.get(call, {})
+        call = self._open
+        pending = call.pending if call.number == number else {}
         found: list[tuple[int, Any]] = []
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + self._wait_s
         while pending and not found and time.monotonic() < deadline:
             ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_TICK_S)
-            found = [(rank, answer_of(ref, rank, stage)) for ref in ready for rank in (pending.pop(ref),)]
-        return folded(found), not pending
+            found = [
+                (rank, answer_of(ref, rank, call.stage)) for ref in ready for rank in (pending.pop(ref),)
+            ]
+        statuses = self.look()
+        return Said(folded(found), not pending, statuses if pending else {})
 
     def look(self) -> dict[int, ProcessStatus]:
         """See every rank of this node, and renew the lease."""
-        assert self._reaper is not None  # noqa: S101 - `guard` comes first
-        try:
-            self._reaper.renew()
-        except BrokenPipeError:  # it was killed itself
-            self._reaper.abandon()
-            self._reaper = self._start_reaper()
+        self._renew()
         return {rank: look_at(charge) for rank, charge in self._charges.items()}
+
+    def _renew(self) -> None:
+        with self._renewing:  # a second reaper would get no word, and end all ranks
+            if self._reaper is None:
+                return  # released meanwhile
+            try:
+                self._reaper.renew()
+            except BrokenPipeError:  # it was killed itself
+                self._reaper.abandon()
+                self._reaper = self._start_reaper()
 
     def _start_reaper(self) -> ReapedRanks:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
@@ -141,7 +171,8 @@ class NodeWatch:
 
     def release(self) -> None:
         """End all ranks and what they started; returns when nothing is left."""
-        reaper, self._reaper = self._reaper, None
+        with self._renewing:
+            reaper, self._reaper = self._reaper, None
         if reaper is not None:
             reaper.end()
             for charge in self._charges.values():  # of ranks that could not remove it themselves

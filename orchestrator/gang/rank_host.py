@@ -8,19 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
 from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
-from warmrank.orchestrator.gang.launcher import Process, Shared, free_port, seat_ranks
+from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
-from warmrank.orchestrator.nodes import Gang, Seat
+from warmrank.orchestrator.nodes import Seat
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.keys.code import package_of
 from warmrank.worker.results import (
@@ -132,14 +131,10 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from warmrank.cache_store.cache_dir.marks import admit
-        from warmrank.orchestrator.gang.node_artifacts import keeper_of
+        from warmrank.orchestrator.gang.node_artifacts import enter_cache_dir, keeper_of
 
         config = init.config
-        if config.store is None:
-            ensure_cache_dir(config.cache_dir)
-        else:
-            admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
+        enter_cache_dir(config)
         self._init = init
         self._keeper = keeper_of(config) if init.seat.local_rank == 0 else None
         if self._keeper is not None:
@@ -417,39 +412,3 @@ def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
     from warmrank.worker.rank.rank_worker import RankWorker
 
     return RankWorker(spec, store)
-
-
-class InProcessLauncher:
-    """Holds a `RankHost` for each rank; see `orchestrator.gang.launcher.Launcher`."""
-
-    def __init__(self, make_worker: MakeWorker | None = None) -> None:
-        self._make_worker = make_worker
-        self._hosts: list[RankHost] = []
-
-    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        """Make the ranks; takes no time worth limiting."""
-        del timeout_s
-        self._hosts = [RankHost(self._make_worker) for _ in range(num_ranks)]
-        process = Process(node_id="here", host=os.uname().nodename, address="127.0.0.1", pid=os.getpid())
-        _, seats = seat_ranks([process] * num_ranks)
-        # Port 0 stands for no process groups: several ranks cannot meet in one thread.
-        port = free_port("127.0.0.1") if num_ranks == 1 else 0
-        return Gang(seats=seats, master_addr="127.0.0.1", master_port=port)
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        """Call one rank after the other; nothing in this process can cut a call short."""
-        del timeout_s
-        for rank, values in arguments.items():
-            yield rank, answer(self._hosts[rank], rank, stage, method, values)
-
-    def release(self) -> None:
-        """Take every rank down."""
-        hosts, self._hosts = self._hosts, []
-        for rank, host in enumerate(hosts):
-            answer(host, rank, "stop", "close", ())
-
-    def stop(self) -> None:
-        """Take every rank down; there is nothing else."""
-        self.release()

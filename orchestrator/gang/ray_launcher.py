@@ -22,8 +22,8 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.actor import RankActor
 from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
-from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, answers_of, await_all, await_some, left_s
-from warmrank.orchestrator.gang.node_watch import Charge, batches_of
+from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_all, await_some, left_s
+from warmrank.orchestrator.gang.node_watch import Charge
 from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
@@ -31,6 +31,7 @@ from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost, failures_on
 from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.orchestrator.reaper import MARK
+from warmrank.orchestrator.signals import say_stopping
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,6 @@ class RayLauncher:
         self._session: ray_session.Session | None = None
         self._launch = launch_directory()
         self._starts = 0
-        self._num_calls = 0
         self._node_of: dict[int, int] = {}
         self._has_lost_node = False
         self._reservation: Reservation | GivenGroup | None = None
@@ -93,19 +93,17 @@ class RayLauncher:
         """Call all ranks named at once; see `orchestrator.gang.launcher.Launcher.call`."""
         assert self._watch is not None  # noqa: S101 - `start` comes first
         deadline = time.monotonic() + timeout_s
-        self._num_calls += 1
         pending = set(arguments)
-        asked = self._begin(stage, method, arguments)
+        self._watch.call(stage, method, self._by_node(arguments))
         failed: dict[int, str] = {}
         # A rank may have failed because a node was lost, which is another budget's: wait to see.
         while (in_doubt := self._watch.is_in_doubt(others_wait=bool(pending - failed.keys()))) or (
             pending and left_s(deadline) > 0
         ):
             wait_s = TICK_S if in_doubt else min(left_s(deadline), TICK_S)
-            ready = await_some([*asked, *self._watch.refs()], timeout_s=wait_s)
-            found = self._answers(stage, asked, ready)
+            found, statuses = self._watch.take(await_some(self._watch.refs(), timeout_s=wait_s))
             pending -= found.keys()
-            yield from self._watch.take(ready).items()
+            yield from statuses.items()
             failures = self._lost(len(self._actors), stage) or self._watch.failures(stage)
             for rank, answer in ({seen.rank: seen for seen in failures} | found).items():
                 if not isinstance(answer, WorkerFailure):
@@ -118,9 +116,8 @@ class RayLauncher:
                         self._watch.failed(rank, died=answer.kind == DIED)
                     yield rank, self._watch.explained(answer)
 
-    def _begin(self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[Any, Any]:
-        """Send each node what its ranks are called with; the nodes by what they are to answer."""
-        assert self._watch is not None  # noqa: S101 - `start` comes first
+    def _by_node(self, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, dict[int, tuple[Any, ...]]]:
+        """What the ranks of each node are called with, large values as references."""
         put: dict[int, Any] = {}  # by identity
         sent: dict[int, tuple[Any, ...]] = {}
         by_node: dict[int, dict[int, tuple[Any, ...]]] = {}
@@ -128,25 +125,7 @@ class RayLauncher:
             if id(values) not in sent:
                 sent[id(values)] = _sent(values, put)
             by_node.setdefault(self._node_of[rank], {})[rank] = sent[id(values)]
-        nodes = self._watch.nodes
-        return {
-            nodes[node].call.remote(self._num_calls, stage, method, batches_of(own)): nodes[node]
-            for node, own in by_node.items()
-            if node in nodes
-        }
-
-    def _answers(self, stage: str, asked: dict[Any, Any], ready: Collection[Any]) -> dict[int, Any]:
-        """What ranks answered; a node that has ranks to wait for is asked again."""
-        found: dict[int, Any] = {}
-        for ref in [ref for ref in ready if ref in asked]:
-            node, said = asked.pop(ref), answers_of(ref)
-            if said is None:
-                continue
-            answers, is_all = said
-            found |= {rank: answer for answer, ranks in answers for rank in ranks}
-            if not is_all:
-                asked[node.more.remote(self._num_calls, stage)] = node
-        return found
+        return by_node
 
     def stacks(self, ranks: Collection[int]) -> dict[int, str]:
         """Where the threads of ranks stand that do not answer."""
@@ -206,7 +185,8 @@ class RayLauncher:
         try:
             while not beginning.has_ended(TICK_S):
                 self._check_head()
-        except BaseException:
+        except BaseException as error:
+            say_stopping(error)
             self._gives_up.set()
             with suppress(Exception):
                 beginning.wait(_GIVE_UP_S)

@@ -35,7 +35,13 @@ from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart, first_line
 from warmrank.orchestrator.reaper import Process, children, kill, runs
 from warmrank.orchestrator.reaper_client import ReapedRanks
-from warmrank.orchestrator.signals import held_back, leave_at_once_later, python_s_sigterm, undisturbed
+from warmrank.orchestrator.signals import (
+    held_back,
+    leave_at_once_later,
+    python_s_sigterm,
+    say_stopping,
+    undisturbed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -357,7 +363,8 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
         leave(session)
         text, may_pass = refusal(way, config, error), way == "local"
         raise CannotStart(text, may_pass=may_pass, blames_cluster=is_unreachable(error)) from error
-    except BaseException:
+    except BaseException as error:
+        say_stopping(error)
         abandon(session)
         raise
     logger.info("On Ray, way in: %s", way)

@@ -1,4 +1,7 @@
-"""The driver's failure detector: asks each node what it sees of its ranks, and decides what that means.
+"""The driver's side of all nodes: calls their ranks, asks what is seen of them, and decides what that means.
+
+What a node answers to a call says that it lives, and how its ranks are; it is looked at between calls, when
+its answer is late, and after a failure, when every second counts.
 
 A rank without a process has died. Ray knows more of how it died, and has `UNTOLD_S` to say it. Whether the
 node went with it is in doubt until its watch answers what it was asked `SETTLE_S` after the death: when Ray
@@ -21,13 +24,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_group import NodeGroup
-from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
+from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Request, Said, batches_of
 from warmrank.orchestrator.gang.rank_files import crash_in
 from warmrank.orchestrator.nodes import Gang
 
@@ -82,7 +85,8 @@ class Watching:
         self, node: int, statuses: Mapping[int, ProcessStatus], *, asked_s: float, now_s: float
     ) -> None:
         """A node's watch answered now what it was asked then."""
-        self._answered_s[node], self._asked_s[node] = now_s, asked_s
+        self._answered_s[node] = now_s
+        self._asked_s[node] = max(self._asked_s[node], asked_s)  # answers may overtake each other
         self._unavailable.discard(node)
         for rank, status in statuses.items():
             if status.is_gone:
@@ -151,6 +155,9 @@ class Watching:
     def failures(self, stage: str, now_s: float) -> tuple[WorkerFailure, ...]:
         """Every rank that counts as failed now, in order; of one rank, a lost node comes first."""
         found: list[WorkerFailure] = []
+        is_quiet = not (self._of_deaths or self._stopped_since_s) and self.is_whole()
+        if is_quiet and now_s - min(self._answered_s.values()) < self._settings.node_silent_s:
+            return ()  # at once, for thousands of nodes
         for node, (host, ranks) in self._nodes.items():
             silent_s = now_s - self._answered_s[node]
             if node in self._let_go:
@@ -191,6 +198,14 @@ def failures_on(
     ]
 
 
+class _Question(NamedTuple):
+    """What a node was asked: to look at its ranks, or, with the number of the call, for ranks' answers."""
+
+    node: int
+    asked_s: float
+    call: int | None
+
+
 class RayWatch:
     """Watches the nodes of one gang, by Ray's ids; their watches start beside the ranks."""
 
@@ -203,8 +218,11 @@ class RayWatch:
             self._group.start(node_id)
         self._every_s = settings.every_s
         self._hurry_s = _HURRY_S
+        # An answer that is later than that does not stand for a look; nor does any in a hurry.
+        self._late_s = min(settings.node_silent_s, settings.lease_s) / 3
+        self._num_calls = 0
         self._actors: dict[int, Any] = {}
-        self._asked: dict[Any, tuple[int, float]] = {}
+        self._asked: dict[Any, _Question] = {}
         self._next_s: dict[int, float] = {}
         self._watching: Watching | None = None
         self._ranks: dict[int, frozenset[int]] = {}
@@ -227,14 +245,15 @@ class RayWatch:
         }
         settings = self._settings
         # Less often where there are many, but often enough to miss nothing.
-        longest_s = min(settings.node_silent_s, settings.lease_s) / 3
-        self._every_s = max(settings.every_s, min(len(nodes) / _LOOKS_A_SECOND, longest_s))
+        self._every_s = max(settings.every_s, min(len(nodes) / _LOOKS_A_SECOND, self._late_s))
         self._hurry_s = max(_HURRY_S, len(nodes) / _LOOKS_A_SECOND / 4)
         self._ranks = {node: frozenset(ranks) for node, (_, ranks) in nodes.items()}
         self._looked_s = time.monotonic()
         self._watching = Watching(nodes, settings, self._looked_s)
         return [
-            self._actors[node].guard.remote({rank: charges[rank] for rank in ranks}, settings.lease_s)
+            self._actors[node].guard.remote(
+                {rank: charges[rank] for rank in ranks}, settings.lease_s, self._every_s
+            )
             for node, (_, ranks) in nodes.items()
         ]
 
@@ -243,12 +262,23 @@ class RayWatch:
         """The watch of every node, by node rank, but for those that have ended."""
         return self._actors
 
+    def call(self, stage: str, method: str, arguments: Mapping[int, Mapping[int, tuple[Any, ...]]]) -> None:
+        """Call a method of ranks' `RankHost`, by node and rank; what an earlier call left open is dropped."""
+        self._asked = {ref: asked for ref, asked in self._asked.items() if asked.call is None}
+        self._num_calls += 1
+        now_s = time.monotonic()
+        for node, own in arguments.items():
+            if node in self._actors:
+                request = Request(self._num_calls, stage, method, batches_of(own))
+                ref = self._actors[node].call.remote(request)
+                self._asked[ref] = _Question(node, now_s, self._num_calls)
+
     def failed(self, rank: int, *, died: bool) -> None:
         """A rank failed: look often from now on, to see whether a node or another rank is lost with it."""
         assert self._watching is not None  # noqa: S101 - `guard` comes first
         self._watching.failed(rank, time.monotonic(), died=died)
         if self._every_s > self._hurry_s:
-            self._every_s = self._hurry_s
+            self._every_s, self._late_s = self._hurry_s, 0.0
             self._next_s = dict.fromkeys(self._next_s, 0.0)
 
     def is_in_doubt(self, *, others_wait: bool) -> bool:
@@ -257,17 +287,24 @@ class RayWatch:
         return watching is not None and watching.is_in_doubt(time.monotonic(), others_wait=others_wait)
 
     def refs(self) -> list[Any]:
-        """Ask nodes whose turn it is; every question that is open."""
+        """Ask nodes whose turn it is to look at their ranks; every question that is open."""
         now_s = time.monotonic()
-        busy = {node for node, _ in self._asked.values()}
+        busy = {
+            asked.node
+            for asked in self._asked.values()
+            if asked.call is None or now_s - asked.asked_s < self._late_s
+        }
         for node, actor in self._actors.items():
             if node not in busy and self._next_s[node] <= now_s:
                 self._next_s[node] = now_s + self._every_s
-                self._asked[actor.look.remote()] = node, now_s
+                self._asked[actor.look.remote()] = _Question(node, now_s, None)
         return list(self._asked)
 
-    def take(self, ready: Collection[Any]) -> dict[int, ProcessStatus]:
-        """Take in the answers among what is ready; what is seen of their ranks."""
+    def take(self, ready: Collection[Any]) -> tuple[dict[int, Any], dict[int, ProcessStatus]]:
+        """Take in what is ready of `refs`; what ranks answered, and what is seen of them.
+
+        A node that has ranks to wait for is asked again.
+        """
         import ray
 
         assert self._watching is not None  # noqa: S101 - `guard` comes first
@@ -277,19 +314,23 @@ class RayWatch:
         if held_up_s > 1:
             self._watching.paused(held_up_s)
         self._looked_s = now_s
+        answers: dict[int, Any] = {}
         seen: dict[int, ProcessStatus] = {}
         ended: list[int] = []
         unavailable: list[int] = []
-        for ref in [ref for ref in ready if ref in self._asked]:
-            node, asked_s = self._asked.pop(ref)
+        for ref in ready:
+            node, asked_s, call = self._asked.pop(ref)
             try:
-                statuses = ray.get(ref)
+                found = ray.get(ref)
             except ray.exceptions.ActorDiedError:
                 ended.append(node)
-                del self._actors[node]
-            except ray.exceptions.RayError:
-                unavailable.append(node)  # it is asked again, and silent until it answers
+                self._actors.pop(node, None)
+            except ray.exceptions.RayError as error:
+                if call is not None and isinstance(error, ray.exceptions.RayTaskError):
+                    raise  # a defect: of ranks, failures come as values
+                unavailable.append(node)  # it is looked at, and silent until it answers
             else:
+                statuses = found if call is None else self._take_answers(node, found, answers)
                 self._watching.answered(node, statuses, asked_s=asked_s, now_s=now_s)
                 seen |= statuses
         self._note_own_silence(held_up_s, now_s, is_whole=self._watching.is_whole() and not ended)
@@ -297,7 +338,17 @@ class RayWatch:
             self._watching.unavailable(node)
         for node in ended:
             (self._watching.let_go if self._was_silent_too_long else self._watching.ended)(node)
-        return seen
+        return answers, seen
+
+    def _take_answers(self, node: int, said: Said, answers: dict[int, Any]) -> dict[int, ProcessStatus]:
+        for answer, ranks in said.answers:
+            answers |= dict.fromkeys(ranks, answer)
+        now_s = time.monotonic()
+        self._next_s[node] = now_s + self._every_s
+        if not said.is_all and node in self._actors:
+            ref = self._actors[node].more.remote(self._num_calls)
+            self._asked[ref] = _Question(node, now_s, self._num_calls)
+        return said.statuses
 
     def _note_own_silence(self, held_up_s: float, now_s: float, *, is_whole: bool) -> None:
         assert self._watching is not None  # noqa: S101 - `guard` comes first
@@ -354,12 +405,6 @@ class RayWatch:
 
         ``without`` are Ray's ids of nodes that do not answer.
         """
-        import ray
-
-        there = [actor for node_id, actor in self._group.actors.items() if node_id not in without]
-        refs = [actor.release.remote() for actor in there]
-        silent = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1] if refs else []
-        if num_silent := len(silent) + len(self._group.actors) - len(there):
+        if silent := self._group.end(NodeWatch.release, timeout_s=timeout_s, without=without):
             text = "%d nodes did not say in %g s that their ranks ended; their reapers end them within %g s"
-            logger.warning(text, num_silent, timeout_s, self._settings.lease_s)
-        self._group.stop_all()
+            logger.warning(text, len(silent), timeout_s, self._settings.lease_s)

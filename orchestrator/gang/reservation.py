@@ -6,6 +6,7 @@ Ray says of a group only that it is not there yet; what is lacking is said here,
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -18,8 +19,8 @@ from warmrank.orchestrator.gang.node_group import TICK_S, left_s
 from warmrank.orchestrator.nodes import this_node
 
 
-def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) -> int:
-    """How many ranks fit into resources; ``most`` where they need nothing of it."""
+def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int = sys.maxsize) -> int:
+    """How many ranks fit into resources, at ``most``."""
     # Ray counts in ten-thousandths.
     fits = [(resources.get(name, 0.0) + 1e-4) // amount for name, amount in need.items() if amount > 0]
     return int(min([*fits, most]))

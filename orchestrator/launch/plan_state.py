@@ -72,14 +72,10 @@ Action = Load | Adopt | Compile | AwaitLeader | GiveUp
 class Demand:
     """A rank that has no artifact yet for a function.
 
-    Attributes:
-        request_key: what it asks for, with declared runtime state.
-        held: digest in the rank's own partition.
-        fits: digest from elsewhere that the probe found to fit.
-        refused: digests that did not fit.
-        apart: what it refused of this launch's own leaders, and why.
-        trace: digest of this rank's own trace for an audit.
-        takes: digests whose guards hold here, and which wait for an audit.
+    The request key includes declared runtime state. By digest: ``held`` is in the rank's own partition;
+    ``fits``, from elsewhere, was found to fit; ``refused`` did not; ``takes`` wait for an audit, their guards
+    hold here; ``trace`` is this rank's own. ``apart`` is what it refused of this launch's own leaders, and
+    why.
     """
 
     rank: int
@@ -169,15 +165,11 @@ class Avoided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """Everything a round is planned from.
+    """Everything a round is planned from, after ``round`` others.
 
-    Attributes:
-        round: number of rounds carried out.
-        demands: what is still wanted, by rank, then in call order.
-        offers: what is known to exist, the best first.
-        failed: leaders that could not compile.
-        lost: demands that were given up.
-        suspects: what was asked whose trace depends on a rank though no condition says so.
+    ``demands`` are still wanted, by rank, then in call order; ``lost`` ones were given up. ``offers`` are
+    known to exist, the best first; ``failed`` leaders could not compile. The trace of ``suspects`` depends on
+    a rank though no condition says so.
     """
 
     round: int
@@ -192,15 +184,12 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The outcome of an action.
+    """The outcome of an action; ``error`` is the name of the type of the exception that was raised.
 
-    Attributes:
-        digest: what was used or refused; empty when a compile failed.
-        error: name of the type of the exception that was raised.
-        out_of_reach: the artifact could not be had on this rank's node; its guards were not asked.
-        takes: not ok because of an audit; the guards hold here.
-        trace: digest of what the rank compiled, or traced for an audit.
-        difference: the first one between its own trace and the artifact's.
+    ``digest`` was used or refused; empty when a compile failed. ``out_of_reach``: it could not be had on this
+    rank's node, so its guards were not asked. ``takes``: not ok because of an audit; the guards hold here.
+    ``trace`` is the digest of what the rank compiled, or traced; ``difference`` the first from the
+    artifact's.
     """
 
     ok: bool

@@ -110,16 +110,12 @@ def _release(stages: Stages, state: PlanState, ledger: Ledger) -> None:
 
 
 class _Round:
-    """One round.
+    """One round: leaders ``made`` artifacts, auditors ``traced`` now; ``traces`` are now's and earlier ones'.
 
-    Attributes:
-        made: what leaders compiled.
-        traced: what auditors traced now.
-        traces: digest of the trace that each slot has made, now or before.
-        fresh: digests that this launch compiled; what a cache already held was audited when it was made.
-        makers: for every slot that is to adopt what this launch made, who made it, and its trace's digest.
-        differences: first difference of each slot that traces otherwise than what it was to adopt.
-        unproven: slots that must not adopt what they were to: these, and those that wait for them.
+    ``fresh`` digests were compiled by this launch; what a cache already held was audited when it was made.
+    ``makers``: for every slot that is to adopt what this launch made, who made it, and its trace's digest.
+    ``differences`` are the first ones of slots that trace otherwise than what they were to adopt. These, and
+    those that wait for them, are ``unproven``: they must not adopt it.
     """
 
     def __init__(

@@ -157,20 +157,13 @@ class ClassState:
 
 @dataclass(slots=True)
 class LaunchState:
-    """The known state of a launch, made of nothing but its events.
+    """The known state of a launch, made of nothing but its events; ``lock`` is held while one comes in.
 
-    Attributes:
-        ending_s: when ranks began to be taken down, as all is done or failed.
-        stages: those that have begun in this attempt, in order.
-        cut: the stage that the attempt failed in.
-        stage_seconds: wall seconds of each stage, over all rounds and attempts.
-        spans: stages that are over, of all attempts.
-        planned: every class of every round of this attempt.
-        classes: as the plan has them now.
-        results: the last word on each function of each rank.
-        functions: names of cached functions, in the order of their coming.
-        busy: what ranks were last seen doing in the running stage.
-        lock: held while an event comes in.
+    Of this attempt: the ``stages`` that have begun, in order, and the one that it failed in (``cut``); every
+    class that was ``planned``, and the ``classes`` as the plan has them now; the last word on each function
+    of each rank (``results``); what ranks were last seen doing in the running stage (``busy``); when ranks
+    began to be taken down (``ending_s``). Of all attempts: wall seconds of each stage, over all rounds, and
+    ``spans`` of stages that are over.
     """
 
     num_ranks: int

@@ -33,18 +33,10 @@ Status = Literal["seeded", "miss", "faults"]
 class NodeSeed:
     """Outcome of seeding one node; crosses Ray, and goes into JSON.
 
-    Attributes:
-        found: a launch with this node's environment is in the store.
-        reason: which launch, or why none, or why the node failed.
-        world_size: that launch's number of ranks; 0 when none was found.
-        num_partitions: partitions that now lie in the cache directory, verified.
-        num_files: artifacts in them.
-        num_already_there: of these, artifacts that lay there before.
-        bytes_copied: bytes written to the node's cache directory.
-        faults: what could not be used.
-        node_artifacts: None on a node without node caches.
-        bytes_from_store: bytes of partitions that were read from the store.
-        bytes_from_nodes: bytes of partitions that came from another node.
+    ``found``: a launch with this node's environment is in the store, of ``world_size`` ranks. The partitions
+    now lie, verified, in the cache directory, with ``num_files`` artifacts, of which some lay there before;
+    their bytes were read from the store, or came from another node. ``reason`` says which launch, or why
+    none, or why the node failed, ``faults`` what could not be used.
     """
 
     node: Node

@@ -31,8 +31,9 @@ from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import NodeGroup
-from warmrank.orchestrator.nodes import Node, alive
+from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
 from warmrank.orchestrator.seed.seeding import ADVANCE_EVERY_S, NodeState, Seeding, SeedPlan
@@ -240,13 +241,11 @@ class RaySeedCluster:
 
     def nodes(self) -> tuple[Node, ...]:
         """See `SeedCluster.nodes`."""
-        import ray
-
-        found = ray.nodes()  # type: ignore[no-untyped-call]
-        for node in found:
-            store_bytes = int(node.get("Resources", {}).get("object_store_memory", 0))
-            self._room_bytes[node["NodeID"]] = store_bytes // ROOM_SHARE
-        return alive(found)
+        found = nodes_of_ray()
+        for known in found:
+            store_bytes = int(known.resources.get("object_store_memory", 0))
+            self._room_bytes[known.node.node_id] = store_bytes // ROOM_SHARE
+        return tuple(known.node for known in found)
 
     def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
         """See `SeedCluster.start`."""

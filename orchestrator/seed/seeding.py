@@ -54,14 +54,11 @@ class SeedCluster(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedPlan:
-    """What to do.
+    """Which nodes are seeded, by name, or all, and how.
 
-    Attributes:
-        wanted: names of nodes; none for all.
-        fan_out: whether one node reads the store for the others; ``auto`` from `MIN_FAN_OUT` nodes at a time.
-        verify: read what is there already again, though nothing says that it changed.
-        watch: seed nodes that join later too, and try those again that failed.
-        seeded: nodes that are known to be seeded.
+    With ``fan_out`` one node reads the store for the others (``auto``: from `MIN_FAN_OUT` nodes at a time).
+    ``verify``: read again what is there already. ``watch``: seed nodes that join later too, and try those
+    again that failed; ``seeded`` are known to be.
     """
 
     wanted: tuple[str, ...] = ()
@@ -101,11 +98,7 @@ class _Wave:
 
 
 class Seeding:
-    """Seeds nodes; call `step` again and again.
-
-    Attributes:
-        states: the wanted nodes that are in the cluster, by their ids.
-    """
+    """Seeds nodes; call `step` again and again. ``states`` are of the wanted nodes in the cluster, by id."""
 
     def __init__(
         self,

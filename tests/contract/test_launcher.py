@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tests.support.fake_rank import FUNCTIONS, make_alone
+from tests.support.in_process import InProcessLauncher
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.launcher import Launcher, ProcessStatus, Shared
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher, RankInit
+from warmrank.orchestrator.gang.rank_host import RankInit
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.nodes import Gang
 

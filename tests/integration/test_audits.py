@@ -155,7 +155,7 @@ def test_audit_names_what_is_not_stored(tmp_path: Path) -> None:
 
 def test_audit_of_equal_ranks_finds_nothing(tmp_path: Path) -> None:
     config = config_of(tmp_path, 2, workload={"entrypoint": "tests.support.tiny_workload:workload"})
-    from warmrank.orchestrator.gang.rank_host import InProcessLauncher
+    from tests.support.in_process import InProcessLauncher
 
     report = launch(config, launcher=InProcessLauncher())
     assert [item.outcome for item in report.course.audits] == ["equal", "equal"]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from tests.support.in_process import InProcessLauncher
 from tests.support.processes import PYTHONPATH
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tests.support.in_process import InProcessLauncher
 from tests.support.stored import REPOSITORY, overwrite, store_config, stored
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import to_json
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.in_process import InProcessLauncher
 from tests.support.made_reports import faults_of
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.store.stores import open_store, publish_late

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from torch import nn
 
+from tests.support.in_process import InProcessLauncher
 from tests.support.processes import printed_by
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from pydantic import TypeAdapter
 
 from tests.support.devices import fake_world
 from tests.support.offline_ranks import small
@@ -24,7 +25,7 @@ from tests.support.stored import REPOSITORY, open_store, store_config
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.build import ranks as build_launcher
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import BuildReport, from_json, target_here
+from warmrank.orchestrator.build.plan import BuildReport, target_here
 from warmrank.orchestrator.build.ranks import OfflineLauncher
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import CannotStart
@@ -140,7 +141,7 @@ def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     reports = []
     for _ in range(2):
         printed = python(*command, PYTHONPATH=str(REPOSITORY / "src"))
-        reports.append(from_json(printed))
+        reports.append(TypeAdapter(BuildReport).validate_json(printed))
     assert [item.totals.num_compiled for item in reports] == [1, 0]
     assert reports[0].record == reports[1].record
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+from tests.support.in_process import InProcessLauncher
 from tests.support.stored import store_config
 from tests.support.workloads import MEASURED
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.look.explain import explain

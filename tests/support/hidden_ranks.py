@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.support.in_process import InProcessLauncher
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
 

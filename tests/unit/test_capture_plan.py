@@ -14,10 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.in_process import InProcessLauncher
 from tests.support.stored import store_config
 from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.orchestrator.config.reading import parse as config_of
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.capture.eager import EagerRunner

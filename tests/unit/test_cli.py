@@ -21,6 +21,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FakeWorld
+from tests.support.in_process import InProcessLauncher
 from tests.support.launching import loaded_config, make_report, store_launch, write_config
 from tests.support.processes import await_true
 from tests.support.stored import FUNCTIONS, make_partition, save_key_pair
@@ -42,7 +43,6 @@ from warmrank.orchestrator.errors import (
     NotOurs,
 )
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Failure, Report, from_json, to_json

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
+from tests.support.in_process import InProcessLauncher
 from tests.support.launching import NodeLauncher, Recorder
 from tests.support.stored import store_config
 from warmrank.cache_store.errors import Conflict, NewerFormat
@@ -16,7 +17,6 @@ from warmrank.orchestrator.causes import DIED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import Launch, launch
 from warmrank.orchestrator.launch.failures import Compiling

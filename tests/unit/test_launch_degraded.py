@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.backends import WaywardBackend
 from tests.support.fake_rank import FakeWorld
+from tests.support.in_process import InProcessLauncher
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.deadline import TICK_S, Ticks
 from warmrank.cache_store.errors import StoreUnavailable
@@ -23,7 +24,6 @@ from warmrank.orchestrator.config import store as trust_module
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import LaunchFailed
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import Event, StageStarted
 from warmrank.orchestrator.launch.identity import launch_key

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.in_process import InProcessLauncher
 from tests.support.launching import loaded_config
 from tests.support.node_artifacts import destinations, kept, publish_nodes
 from tests.support.stored import (
@@ -47,7 +48,6 @@ from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import ConfigError
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Report, from_json, to_json

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
+from tests.support.in_process import InProcessLauncher
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
 from warmrank.cache_store import connect
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.gang.rank_host import InProcessLauncher, RankHost
+from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.plan import plan_round
 from warmrank.orchestrator.launch.plan_state import (

@@ -22,13 +22,13 @@ from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
-from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, num_fitting, parse_when
+from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, parse_when
 from warmrank.orchestrator.gang import ray_session, reservation
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.node_group import failure_of_ray
 from warmrank.orchestrator.gang.ray_session import way_in
-from warmrank.orchestrator.gang.reservation import bundle_sizes
+from warmrank.orchestrator.gang.reservation import bundle_sizes, slots
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import Terminated, sigterm_raises
@@ -104,12 +104,33 @@ def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
     assert signals._at_once
 
 
-def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, tmp_path: Path) -> None:
+def terminate_after(begun: threading.Event) -> None:
     def terminate() -> None:
-        hanging.wait()
+        begun.wait()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=terminate).start()
+
+
+def test_who_stops_a_start_of_ray_hears_of_it_before_the_clean_up(
+    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[str] = []
+    clean_up = ray_session.abandon
+
+    def abandon(session: ray_session.Session) -> None:
+        said.append(caplog.text)
+        clean_up(session)
+
+    monkeypatch.setattr(ray_session, "abandon", abandon)
+    terminate_after(hanging)
+    with sigterm_raises(), pytest.raises(Terminated):
+        ray_session.enter(HERE, timeout_s=LONG_S)
+    assert "stopping" in said[0]
+
+
+def test_sigterm_is_heeded_while_ray_does_not_come_up(hanging: threading.Event, tmp_path: Path) -> None:
+    terminate_after(hanging)
     with sigterm_raises(), pytest.raises(Terminated):
         ray_session.enter(HERE, timeout_s=LONG_S)
     assert list(tmp_path.iterdir()) == []
@@ -286,7 +307,7 @@ def test_ranks_that_do_not_fit_are_refused(num_ranks: int, named: bool) -> None:
 def test_node_holds_as_many_ranks_as_its_scarcest_resource(
     resources: dict[str, float], each: dict[str, float], num_ranks: int
 ) -> None:
-    assert num_fitting(resources, each) == num_ranks
+    assert slots(resources, each) == num_ranks
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def charge(rank: subprocess.Popen[bytes], tmp_path: Path) -> Charge:
 def test_reaper_that_is_killed_is_replaced_and_costs_no_rank(
     mark: str, rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
 ) -> None:
-    watch.guard({0: charge(rank, tmp_path)}, LONG_S)
+    watch.guard({0: charge(rank, tmp_path)}, LONG_S, 1.0)
     (first,) = reapers(mark)
     os.kill(first, signal.SIGKILL)
     assert still_there([first]) == []
