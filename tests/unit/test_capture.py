@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,6 +60,12 @@ def counted(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
     return (cache * 1.0,)
 
 
+@torch.library.custom_op("warmrank_capture::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    """Draws numbers, and no tag says so."""
+    return x + torch.rand(2) + random.random()
+
+
 def ones(*shape: int) -> torch.Tensor:
     return torch.ones(*shape)
 
@@ -105,6 +112,17 @@ def test_capture_leaves_mutated_inputs_as_they_were() -> None:
     run.prepare(cache, ones(1))
     assert torch.equal(cache, torch.arange(2.0))
     assert run.statistics.captures == 1
+
+
+def test_operator_that_draws_unannounced_draws_what_eager_does() -> None:
+    run = runner(lambda x: (noisy(x),), "user")
+    for _call in range(3):  # run, captured, replayed
+        results = []
+        for function in (noisy, lambda x: run(x)[0]):
+            torch.manual_seed(3)
+            random.seed(3)
+            results.append((function(torch.zeros(2)), torch.rand(1), random.random()))
+        assert all(torch.equal(*map(torch.as_tensor, pair)) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("options", [{"eager": True}, {"limit": 1}], ids=["eager", "limit"])

@@ -59,6 +59,26 @@ def _(x): return torch.empty(x.shape[0], FACTOR)
 """
 
 
+RULE = """
+import torch
+FACTOR = 4
+@torch.library.custom_op("{name}::op", mutates_args=())
+def op(x: torch.Tensor) -> torch.Tensor: return x * 2
+@op.register_fake
+def _(x): return torch.empty_like(x)
+@op.register_vmap
+def _(info, dims, x): return x * FACTOR, dims[0]
+"""
+RULE_OF_LIBRARY = """
+import torch
+FACTOR = 4
+library = torch.library.Library("{name}", "FRAGMENT")
+library.define("op(Tensor x) -> Tensor")
+library.impl("op", lambda x: x * 2, "CPU")
+torch.library.register_vmap("{name}::op", lambda info, dims, x: (x * FACTOR, dims[0]), lib=library)
+"""
+
+
 class Uses(nn.Module):
     """Calls an operator, and reads the shape of its result."""
 
@@ -69,6 +89,13 @@ class Uses(nn.Module):
     def step(self, x: torch.Tensor) -> Any:
         y = self.operator(x)
         return y.sum(-1) / y.shape[-1]
+
+
+class Maps(Uses):
+    """Calls an operator for each row."""
+
+    def step(self, x: torch.Tensor) -> Any:
+        return torch.vmap(self.operator)(x)
 
 
 @pytest.fixture
@@ -88,18 +115,22 @@ def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
+    ("text", "name", "uses"),
     [
-        (COMPOSITE, "warmrank_composite"),
-        (OVERLOAD, "warmrank_overload"),
-        (META, "warmrank_meta"),
-        (FAKE, "warmrank_fake"),
+        (COMPOSITE, "warmrank_composite", Uses),
+        (OVERLOAD, "warmrank_overload", Uses),
+        (META, "warmrank_meta", Uses),
+        (FAKE, "warmrank_fake", Uses),
+        (RULE, "warmrank_rule", Maps),
+        (RULE_OF_LIBRARY, "warmrank_rule_of_library", Maps),
     ],
-    ids=["CompositeImplicitAutograd", "overload", "Meta", "custom_op"],
+    ids=["CompositeImplicitAutograd", "overload", "Meta", "custom_op", "vmap", "vmap of a library"],
 )
-def test_change_of_an_operators_file_is_a_miss(defined: Any, text: str, name: str, tmp_path: Path) -> None:
+def test_change_of_an_operators_file_is_a_miss(
+    defined: Any, text: str, name: str, uses: type[Uses], tmp_path: Path
+) -> None:
     module = defined(text, name)
-    model, x = Uses(name), torch.ones(3, 8)
+    model, x = uses(name), torch.ones(3, 8)
 
     def outcome() -> Any:
         function = cache_compile(model.step, cache_dir=tmp_path / "cache")

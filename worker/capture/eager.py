@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,13 +96,27 @@ class EagerRunner:
 
 @contextlib.contextmanager
 def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
-    """Gives mutated inputs their values back at the end."""
+    """Gives mutated inputs their values back at the end, and generators of random numbers their states.
+
+    An operator of the user's may draw numbers although nothing says so.
+    """
     saved = [memory_of(inputs[index]).clone() for index in mutated]
+    generators = [(put_back, state()) for state, put_back in _generators()]
     try:
         yield
     finally:
+        for put_back, drawn_from in generators:
+            put_back(drawn_from)
         for index, before in zip(mutated, saved, strict=True):
             memory_of(inputs[index]).copy_(before)
+
+
+def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How the state of each default generator on the host is read and set."""
+    yield torch.get_rng_state, torch.set_rng_state
+    yield random.getstate, random.setstate
+    if numpy_random := sys.modules.get("numpy.random"):
+        yield numpy_random.get_state, numpy_random.set_state
 
 
 def autocast_kinds(device_kind: str) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ What is relied on (torch 2.11 to 2.15):
 * ``torch._library.simple_registry.singleton.find(name).fake_impl.kernel`` has the fake kernel in ``func``, at
   times in a wrapper of torch's, or is None;
 * ``torch._library.custom_ops.OPDEFS`` has the definition of every ``custom_op`` and ``triton_op`` by name:
-  its function in ``_init_fn``, its fake kernel in ``_abstract_fn``, others in ``_torch_dispatch_fns``;
+  its function in ``_init_fn``, its fake kernel in ``_abstract_fn``, others in ``_torch_dispatch_fns``; rules
+  of transforms in ``_vmap_fn``, ``_setup_context_fn`` and ``_backward_fn``, of autocast ``_autocast_dtype``;
 * an overload has kernels of `py_impl` in ``py_kernels`` and ``python_key_table``;
 * ``torch._decomp.global_decomposition_table`` maps kinds of tables to overload -> decomposition.
 """
@@ -43,7 +44,11 @@ FACTS = {
 
 _KERNEL = re.compile(r"^(\w+)(?:\[\w+\])?: registered at (.+):\d+ ::", re.MULTILINE)
 _DEFINITION = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
-_WHILE_LOWERING = re.compile(r"CompositeImplicitAutograd|Meta|Fake|Autograd\w*|ADInplaceOrView|Python\w*")
+_WHILE_LOWERING = re.compile(
+    r"CompositeImplicitAutograd|Meta|Fake|Autograd\w*|ADInplaceOrView|Python\w*|FuncTorch\w*|Autocast\w*"
+)
+# Attributes of a `custom_op`'s definition that take its place within a transform or autocast.
+_RULES = ("_vmap_fn", "_setup_context_fn", "_backward_fn", "_autocast_dtype")
 _IN_THE_KEY = ("torch_npu", "torchair", "npugraph_ex", "warmrank.worker")  # packages whose versions are
 # A warm load must not import these.
 _FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "torchair")
@@ -286,6 +291,7 @@ def lowering_code(name: str, overload: Any) -> Iterator[Any]:
     definition = _definition(name)
     if definition is not None:
         yield from (definition._abstract_fn, *definition._torch_dispatch_fns.values())
+        yield from (rule for name in _RULES if (rule := getattr(definition, name, None)))
     kernel = torch._library.simple_registry.singleton.find(name.partition(".")[0]).fake_impl.kernel
     if kernel is not None:
         yield kernel.func
