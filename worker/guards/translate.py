@@ -21,8 +21,8 @@ from warmrank.worker.keys.sources import collect
 from warmrank.worker.runtime import asked, constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import plain_type
-from warmrank.worker.runtime.constants import describe, encode_key, keys_of
-from warmrank.worker.runtime.decoding import decode
+from warmrank.worker.runtime.constants import describe, encode_key
+from warmrank.worker.runtime.decoding import decode, keys_of
 from warmrank.worker.runtime.sources import operator_digest, patch_sources
 from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated

@@ -23,7 +23,8 @@ from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Check, Node
 from warmrank.worker.runtime.check import MISSING
-from warmrank.worker.runtime.constants import describe, encode_key, keys_of
+from warmrank.worker.runtime.constants import describe, encode_key
+from warmrank.worker.runtime.decoding import keys_of
 from warmrank.worker.torch_private.tracing import Trace
 
 # How Dynamo writes the member of a set that stands at some place in it: in each process another one.

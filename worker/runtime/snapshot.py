@@ -29,7 +29,7 @@ import torch
 from warmrank.worker.keys.code import forget_types, function_digest, layers, type_name
 from warmrank.worker.runtime import asked, depends
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
-from warmrank.worker.runtime.check import MISSING, STEPS, node_values
+from warmrank.worker.runtime.check import MISSING, node_values, take_step
 from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
 from warmrank.worker.runtime.sources import changed, holder_of
 from warmrank.worker.torch_private.unchanged import Key, Metadata, Watched
@@ -165,8 +165,8 @@ class _Collector:
             return argument in depends.OF_METADATA and self._tensor(parent, base)
         if self._use(depends.of_step(step, base, argument, value)):
             return True
-        read = STEPS.get(step) if step != "call" else None  # a weak reference, whose object must not be held
-        return read is not None and self._same(index, lambda: read(base, argument) is value)
+        # Not a call's: of a weak reference, whose object must not be held.
+        return step != "call" and self._same(index, lambda: take_step(step, base, argument) is value)
 
     def _same(self, index: int, predicate: Predicate) -> bool:
         """Use a predicate that a node still is the same object, unless it fails at once, or often."""

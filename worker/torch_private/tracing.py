@@ -39,9 +39,9 @@ from warmrank.worker.torch_private.lowering import (
     lower,
     source_name,
 )
-from warmrank.worker.torch_private.operators import dict_keys
 from warmrank.worker.torch_private.patching import Hook, intercepted
 from warmrank.worker.torch_private.raised import noted_shapes, raised_by
+from warmrank.worker.torch_private.switches import dict_keys
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
 from warmrank.worker.torch_private.tracer_changes import tracer_changed, views_by_themselves
 from warmrank.worker.values import Value
