@@ -261,36 +261,6 @@ def is_of_replaced_module(function: types.FunctionType) -> bool:
     return module is not None and vars(module) is not function.__globals__
 
 
-def digested_codes(value: Any) -> Iterator[types.CodeType]:
-    """Code whose content the name of a value's class, or the description of a function or class, covers."""
-    if isinstance(value, types.MethodType):
-        value = value.__func__
-    if isinstance(value, types.CodeType):
-        yield from with_inner(value)
-    elif isinstance(value, types.FunctionType):
-        if not is_pinned_module(globals_module(value)):
-            yield from with_inner(value.__code__)
-    else:
-        for base in (value if isinstance(value, type) else type(value)).__mro__:
-            pinned = is_pinned_module(base.__module__)
-            for function in _functions_of(base):
-                if not (is_pinned_module(globals_module(function)) if pinned else has_file(function)):
-                    yield from with_inner(function.__code__)
-
-
-def _functions_of(cls: type) -> Iterator[types.FunctionType]:
-    for value in vars(cls).values():
-        yield from (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
-
-
-def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and those of the functions and classes within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from with_inner(constant)
-
-
 def _field(field: Any) -> str:
     """A dataclass's field; the type annotation changes nothing."""
     # All as stable texts: kw_only may be dataclasses.MISSING, whose own text holds its address.

@@ -79,7 +79,7 @@ def _kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
         return {}
     import torch
 
-    from warmrank.worker.keys.environment import instruction_set
+    from warmrank.worker.keys.machine import instruction_set
 
     return {
         "instruction set": instruction_set().text,

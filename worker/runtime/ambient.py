@@ -7,6 +7,7 @@ gradients, whatever the caller's mode (`worker.runtime.check` refuses arguments 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -82,6 +83,12 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
         *[read() for read in _CUDA],
         *(switches.npu_switches() if device_kind == "npu" else switches.NPU_NONE),
     )
+
+
+def any_gears() -> bool:
+    """Whether a tensor of this process was ever given gears; imports nothing of them."""
+    gears = sys.modules.get("warmrank.worker.gears.carried")
+    return gears is not None and gears.any_set()
 
 
 def encode(values: tuple[Any, ...]) -> dict[str, str]:

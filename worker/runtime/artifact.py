@@ -39,9 +39,6 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.private_files import digest_private
-from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.values import Value, replace
@@ -127,12 +124,10 @@ class GraphFacts(Value):
             from warmrank.worker.gears.model import GearFacts
 
             gears = GearFacts.from_json(gears)
-        facts = {name: _frozen(data[name]) for name in cls.value_fields}
+        facts = {
+            name: tuple(data[name]) if type(data[name]) is list else data[name] for name in cls.value_fields
+        }
         return cls(**{**facts, "gears": gears or None})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def readable(source: str) -> str:
@@ -169,18 +164,26 @@ class PortableGuards(Value):
     def from_json(cls, data: Mapping[str, Any]) -> PortableGuards:
         """From an artifact's header."""
         return cls(
-            nodes=tuple((parent, step, argument) for parent, step, argument in data["nodes"]),
-            checks=tuple((node, kind, expected) for node, kind, expected in data["checks"]),
+            nodes=_rows(data["nodes"], 3),
+            checks=_rows(data["checks"], 3),
             shapes=tuple((expression, tuple(used)) for expression, used in data["shapes"]),
             ambient=data["ambient"],
             sources=tuple(
                 TracedSource(kind=kind, module=module, name=name, digest=digest)
                 for kind, module, name, digest in data["sources"]
             ),
-            asked=tuple((name, args, kwargs, result) for name, args, kwargs, result in data["asked"]),
+            asked=_rows(data["asked"], 4),
             volatile=tuple(data["volatile"]),
             runtime_state=data.get("runtime_state", {}),
         )
+
+
+def _rows(rows: list[list[Any]], width: int) -> tuple[Any, ...]:
+    """Rows of a header as tuples."""
+    if {*map(len, rows)} - {width}:
+        msg = f"a row has not {width} items"
+        raise ValueError(msg)
+    return tuple(map(tuple, rows))
 
 
 class ArtifactFile(Value):
@@ -294,17 +297,21 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
         ArtifactCorrupt: it holds other bytes.
         UnusableCache: it is not private, or cannot be read.
     """
+    from warmrank.cache_store.cache_dir.private_files import digest_private
+
     path = directory / file.name
     if not path.exists():
         msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
         raise ArtifactMissing(msg, where=str(path), why="it is missing")
-    if digest_private(path) != Digest(sha256=file.sha256, size_bytes=file.size_bytes):
+    if digest_private(path) != (file.sha256, file.size_bytes):
         raise _corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
     return path
 
 
 def damaged_files(directory: Path, files: Iterable[ArtifactFile]) -> tuple[Path, ...]:
     """Those files beside an artifact that are this user's own and hold other bytes than they should."""
+    from warmrank.cache_store.errors import UnusableCache
+
     found = []
     for file in files:
         try:

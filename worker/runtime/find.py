@@ -6,25 +6,25 @@ TorchAir's paths: ``<cache_dir>/<Class>_<dynamic|static>[_aclgraphcache]_<key>/[
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import logging
+import os
+import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.names import variants
-from warmrank.cache_store.cache_dir.private_files import read_private, set_aside
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.cache_dir.names import VARIANT_NAME, variants
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
-from warmrank.worker.gears.carried import any_set
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
+from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import Artifact, damaged_files, is_withheld, parse, verified
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismatches
-from warmrank.worker.runtime.runtime_state import declared_for, differences
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
@@ -71,10 +71,9 @@ class StoredArtifact(Value):
             ArtifactCorrupt: the file is no artifact, or its bytes do not match its digest.
             UnusableCache: it is not private, or cannot be read.
         """
-        data = read_private(path)
-        digest = digest_bytes(data)
-        artifact = parse(data, str(path))
-        return cls(artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes)
+        data = _private_bytes(path)
+        sha256 = hashlib.sha256(data).hexdigest()
+        return cls(artifact=parse(data, str(path)), path=path, sha256=sha256, size_bytes=len(data))
 
     def mismatches(
         self,
@@ -93,11 +92,15 @@ class StoredArtifact(Value):
         function = function_of(method)
         arguments = arguments_of(method, args, kwargs)
         guards, gears = self.artifact.guards, self.artifact.facts.gears
-        if gears is not None or any_set():
+        if gears is not None or any_gears():
             from warmrank.worker.gears.rules import call_guards
 
             guards = call_guards(guards, gears, on_gear_miss, learned=learned)
-        state = differences(guards.runtime_state, declared_for(method.__self__))  # type: ignore[arg-type]
+        state: tuple[str, ...] = ()
+        if guards.runtime_state or is_anything_declared():
+            from warmrank.worker.runtime.runtime_state import declared_for, differences
+
+            state = differences(guards.runtime_state, declared_for(method.__self__))  # type: ignore[arg-type]
         wrong = (*state, *mismatches(guards, function, arguments, device_kind=device_kind))[:MAX_REASONS]
         if not wrong and self.artifact.function != function_digest(function):
             # A base class, or another file, has a function of the same name, which did not change either.
@@ -120,6 +123,36 @@ class StoredArtifact(Value):
         from warmrank.worker.gears.rules import any_size
 
         return any_size(self.artifact.guards, gears)
+
+
+def _private_bytes(path: Path) -> bytes:
+    """All bytes of a file that is this user's alone.
+
+    Raises:
+        UnusableCache: it is not private, or cannot be read.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if (status.st_mode, status.st_uid) == (stat.S_IFREG | 0o600, os.geteuid()):
+                return file.read()
+    # What says why, with all that it imports, is needed for other files only.
+    from warmrank.cache_store.cache_dir.private_files import read_private
+
+    return read_private(path)
+
+
+def _store_error() -> type[Exception]:
+    """`StoreError`, which is imported only where an error was raised."""
+    from warmrank.cache_store.errors import StoreError
+
+    return StoreError
+
+
+def is_anything_declared() -> bool:
+    """Whether this process may have declared runtime state: then it has imported what takes declarations."""
+    return "warmrank.worker.runtime.runtime_state" in sys.modules
 
 
 def function_of(method: MethodType) -> FunctionType:
@@ -186,8 +219,11 @@ def sibling_variants(place: Place) -> tuple[Path, ...]:
 
 
 def _candidates(place: Place) -> Iterator[Path]:
-    """Files to look at, own partition first; the siblings are listed only if that was not enough."""
-    yield from variants(place.function_dir)
+    """Files to look at, own partition first; each directory is listed only if that was not enough."""
+    first = place.function_dir / VARIANT_NAME
+    if is_there := os.path.lexists(first):
+        yield first
+    yield from (path for path in variants(place.function_dir) if not is_there or path != first)
     yield from sibling_variants(place)
 
 
@@ -245,7 +281,7 @@ def _why_none(
     def of_file(path: Path) -> tuple[str, ...]:
         try:
             return misfits(StoredArtifact.read(path))
-        except (ArtifactCorrupt, StoreError):
+        except (ArtifactCorrupt, _store_error()):
             return ()
 
     return explain_absence(place.model_dir, place.function_dir.name, asked, of_file)
@@ -260,10 +296,12 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
     except ArtifactMissing as error:
         reasons.append(f"missing: {Path(error.where).name}")
     except ArtifactCorrupt as error:
+        from warmrank.cache_store.cache_dir.private_files import set_aside
+
         reasons.append(f"corrupt: {Path(error.where).name}: {error.why}")
         for path in damaged_files(stored.path.parent, stored.artifact.files):
             set_aside(path)
-    except StoreError as error:
+    except _store_error() as error:
         reasons.append(str(error))
     _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
     return None
@@ -271,7 +309,10 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
 
 def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
     """The components in which an artifact answers another request than its directory's name says."""
-    return tuple(map(str, changed_components(stored.artifact.components, asked.components)))
+    components = stored.artifact.components
+    if components == asked.components:
+        return ()
+    return tuple(map(str, changed_components(components, asked.components)))
 
 
 def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
@@ -294,9 +335,11 @@ def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
         else:
             return StoredArtifact.read(path)
     except ArtifactCorrupt as error:
+        from warmrank.cache_store.cache_dir.private_files import set_aside
+
         set_aside(path)
         reasons.append(f"corrupt: {error.why}")
-    except StoreError as error:
+    except _store_error() as error:
         reasons.append(str(error))
     _log.warning("%s is not used: %s", path, reasons[-1])
     return None

@@ -96,18 +96,23 @@ def holder_of(source: TracedSource) -> Any:
 
 def patches_digest(holder: Any) -> str:
     """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
-    found = [
-        (name, value)
-        for name, value in vars(holder).items()
-        # Most are C functions; the others take a closer look.
-        if not (value.__name__ == name if value.__class__ is BuiltinFunctionType else _is_own(name, value))
-    ]
-    patches = [_patch(*member) for member in sorted(found, key=itemgetter(0))]
-    if all(isinstance(patch, str) for patch in patches):
-        return digest_of_texts(map(stable_text, patches))
-    from warmrank.worker.keys.reachable import reachable_digest
+    found = []
+    for name, value in vars(holder).items():
+        kind = value.__class__
+        if kind is BuiltinFunctionType:  # most are
+            own = value.__name__ == name
+        elif kind is FunctionType and value.__code__.co_name == name == value.__name__:
+            own = value.__globals__.get("__name__", "").startswith("torch.") or _is_own(name, value)
+        else:
+            own = kind is ModuleType or _is_own(name, value)
+        if not own:
+            found.append((name, value))
+    patches = [_patch(name, value) for name, value in sorted(found, key=itemgetter(0))]
+    if any(type(patch) is not str for patch in patches):
+        from warmrank.worker.keys.reachable import reachable_digest
 
-    return reachable_digest(*patches)
+        return reachable_digest(*patches)
+    return digest_of_texts(map(stable_text, patches))
 
 
 def _is_own(name: str, value: Any) -> bool:

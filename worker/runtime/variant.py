@@ -27,7 +27,6 @@ from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.gears.carried import any_set
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import (
     NUMBER,
@@ -37,9 +36,7 @@ from warmrank.worker.runtime.artifact import (
 )
 from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
-from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of
-from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
-from warmrank.worker.values import replace
+from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of, is_anything_declared
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
     from warmrank.worker.gears.runner import GearedRunner
     from warmrank.worker.runtime.artifact import PortableGuards
     from warmrank.worker.runtime.options import GuardMode, OnGearMiss
+    from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
     from warmrank.worker.runtime.snapshot import Noise, Snapshot
 
 # A constant that marshal cannot hold: this, and its JSON.
@@ -84,7 +82,6 @@ class Variant:
         self._module: Any = module
         function = function_of(site.method)
         engine = engine_named(artifact.engine)
-        site = replace(site, frame=artifact.frame.code, digest=stored.sha256)
         graph = engine.load(artifact.sections, stored.files(), _groups(artifact.roles), site=site)
         self.runner = runner_for(engine, graph, facts, backend, CaptureOptions.of(site.config))
         self._guards = guards
@@ -97,7 +94,7 @@ class Variant:
         else:
             rules = artifact.guards if facts.gears is None else self._loaded_gears().guards
         self._calls = CallGuards(rules, function, module, guards)
-        self._runtime_state = RuntimeStateGuard(module, artifact.guards.runtime_state)
+        self._runtime_state: RuntimeStateGuard | None = None
         self._known_code = code_in_options()
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
@@ -110,7 +107,7 @@ class Variant:
         asked = guards == "skip" or on_gear_miss == "pad"
         runner = self._geared if asked and self._geared is not None else self.runner
         self._frame = bind(artifact.frame, function, runner)
-        self._unpack = bind(artifact.frame, function, _hand_over)
+        self._unpack: FunctionType | None = None
         self.settle()
         self.bind_s = perf_counter() - started
 
@@ -122,7 +119,7 @@ class Variant:
         """
         return (
             self._guards == "skip"
-            or (state == self._ambient and self._runtime_state.holds() and not self._code_changed())
+            or (state == self._ambient and self._state_holds() and not self._code_changed())
         ) and self.fits(args, kwargs)
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -130,9 +127,20 @@ class Variant:
         return self._calls.hold(args, kwargs) and (
             self._guards == "skip"
             or self.stored.artifact.facts.gears is not None
-            or not any_set()
+            or not ambient.any_gears()
             or self._loaded_gears().suit(self._module, args, kwargs)
         )
+
+    def _state_holds(self) -> bool:
+        """Whether what is declared for the module is what the artifact was made with."""
+        made_with = self.stored.artifact.guards.runtime_state
+        if self._runtime_state is None:
+            if not (made_with or is_anything_declared()):
+                return True
+            from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
+
+            self._runtime_state = RuntimeStateGuard(self._module, made_with)
+        return self._runtime_state.holds()
 
     def _loaded_gears(self) -> LoadedGears:
         """Gears are imported where somebody uses any."""
@@ -220,6 +228,8 @@ class Variant:
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The graph's inputs in a call, which is not run."""
+        if self._unpack is None:
+            self._unpack = bind(self.stored.artifact.frame, function_of(self._method), _hand_over)
         try:
             self._unpack(self._module, *args, **kwargs)
         except _Inputs as handed_over:
