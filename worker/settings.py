@@ -63,11 +63,6 @@ class Settings:
         return os.environ.get("CUDA_HOME", "")
 
     @property
-    def ascend_home(self) -> str:
-        """``ASCEND_HOME_PATH`` or ``ASCEND_TOOLKIT_HOME``: where CANN is; else empty."""
-        return os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME", "")
-
-    @property
     def ascend(self) -> dict[str, str]:
         """All variables of Ascend's software."""
         return {name: value for name, value in os.environ.items() if name.startswith(_ASCEND)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.private_files import os_errors_are_unusable
+
 VARIANT_NAME = "compiled_module"
 _MAX_DIGITS = 9
 
@@ -31,8 +33,6 @@ def variants(function_dir: Path) -> tuple[Path, ...]:
 
 def file_names(function_dir: Path, absent: tuple[type[OSError], ...] = (FileNotFoundError,)) -> list[str]:
     """Names of all files; none where there is no directory."""
-    from warmrank.cache_store.cache_dir.private_files import os_errors_are_unusable  # a hit needs no listing
-
     with os_errors_are_unusable("directory", function_dir):
         try:
             return os.listdir(function_dir)  # noqa: PTH208 - only names are needed, and loads are timed

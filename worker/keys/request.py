@@ -51,8 +51,7 @@ def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> R
         "module": _modules(module),
         "parameters": _parameters(module),
         **environment(),
-        **_kernels(engine, options),
-        **_registered(engine, options.config.mode),
+        **({} if engine.name == "graph" else _of_kernels(engine, options)),
     }
     return Request(components=components, key=key_of(components)[:_KEY_CHARS], engine=engine)
 
@@ -62,36 +61,34 @@ def code_in_options(options: CacheOptions) -> tuple[str, ...]:
 
     No call of compiled code runs them, so no condition of an artifact is about what they read.
     """
-    functions = any(callable(value) for _, _, value in changed(options.config))
-    return ((_config(options.config),) if functions else ()) + (
-        (_decompositions(options.custom_decompositions),) if options.custom_decompositions else ()
-    )
+    found = []
+    for _, _, value in changed(options.config):
+        if callable(value):
+            found = [_config(options.config)]
+    if options.custom_decompositions:
+        found.append(_decompositions(options.custom_decompositions))
+    return tuple(found)
 
 
-def _kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
+def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
     """What decides on compiled kernels: instructions and threads that they use, and whether they are kept.
 
     The compiler is not here: what it makes runs on all machines of this key, with a compiler or without.
     """
-    if engine.name == "torchair" and options.config.mode == "max-autotune":
-        return {"ge_cache": str(options.ge_cache)}  # written into GE's part of TorchAir's code
+    mode, ge_cache = options.config.mode, {"ge_cache": str(options.ge_cache)}
+    if engine.name == "torchair":  # whose code has GE's part in mode max-autotune
+        return {**(ge_cache if mode == "max-autotune" else {}), **_registered(mode)}
     if engine.name != "aoti":
         return {}
     import torch
 
     from warmrank.worker.keys.machine import instruction_set
 
-    return {
-        "instruction set": instruction_set().text,
-        "threads": str(torch.get_num_threads()),
-        "ge_cache": str(options.ge_cache),
-    }
+    return {"instruction set": instruction_set().text, "threads": str(torch.get_num_threads()), **ge_cache}
 
 
-def _registered(engine: Engine, mode: str) -> dict[str, str]:
+def _registered(mode: str) -> dict[str, str]:
     """What was registered with TorchAir and belongs to the process: fusion patterns, converters for GE."""
-    if engine.name != "torchair":
-        return {}
     from warmrank.worker.keys.reachable import reachable_digest
     from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
 

@@ -33,9 +33,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +127,7 @@ class GraphFacts(Value):
             from warmrank.worker.gears.model import GearFacts
 
             gears = GearFacts.from_json(gears)
-        facts = {
+        facts: dict[str, Any] = {
             name: tuple(data[name]) if type(data[name]) is list else data[name] for name in cls.value_fields
         }
         return cls(**{**facts, "gears": gears or None})
@@ -289,6 +292,24 @@ def parse(data: bytes, where: str) -> Artifact:
         raise _corrupt(where, f"its header cannot be read ({error!r})") from error
 
 
+def open_private(path: Path) -> BufferedReader:
+    """Open a file that nobody but this user can have written; imports nothing to find that it is one.
+
+    Raises:
+        UnusableCache: it is of another kind, owner or mode.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = os.fdopen(descriptor, "rb")
+    status = os.fstat(descriptor)
+    if (status.st_mode, status.st_uid) == (stat.S_IFREG | 0o600, os.geteuid()):
+        return file
+    file.close()
+    from warmrank.cache_store.cache_dir import private_files
+
+    return private_files.open_private(path)  # says why not
+
+
 def verified(directory: Path, file: ArtifactFile) -> Path:
     """Where a file beside an artifact lies, its bytes verified.
 
@@ -297,13 +318,13 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
         ArtifactCorrupt: it holds other bytes.
         UnusableCache: it is not private, or cannot be read.
     """
-    from warmrank.cache_store.cache_dir.private_files import digest_private
-
     path = directory / file.name
     if not path.exists():
         msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
         raise ArtifactMissing(msg, where=str(path), why="it is missing")
-    if digest_private(path) != (file.sha256, file.size_bytes):
+    with open_private(path) as opened:
+        sha256, size_bytes = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
+    if (sha256, size_bytes) != (file.sha256, file.size_bytes):
         raise _corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
     return path
 

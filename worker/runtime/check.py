@@ -266,7 +266,7 @@ def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911,
             case "empty":
                 return len(value) == 0
             case "not_in_dict":
-                return expected not in value.__dict__
+                return bool(expected not in value.__dict__)
             case "type":
                 return type_name(plain_type(value)) == expected
             case "tensor":
@@ -313,12 +313,12 @@ def _holds_of_process(kind: str, value: Any, expected: Any) -> bool:
     from warmrank.worker.groups import role_of
 
     if kind == "gears":
-        return not carried(value) or encoded(carried(value)) == expected
+        return not carried(value) or bool(encoded(carried(value)) == expected)
     if kind == "geared":
-        return encoded(carried(value)) == expected
+        return bool(encoded(carried(value)) == expected)
     if kind == "group":
-        return role_of(value) == expected[0] and value.size() == expected[1]
-    return kind == "group_name" and isinstance(value, str) and role_of(value) == expected
+        return bool(role_of(value) == expected[0] and value.size() == expected[1])
+    return kind == "group_name" and isinstance(value, str) and bool(role_of(value) == expected)
 
 
 def _equal(value: Any, expected: Any) -> bool:

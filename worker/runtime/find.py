@@ -10,20 +10,25 @@ import hashlib
 import inspect
 import logging
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.names import VARIANT_NAME, variants
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
-from warmrank.worker.runtime.artifact import Artifact, damaged_files, is_withheld, parse, verified
+from warmrank.worker.runtime.artifact import (
+    Artifact,
+    damaged_files,
+    is_withheld,
+    open_private,
+    parse,
+    verified,
+)
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismatches
 from warmrank.worker.values import Value, replace
 
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("torchair")
 _MAX_SHOWN = 3
 _META_VERSION = "1.0.0"
+_FIRST_VARIANT = "compiled_module"  # as in `cache_store.cache_dir.names`, which a hit has no use for
 Misfits = Callable[["StoredArtifact"], tuple[str, ...]]
 
 
@@ -71,7 +77,13 @@ class StoredArtifact(Value):
             ArtifactCorrupt: the file is no artifact, or its bytes do not match its digest.
             UnusableCache: it is not private, or cannot be read.
         """
-        data = _private_bytes(path)
+        try:
+            with open_private(path) as file:
+                data = file.read()
+        except OSError:
+            from warmrank.cache_store.cache_dir.private_files import read_private
+
+            data = read_private(path)  # says why not
         sha256 = hashlib.sha256(data).hexdigest()
         return cls(artifact=parse(data, str(path)), path=path, sha256=sha256, size_bytes=len(data))
 
@@ -123,24 +135,6 @@ class StoredArtifact(Value):
         from warmrank.worker.gears.rules import any_size
 
         return any_size(self.artifact.guards, gears)
-
-
-def _private_bytes(path: Path) -> bytes:
-    """All bytes of a file that is this user's alone.
-
-    Raises:
-        UnusableCache: it is not private, or cannot be read.
-    """
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if (status.st_mode, status.st_uid) == (stat.S_IFREG | 0o600, os.geteuid()):
-                return file.read()
-    # What says why, with all that it imports, is needed for other files only.
-    from warmrank.cache_store.cache_dir.private_files import read_private
-
-    return read_private(path)
 
 
 def _store_error() -> type[Exception]:
@@ -204,6 +198,8 @@ class Place(Value):
 
 def sibling_variants(place: Place) -> tuple[Path, ...]:
     """Artifacts of the same function in other partitions of the same model directory, in a fixed order."""
+    from warmrank.cache_store.cache_dir.names import variants
+
     model_dir, own = place.model_dir, place.function_dir.parent
     if not model_dir.is_dir():
         return ()
@@ -220,9 +216,11 @@ def sibling_variants(place: Place) -> tuple[Path, ...]:
 
 def _candidates(place: Place) -> Iterator[Path]:
     """Files to look at, own partition first; each directory is listed only if that was not enough."""
-    first = place.function_dir / VARIANT_NAME
+    first = place.function_dir / _FIRST_VARIANT
     if is_there := os.path.lexists(first):
         yield first
+    from warmrank.cache_store.cache_dir.names import variants
+
     yield from (path for path in variants(place.function_dir) if not is_there or path != first)
     yield from sibling_variants(place)
 

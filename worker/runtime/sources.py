@@ -102,13 +102,13 @@ def patches_digest(holder: Any) -> str:
         if kind is BuiltinFunctionType:  # most are
             own = value.__name__ == name
         elif kind is FunctionType and value.__code__.co_name == name == value.__name__:
-            own = value.__globals__.get("__name__", "").startswith("torch.") or _is_own(name, value)
+            own = str(value.__globals__.get("__name__")).partition(".")[0] == "torch" or _is_own(name, value)
         else:
             own = kind is ModuleType or _is_own(name, value)
         if not own:
             found.append((name, value))
     patches = [_patch(name, value) for name, value in sorted(found, key=itemgetter(0))]
-    if any(type(patch) is not str for patch in patches):
+    if {*map(type, patches)} - {str}:
         from warmrank.worker.keys.reachable import reachable_digest
 
         return reachable_digest(*patches)
