@@ -79,15 +79,18 @@ def _components() -> dict[str, str]:
     ascend = places.here()
     cann, driver, soc = ("", "", "") if ascend.hold_nothing() else _ascend(ascend)
     torch, cuda = _built("torch")
+    nvidia = _field(_NVIDIA / "version", r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)")
+    models = ", ".join(filter(None, (soc, _gpus())))  # which decide what compiled kernels can run on
+    instructions = filter({*features()}.__contains__, _INSTRUCTION_SETS)
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
         "torch": torch,
         "cuda": _cuda(cuda),
         "torch_npu": _built("torch_npu")[0],
         "cann": cann or _NONE,
-        "driver": _driver(driver),
-        "accelerator": _accelerator(soc),
-        "cpu": _cpu(),
+        "driver": f"ascend {driver}" if driver else f"nvidia {nvidia}" if nvidia else _NONE,
+        "accelerator": models or _NONE,
+        "cpu": " ".join([platform.machine(), *instructions]),
     }
 
 
@@ -132,18 +135,6 @@ def _cuda(version: str) -> str:
     return f"{version} cudnn {_version(package)}"
 
 
-def _driver(ascend: str) -> str:
-    if ascend:
-        return f"ascend {ascend}"
-    nvidia = _field(_NVIDIA / "version", r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)")
-    return f"nvidia {nvidia}" if nvidia else _NONE
-
-
-def _accelerator(soc: str) -> str:
-    """Models of all NPUs and GPUs, which decide what compiled kernels can run on."""
-    return ", ".join(model for model in (soc, _gpus()) if model) or _NONE
-
-
 def _gpus() -> str:
     """Models of the GPUs, with their architecture."""
     if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
@@ -152,11 +143,6 @@ def _gpus() -> str:
 
     models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
     return ", ".join(architectures() or sorted(model.strip() for model in models if model))
-
-
-def _cpu() -> str:
-    present = set(features())
-    return " ".join([platform.machine(), *(name for name in _INSTRUCTION_SETS if name in present)])
 
 
 def features() -> list[str]:

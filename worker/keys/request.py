@@ -102,12 +102,11 @@ def _registered(mode: str) -> dict[str, str]:
 
 def _config(config: CompilerConfig) -> str:
     """Every option that differs from its default, by name."""
-    found = [
-        f"{name}={text}"
-        for name, option, value in sorted(changed(config), key=lambda entry: entry[0])
-        if (text := option.canonical(value)) != option.canonical(option.default)
-    ]
-    return ", ".join(found) or "defaults"
+    found = []
+    for name, option, value in changed(config):
+        if (text := option.canonical(value)) != option.canonical(option.default):
+            found.append((name, text))
+    return ", ".join(map("=".join, sorted(found))) or "defaults"
 
 
 def _digest(text: str) -> str:
@@ -116,23 +115,24 @@ def _digest(text: str) -> str:
 
 def _modules(module: torch.nn.Module) -> str:
     """Number of submodules, and a digest of their names and types."""
-    tree = [
-        f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in module.named_modules()
-    ]
+    tree = []
+    for name, part in module.named_modules():
+        kind = type(part)
+        tree.append(f"{name}:{kind.__module__}.{kind.__qualname__}")
     return f"{type(module).__qualname__}, {len(tree)} modules, {_digest('|'.join(tree))}"
 
 
 def _parameters(module: torch.nn.Module) -> str:
     """Number of parameters and buffers, and a digest of their names, shapes, types and device kinds."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    lazy = [name for name, value in named if is_lazy(value)]
-    if lazy:
-        msg = (
-            f"{type(module).__qualname__}.{lazy[0]} has no shape yet; call the module once, or load its "
-            "weights, before the cached function is called"
-        )
-        raise BadFunction(msg, function=type(module).__qualname__)
-    tensors = [f"{name}:{tuple(value.shape)}:{value.dtype}:{value.device.type}" for name, value in named]
+    tensors = []
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            msg = (
+                f"{type(module).__qualname__}.{name} has no shape yet; call the module once, or load its "
+                "weights, before the cached function is called"
+            )
+            raise BadFunction(msg, function=type(module).__qualname__)
+        tensors.append(f"{name}:{tuple(value.shape)}:{value.dtype}:{value.device.type}")
     return f"{len(tensors)} tensors, {_digest('|'.join(tensors))}"
 
 

@@ -108,6 +108,8 @@ def encode(values: tuple[Any, ...]) -> dict[str, str]:
 def differences(traced: dict[str, str], values: tuple[Any, ...]) -> tuple[str, ...]:
     """Readable differences between a traced state and the present one; what is in neither is none."""
     present = _named(values)
+    if present == traced:
+        return ()
     return tuple(
         f"{name}: {traced.get(name)} -> {present.get(name)}"
         for name in NAMES

@@ -268,7 +268,7 @@ def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911,
             case "not_in_dict":
                 return bool(expected not in value.__dict__)
             case "type":
-                return type_name(plain_type(value)) == expected
+                return bool(type_name(plain_type(value)) == expected)
             case "tensor":
                 return _tensor_holds(value, expected)
             case "equals":
