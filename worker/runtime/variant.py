@@ -23,7 +23,6 @@ from time import perf_counter
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
@@ -99,6 +98,7 @@ class Variant:
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
         if facts.gears is not None:
+            from warmrank.worker.capture.eager import EagerRunner
             from warmrank.worker.gears.runner import GearedRunner
 
             plain = EagerRunner(graph, facts, backend)
