@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.groups import is_group, role_of
 from warmrank.worker.keys.code import (
     code_digest,
     function_digest,
@@ -33,6 +34,7 @@ from warmrank.worker.keys.code import (
     is_pinned_module,
     type_name,
 )
+from warmrank.worker.runtime.check import plain_type
 from warmrank.worker.runtime.decoding import class_named, describe_named, device_name
 from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
@@ -243,9 +245,8 @@ def _describe_torch(value: Any) -> list[Any]:
         return ["operator", str(value)]
     if isinstance(value, OperatorNamespace):
         return ["operators", value.name]
-    role = _group_role(value)
-    if role is not None:
-        return role
+    if is_group(type(value)):
+        return ["group", role_of(value), value.size()]
     if isinstance(value, torch.nn.Module | torch.Tensor):
         msg = (
             f"an object of type {type(value).__qualname__} is compared by address, which no other process has"
@@ -254,11 +255,13 @@ def _describe_torch(value: Any) -> list[Any]:
     return ["constant", encode(value)]
 
 
-def _group_role(value: Any) -> list[Any] | None:
-    import torch.distributed as dist
-
-    if not dist.is_available() or not isinstance(value, dist.ProcessGroup):
-        return None
-    from warmrank.worker.groups import role_of
-
-    return ["group", role_of(value), value.size()]
+def tensor_traits(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a condition asks of a tensor, but for sizes and strides."""
+    return {
+        "type": type_name(plain_type(tensor)),
+        "dtype": encode(tensor.dtype),
+        "device": tensor.device.type,
+        "layout": encode(tensor.layout),
+        "requires_grad": tensor.requires_grad,
+        "lazy_bits": [tensor.is_conj(), tensor.is_neg()],
+    }

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.options import OnGearMiss
 
 _log = logging.getLogger("torchair")
-_MAX_SHOWN = 3
 _META_VERSION = "1.0.0"
 _FIRST_VARIANT = "compiled_module"  # as in `cache_store.cache_dir.names`, which a hit has no use for
 Misfits = Callable[["StoredArtifact"], tuple[str, ...]]
@@ -214,7 +213,7 @@ def sibling_variants(place: Place) -> tuple[Path, ...]:
     )
 
 
-def _candidates(place: Place) -> Iterator[Path]:
+def candidates(place: Place) -> Iterator[Path]:
     """Files to look at, own partition first; each directory is listed only if that was not enough."""
     first = place.function_dir / _FIRST_VARIANT
     if is_there := os.path.lexists(first):
@@ -244,7 +243,7 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
     reasons: list[str] = []
     unfit: list[tuple[str, ...]] = []
     tried: set[str] = set()
-    for path in _candidates(place):
+    for path in candidates(place):
         stored = read_stored(path, reasons)
         if stored is None or stored.sha256 in tried:
             continue
@@ -262,27 +261,9 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
             tried.discard(stored.sha256)  # a sibling's copy may have its files
         else:
             return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
-    return Found(stored=None, own=False, reason=_why_none(place, asked, misfits, reasons, unfit))
+    from warmrank.worker.runtime.describe import why_none
 
-
-def _why_none(
-    place: Place, asked: Request, misfits: Misfits, faults: list[str], unfit: list[tuple[str, ...]]
-) -> str:
-    """Files with faults and the conditions of the nearest artifacts; else the nearest other request."""
-    from warmrank.worker.runtime.describe import explain_absence, in_brief
-
-    nearest = [*faults, *dict.fromkeys(in_brief(wrong) for wrong in sorted(unfit, key=len))]
-    more = len(nearest) - _MAX_SHOWN
-    if nearest:
-        return " | ".join([*nearest[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
-
-    def of_file(path: Path) -> tuple[str, ...]:
-        try:
-            return misfits(StoredArtifact.read(path))
-        except (ArtifactCorrupt, _store_error()):
-            return ()
-
-    return explain_absence(place.model_dir, place.function_dir.name, asked, of_file)
+    return Found(stored=None, own=False, reason=why_none(place, asked, misfits, reasons, unfit))
 
 
 def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | None:
@@ -311,15 +292,6 @@ def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
     if components == asked.components:
         return ()
     return tuple(map(str, changed_components(components, asked.components)))
-
-
-def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
-    """The artifact with this digest in any partition, or None."""
-    for path in _candidates(place):
-        stored = read_stored(path, [])
-        if stored is not None and stored.sha256 == sha256 and (whole := with_files(stored, [])) is not None:
-            return whole
-    return None
 
 
 def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:

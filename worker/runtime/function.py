@@ -33,7 +33,6 @@ from warmrank.worker.runtime.find import (
     Place,
     StoredArtifact,
     announce,
-    by_digest,
     function_of,
     look_up,
     model_directory,
@@ -224,12 +223,12 @@ class CachedFunction:
 
     def offered(self, sha256: str, store: Store | None) -> StoredArtifact | None:
         """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
+        from warmrank.worker.runtime.files import by_digest, fetched
+
         place = self.place()
         stored = by_digest(place, sha256)
         if stored is not None or store is None:
             return stored
-        from warmrank.worker.runtime.files import fetched
-
         # Not into the own partition yet: its guards have not been asked.
         offered_dir = place.model_dir / OFFERED / place.function_dir.name
         path = store.fetch_blob(sha256, offered_dir, cache_root=self.root())

@@ -14,7 +14,6 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -45,7 +44,7 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
             yield from _changed_operator(source)
             continue
         if source.kind == "patches":
-            if patches_digest(holder_of(source)) != source.digest:
+            if patches_digest(holder_of(source.module, source.name)) != source.digest:
                 where = f"{source.module}.{source.name}".rstrip(".")
                 yield f"{where} was patched, or a patch of it changed"
             continue
@@ -84,14 +83,16 @@ def operator_digest(name: str, overload: Any) -> str:
 
 def patch_sources() -> tuple[TracedSource, ...]:
     """What somebody put into those parts of torch that run while a graph is lowered, which no tracer sees."""
-    found = (TracedSource(kind="patches", module=module, name=name, digest="") for module, name in _PATCHED)
-    return tuple(replace(source, digest=patches_digest(holder_of(source))) for source in found)
+    return tuple(
+        TracedSource(kind="patches", module=module, name=name, digest=patches_digest(holder_of(module, name)))
+        for module, name in _PATCHED
+    )
 
 
-def holder_of(source: TracedSource) -> Any:
+def holder_of(module: str, name: str) -> Any:
     """The class or module of torch that a source of kind ``patches`` is about."""
-    module = importlib.import_module(source.module)
-    return getattr(module, source.name) if source.name else module
+    holder = importlib.import_module(module)
+    return getattr(holder, name) if name else holder
 
 
 def patches_digest(holder: Any) -> str:

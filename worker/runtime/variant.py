@@ -18,6 +18,7 @@ import dataclasses
 import importlib
 import itertools
 import marshal
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from types import CellType, CodeType, FunctionType
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.artifact import PortableGuards
     from warmrank.worker.runtime.options import GuardMode, OnGearMiss
     from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
-    from warmrank.worker.runtime.snapshot import Noise, Snapshot
+    from warmrank.worker.runtime.snapshot import Snapshot
+    from warmrank.worker.torch_private.unchanged import Key
 
 # A constant that marshal cannot hold: this, and its JSON.
 PLACEHOLDER = "__warmrank_constant__"
@@ -288,7 +290,7 @@ class CallGuards:
         self._function = function
         self._module = module
         self._watches = mode == "always"
-        self._noise: Noise | None = None
+        self._noise: Counter[Key] = Counter()  # changes while all conditions held
         self._snapshot: Snapshot | None = None
         self._others: dict[int, frozenset[int]] = {}
         self._fits: Callable[..., bool] | None = None
@@ -330,15 +332,14 @@ class CallGuards:
         """Look at what the conditions hang on, before they are checked; None if they are not watched."""
         if not self._watches:
             return None
-        from warmrank.worker.runtime.snapshot import Noise, take  # a process's first call needs none of it
+        from warmrank.worker.runtime.snapshot import take  # a process's first call needs none of it
 
-        self._noise = self._noise or Noise()
         return take(self._guards, self._function, arguments, noise=self._noise)
 
     def changed(self, tensors: Collection[int]) -> None:
         """All conditions hold: count what changed nevertheless, and nodes of the runner's ``tensors``."""
-        if self._snapshot is not None and self._noise is not None:
-            self._noise.count([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
+        if self._snapshot is not None:
+            self._noise.update([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
 
     def keep(self, snapshot: Snapshot, elsewhere: Collection[int]) -> None:
         """Settle on what was observed; tensors with the ids ``elsewhere`` are compared by a runner."""
