@@ -300,11 +300,10 @@ def open_private(path: Path) -> BufferedReader:
         OSError: it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    file = os.fdopen(descriptor, "rb")
     status = os.fstat(descriptor)
     if (status.st_mode, status.st_uid) == (stat.S_IFREG | 0o600, os.geteuid()):
-        return file
-    file.close()
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
     from warmrank.cache_store.cache_dir import private_files
 
     return private_files.open_private(path)  # says why not

@@ -135,12 +135,12 @@ class Variant:
 
     def _state_holds(self) -> bool:
         """Whether what is declared for the module is what the artifact was made with."""
-        made_with = self.stored.artifact.guards.runtime_state
         if self._runtime_state is None:
-            if not (made_with or is_anything_declared()):
+            if not is_anything_declared():  # then none was when it was made, which a load looked at
                 return True
             from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
 
+            made_with = self.stored.artifact.guards.runtime_state
             self._runtime_state = RuntimeStateGuard(self._module, made_with)
         return self._runtime_state.holds()
 
