@@ -31,6 +31,16 @@ def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
         _registered.setdefault(group_name(group), role)
 
 
+def is_group(kind: type[Any]) -> bool:
+    """Whether a class is one of process groups, which another process knows by their roles.
+
+    Not of an object, which torch would ask for attributes, and so may run code of the user's.
+    """
+    import torch.distributed as dist
+
+    return dist.is_available() and issubclass(kind, dist.ProcessGroup)
+
+
 def role_of(group: ProcessGroup | str) -> str:
     """The role of a group, given the group or its name in this process."""
     from warmrank.worker.torch_private.switches import group_name, known_groups

@@ -29,8 +29,7 @@ class Settings(Value):
         keyring: ``warmrank/keys`` below ``XDG_CONFIG_HOME`` or ``~/.config``; None for a user without a home.
         last_report: report of the last launch, below ``XDG_STATE_HOME`` or ``~/.local/state``; None likewise.
         compiler: ``CXX``: the C++ compiler, a name or a path; ``g++`` where it is not set.
-        cuda_home: ``CUDA_HOME``; empty where it is not set, as the following.
-        ascend_home: ``ASCEND_HOME_PATH`` or ``ASCEND_TOOLKIT_HOME``: where CANN is.
+        cuda_home: ``CUDA_HOME``; empty where it is not set.
         ascend: all variables of Ascend's software: those that begin with ``ASCEND_``, ``ATB_`` and ``HCCL_``.
         op_compiler_cache: ``ACL_OP_COMPILER_CACHE_DIR``, where CANN keeps compiled operators.
         local_rank: ``LOCAL_RANK``, ``RANK`` and ``WORLD_SIZE`` as torchrun sets them.
@@ -43,7 +42,6 @@ class Settings(Value):
     last_report: Path | None
     compiler: str
     cuda_home: str
-    ascend_home: str
     ascend: Mapping[str, str]
     op_compiler_cache: str = ""
     local_rank: int = 0
@@ -68,8 +66,7 @@ def settings() -> Settings:
         last_report=_home("XDG_STATE_HOME", "~/.local/state", "warmrank/last-launch.json"),
         compiler=os.environ.get("CXX") or "g++",
         cuda_home=os.environ.get("CUDA_HOME", ""),
-        ascend_home=os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME", ""),
-        ascend={name: os.environ[name] for name in os.environ if name.startswith(_ASCEND)},
+        ascend={name: value for name, value in os.environ.items() if name.startswith(_ASCEND)},
         op_compiler_cache=os.environ.get("ACL_OP_COMPILER_CACHE_DIR", ""),
         local_rank=_number("LOCAL_RANK"),
         journal_dir=Path(journal_dir) if journal_dir else None,

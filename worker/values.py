@@ -67,13 +67,20 @@ class Value:
         cls.value_fields = {**cls.value_fields, **own}
 
     def __init__(self, /, **given: Any) -> None:
-        known = self.value_fields
-        values = {name: given[name] if name in given else _default(self, name) for name in known}
-        if not given.keys() <= known.keys():
-            unknown = ", ".join(sorted(given.keys() - known.keys()))
-            msg = f"{type(self).__qualname__} has no field {unknown}; its fields: {', '.join(known)}"
+        for name, default in self.value_fields.items():
+            if name in given:
+                self.__dict__[name] = given.pop(name)
+            elif isinstance(default, Field) and default.default_factory is not MISSING:
+                self.__dict__[name] = default.default_factory()
+            elif default is MISSING:
+                msg = f"{type(self).__qualname__} needs a value for its field {name}"
+                raise TypeError(msg)
+            else:
+                self.__dict__[name] = default
+        if given:
+            unknown, known = ", ".join(sorted(given)), ", ".join(self.value_fields)
+            msg = f"{type(self).__qualname__} has no field {unknown}; its fields: {known}"
             raise TypeError(msg)
-        self.__dict__.update(values)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={self.__dict__[name]!r}" for name in self.value_fields)
@@ -97,13 +104,3 @@ class Value:
 def replace(value: V, /, **changes: Any) -> V:
     """A value with other fields; as `dataclasses.replace`, without making fields first."""
     return type(value)(**{**{name: value.__dict__[name] for name in value.value_fields}, **changes})
-
-
-def _default(made: Value, name: str) -> Any:
-    given = made.value_fields[name]
-    if given is MISSING:
-        msg = f"{type(made).__qualname__} needs a value for its field {name}"
-        raise TypeError(msg)
-    if isinstance(given, Field) and given.default_factory is not MISSING:
-        return given.default_factory()
-    return given

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warmrank.worker.log import logger
     from warmrank.worker.rank.workload import Call, RankContext, Workload
     from warmrank.worker.results import Verification
-    from warmrank.worker.runtime.declare import declare_runtime_state
+    from warmrank.worker.runtime.runtime_state import declare_runtime_state
 
 __all__ = [
     "Call",
@@ -48,7 +48,7 @@ _HOMES = {
     "Workload": ("warmrank.worker.rank.workload", "Workload"),
     "configs": ("warmrank.configs", ""),
     "declare_groups": ("warmrank.worker.groups", "declare_groups"),
-    "declare_runtime_state": ("warmrank.worker.runtime.declare", "declare_runtime_state"),
+    "declare_runtime_state": ("warmrank.worker.runtime.runtime_state", "declare_runtime_state"),
     "get_backend": ("warmrank.worker.inference", "get_backend"),
     "get_npu_backend": ("warmrank.worker.inference", "get_backend"),
     "graph_pool_handle": ("warmrank.worker.capture.pools", "graph_pool_handle"),

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from warmrank.worker.guards.paths import PathTable
-from warmrank.worker.keys.code import type_name
 from warmrank.worker.runtime import ambient, constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.asked import Call
@@ -58,12 +57,7 @@ def made_guards(
 def like(tensor: torch.Tensor, **changed: Any) -> dict[str, Any]:
     """What a guard expects of a tensor that is like this one."""
     expected = {
-        "type": type_name(type(tensor)),
-        "dtype": constants.encode(tensor.dtype),
-        "device": tensor.device.type,
-        "layout": constants.encode(tensor.layout),
-        "requires_grad": tensor.requires_grad,
-        "lazy_bits": [tensor.is_conj(), tensor.is_neg()],
+        **constants.tensor_traits(tensor),
         "sizes": list(tensor.shape) if tensor.layout == torch.strided else [],
         "strides": list(tensor.stride()) if tensor.layout == torch.strided else [],
     }

@@ -32,8 +32,8 @@ from warmrank.worker.errors import (
     RandomOp,
 )
 from warmrank.worker.keys.request import Request
-from warmrank.worker.runtime.describe import explain_absence
-from warmrank.worker.runtime.find import model_directory
+from warmrank.worker.runtime.describe import why_none
+from warmrank.worker.runtime.find import Place, model_directory
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -267,7 +267,8 @@ MODEL_DIR = "Llama_dynamic_aclgraphcache_0f"
 
 def test_absence_names_the_components_that_differ(tmp_path: Path) -> None:
     lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode")
-    reason = explain_absence(tmp_path / MODEL_DIR, "decode", ASKED)
+    place = Place(model_dir=tmp_path / MODEL_DIR, function_dir=tmp_path / MODEL_DIR / "decode")
+    reason = why_none(place, ASKED, lambda _: (), [], [])
     assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
 
 

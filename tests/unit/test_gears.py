@@ -16,9 +16,9 @@ from torch.nn import functional
 
 import warmrank
 from tests.support.tracing import cached, compiles_ahead, outcome
+from warmrank.inference import set_dim_gears
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import set_dim_gears
 from warmrank.worker.gears.model import MAX_COMBINATIONS, checked_gears, covering, merged
 from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.torch_private.marks import mark_geared, refuse_unbacked
@@ -210,7 +210,7 @@ def test_one_compile_serves_every_gear_also_a_gear_of_one(tmp_path, name, more, 
     for count in (1, 2, 8, 1, 2, 8):
         x = rows(count, *more)
         assert same(function(x), getattr(model, name)(x))
-    assert function.last_result is compiled
+    assert function.last_result == compiled
     found = function.variants[0].runner.statistics
     assert (found.warm_up_runs, found.captures, found.replays) == (3, 3, 4)
 

@@ -14,8 +14,14 @@ from torch import nn
 from tests.support.small_models import Plain
 from tests.support.tracing import ROWS, cached, outcome, reason
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden
-from warmrank.worker.runtime.declare import MAX_TEXT_CHARS, MAX_VALUES, checked, declare_runtime_state
-from warmrank.worker.runtime.runtime_state import RuntimeStateGuard, declared_for
+from warmrank.worker.runtime.runtime_state import (
+    MAX_TEXT_CHARS,
+    MAX_VALUES,
+    RuntimeStateGuard,
+    checked,
+    declare_runtime_state,
+    declared_for,
+)
 
 
 class Blocks(IntEnum):

@@ -1,51 +1,33 @@
-"""Runs a graph as it is, for engines whose graphs are not captured; and what all runners need for that."""
+"""Runners of graphs that are not captured here: called as they are, or by an engine that captures by itself.
+
+Both have what `worker.capture.runner.GraphRunner` has.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from warmrank.worker.capture.layout import InputLayout, SettledInputs
-from warmrank.worker.devices.memory import memory_of
+from warmrank.worker.capture.runner import Tally, autocast_kinds, is_plain, plain, restored
+from warmrank.worker.errors import NotCapturable
+from warmrank.worker.runtime.artifact import MUTATED, STATE, USER
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics
+    from warmrank.worker.capture.statistics import CaptureStatistics
     from warmrank.worker.devices.port import DeviceBackend
-    from warmrank.worker.engines import Graph
+    from warmrank.worker.engines import Graph, SelfCapturing
+    from warmrank.worker.engines.overlap import OverlapCheck
     from warmrank.worker.runtime.artifact import GraphFacts
 
-
-class Tally:
-    """The counters of one runner."""
-
-    def __init__(self) -> None:
-        self.captures = self.replays = self.warm_up_runs = 0
-        self.recaptured: Counter[str] = Counter()
-        self.eager: Counter[str] = Counter()
-
-    def taken(self, pools: tuple[PoolStatistics, ...]) -> CaptureStatistics:
-        """The counters as they stand."""
-        from warmrank.worker.capture.statistics import CaptureStatistics, counts
-
-        return CaptureStatistics(
-            captures=self.captures,
-            recapture_causes=counts(self.recaptured),
-            replays=self.replays,
-            warm_up_runs=self.warm_up_runs,
-            eager_causes=counts(self.eager),
-            pools=pools,
-        )
+_ONE_AT_A_TIME = threading.RLock()
 
 
 class EagerRunner:
-    """Calls one loaded graph; has what `worker.capture.runner.GraphRunner` has."""
+    """Calls one loaded graph, of an engine whose graphs are not captured."""
 
     max_captures: int = 0
 
@@ -94,61 +76,101 @@ class EagerRunner:
         return self._tally.taken(())
 
 
-@contextlib.contextmanager
-def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
-    """Gives mutated inputs their values back at the end, and generators of random numbers their states.
+class SelfCapturingRunner(EagerRunner):
+    """Hands calls over to an engine that captures and replays (``torchair``).
 
-    An operator of the user's may draw numbers although nothing says so.
+    What the engine captures on a call it does not tell, so the capture plan has the shapes of `prepare`.
     """
-    saved = [memory_of(inputs[index]).clone() for index in mutated]
-    generators = [(put_back, state()) for state, put_back in _generators()]
-    try:
-        yield
-    finally:
-        for put_back, drawn_from in generators:
-            put_back(drawn_from)
-        for index, before in zip(mutated, saved, strict=True):
-            memory_of(inputs[index]).copy_(before)
+
+    def __init__(self, graph: SelfCapturing, facts: GraphFacts, backend: DeviceBackend, limit: int) -> None:
+        super().__init__(graph, facts, backend)
+        self.max_captures = 0 if graph.is_eager else limit
+        self._capturing = graph
+        self._kind = backend.kind
+        self._overlap = _overlap_of(facts)
+        self._prepared: dict[Shapes, None] = {}
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Outputs of the graph for ``inputs``; calls of all functions run one at a time, as one may capture.
+
+        Raises:
+            NotCapturable: the device has no stream left for what the engine captures, or an input that is
+                written to shares memory with another one.
+            StateChanged: a tensor of the module is not what the graph was loaded for.
+        """
+        self.settled.check(inputs)
+        self._refuse_shared(inputs)
+        with _ONE_AT_A_TIME:
+            before = self._capturing.num_captures
+            outputs = self._run(inputs)
+            self.layout.note_writes(inputs)
+            if self._capturing.is_eager:  # asked afterwards: a call may be the one that goes over the limit
+                self._tally.eager["TorchAir runs the function eagerly"] += 1
+            elif self._capturing.num_captures == before:
+                self._tally.replays += 1
+        return outputs
+
+    def prepare(self, *inputs: Any) -> None:
+        """Let the engine capture for ``inputs``, which runs the graph; mutated inputs keep their values."""
+        self.layout.require_tensors(inputs)
+        self.settled.check(inputs)
+        self._refuse_shared(inputs)
+        with _ONE_AT_A_TIME, restored(inputs, self.layout.mutated):
+            self._run(inputs)
+        shapes = self.shapes_for(inputs)
+        if shapes is not None:
+            self._prepared[shapes] = None
+
+    def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        try:
+            if is_plain(self._autocast_kinds):
+                return self._graph(*inputs)
+            with plain(self._autocast_kinds):
+                return self._graph(*inputs)
+        except RuntimeError as error:
+            from warmrank.worker.devices.failures import refuse_exhausted
+
+            refuse_exhausted(error, self._kind)
+            raise
+
+    def _refuse_shared(self, inputs: tuple[Any, ...]) -> None:
+        if self._overlap is not None and self._overlap(inputs):
+            names = ", ".join(self.layout.described(index) for index in self.layout.mutated)
+            msg = (
+                f"{names} shares memory with another input, and is written to, which TorchAir's graphs do "
+                "not expect; pass copies, or use engine graph"
+            )
+            raise NotCapturable(msg, operator="")
+
+    def hand_over(self) -> None:
+        """See `SelfCapturing.hand_over`."""
+        self._capturing.hand_over()
+
+    def shapes(self) -> tuple[Shapes, ...]:
+        """The shapes that were prepared."""
+        return tuple(self._prepared)
+
+    def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
+        """What the capture plan says of these inputs; None where nothing would be captured for them."""
+        from warmrank.worker.capture.plan import shapes_of
+
+        return None if self._capturing.is_eager else shapes_of(self.layout, inputs)
+
+    @property
+    def statistics(self) -> CaptureStatistics:
+        """What can be told from outside: graphs that the engine holds, and calls."""
+        self._tally.captures = self._capturing.num_captures
+        return self._tally.taken(())
 
 
-def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """How the state of each default generator on the host is read and set."""
-    yield torch.get_rng_state, torch.set_rng_state
-    yield random.getstate, random.setstate
-    if numpy_random := sys.modules.get("numpy.random"):
-        yield numpy_random.get_state, numpy_random.set_state
+def _overlap_of(facts: GraphFacts) -> OverlapCheck | None:
+    """What looks for shared memory before each call; None where nothing is written to."""
+    positions = {
+        kind: [index for index, found in enumerate(facts.input_classes) if found == kind]
+        for kind in (MUTATED, STATE, USER)
+    }
+    if not positions[MUTATED]:
+        return None
+    from warmrank.worker.engines.overlap import OverlapCheck
 
-
-def autocast_kinds(device_kind: str) -> tuple[str, ...]:
-    """The kinds of devices whose autocast may reach a graph's operators."""
-    return tuple(dict.fromkeys(("cpu", device_kind)))
-
-
-def is_plain(kinds: tuple[str, ...]) -> bool:
-    """Whether neither autograd nor autocast is on: then `plain` changes nothing."""
-    return not (torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, kinds)))
-
-
-@contextlib.contextmanager
-def plain(kinds: Iterable[str]) -> Iterator[None]:
-    """No autograd, and no autocast: the casts that autocast made are operators of the graph already."""
-    with contextlib.ExitStack() as stack:
-        if torch.is_grad_enabled():
-            stack.enter_context(torch.no_grad())
-        for kind in kinds:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-@contextlib.contextmanager
-def ordinary_tensors(mutated: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Out of inference mode, so that what is allocated here can be written to in and out of it.
-
-    Unless a mutated input was made in that mode: then every call has to be in it.
-    """
-    if not torch.is_inference_mode_enabled() or any(tensor.is_inference() for tensor in mutated):
-        yield
-        return
-    with torch.inference_mode(mode=False), torch.no_grad():
-        yield
+    return OverlapCheck(positions[MUTATED], positions[STATE], positions[USER])

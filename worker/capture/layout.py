@@ -9,7 +9,7 @@ strides that its conditions were found to hold for, and all its elements lie in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from warmrank.worker.devices.memory import lies_in_storage, picker
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts
-from warmrank.worker.torch_private.unchanged import Metadata
+from warmrank.worker.torch_private.metadata import Metadata
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.unchanged import TensorWatch
@@ -40,32 +40,36 @@ class InputLayout:
     """
 
     def __init__(self, facts: GraphFacts, *, clone_input: bool, frozen_parameters: bool) -> None:
-        classes = facts.input_classes
-        copied_class = USER if clone_input else None
-        self.of_module = frozenset(facts.module_inputs)
-        self.copied = _positions(classes, lambda _, kind: kind == copied_class)
-        self.fixed = _positions(classes, lambda _, kind: kind not in (copied_class, NUMBER))
-        self.mutated = _positions(classes, lambda _, kind: kind == MUTATED)
-        self._pick_mutated = picker(self.mutated)
-        self.numbers = _positions(classes, lambda _, kind: kind == NUMBER)
-        self.kept = tuple(index for index in self.fixed if index in self.of_module or index in self.mutated)
-        self.shaped = _positions(
-            classes,
-            lambda index, kind: kind != NUMBER and not (kind == STATE and index in self.of_module),
-        )
-        self.compared = tuple(
-            index
-            for index in self.fixed
-            if not (frozen_parameters and classes[index] == STATE and index in self.of_module)
-        )
-        self._classes = classes
+        self._classes = classes = facts.input_classes
         self._names = facts.input_names or tuple(f"input {index}" for index in range(len(classes)))
+        self.of_module = frozenset(facts.module_inputs)
+        copied, fixed, compared, mutated, kept, shaped, numbers = sorted_ = [list[int]() for _ in range(7)]
+        for index, kind in enumerate(classes):
+            of_module = index in self.of_module
+            is_state = of_module and kind == STATE
+            if kind == NUMBER:
+                numbers.append(index)
+                continue
+            if not is_state:
+                shaped.append(index)
+            if kind == USER and clone_input:
+                copied.append(index)
+                continue
+            fixed.append(index)
+            if not (frozen_parameters and is_state):
+                compared.append(index)
+            if kind == MUTATED:
+                mutated.append(index)
+            if of_module or kind == MUTATED:
+                kept.append(index)
+        self.copied, self.fixed, self.compared, self.mutated, self.kept, self.shaped, self.numbers = map(
+            tuple, sorted_
+        )
+        self._pick_mutated = picker(self.mutated)
 
     def key(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """What tells one captured graph of a function from another."""
-        return tuple(inputs[index].shape for index in self.shaped) + tuple(
-            inputs[index] for index in self.numbers
-        )
+        return (*[inputs[index].shape for index in self.shaped], *[inputs[index] for index in self.numbers])
 
     def require_tensors(self, inputs: Sequence[Any]) -> None:
         """Refuse inputs that are no tensors any more: the module's are not asked about on each call."""
@@ -84,10 +88,6 @@ class InputLayout:
         words = {MUTATED: "mutated input", USER: "user input"}
         state = "parameter or buffer" if index in self.of_module else "input that is used where it lies"
         return f"{words.get(kind, state)} {self._names[index]}"
-
-
-def _positions(classes: Sequence[str], wanted: Callable[[int, str], bool]) -> tuple[int, ...]:
-    return tuple(index for index, kind in enumerate(classes) if wanted(index, kind))
 
 
 class SettledInputs:

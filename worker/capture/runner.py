@@ -11,29 +11,28 @@ replayed; what only that needs is imported then.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
+import sys
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture.eager import (
-    EagerRunner,
-    Tally,
-    autocast_kinds,
-    is_plain,
-    ordinary_tensors,
-    plain,
-    restored,
-)
+import torch
+
 from warmrank.worker.capture.layout import InputLayout, Settled, SettledInputs
+from warmrank.worker.devices.memory import memory_of
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
+    from warmrank.worker.capture.eager import EagerRunner
     from warmrank.worker.capture.entry import Entry
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.pools import CapturePool
-    from warmrank.worker.capture.statistics import CaptureStatistics
+    from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.devices import PoolHandle
     from warmrank.worker.devices.port import DeviceBackend
@@ -85,6 +84,28 @@ class CaptureOptions(Value):
             reuse_in_function=not aclgraph.disable_mempool_reuse_in_same_fx,
             frozen_parameters=config.experimental_config.frozen_parameter,
             force_recapture=config.npugraphex_config.force_recapture,
+        )
+
+
+class Tally:
+    """The counters of one runner."""
+
+    def __init__(self) -> None:
+        self.captures = self.replays = self.warm_up_runs = 0
+        self.recaptured: Counter[str] = Counter()
+        self.eager: Counter[str] = Counter()
+
+    def taken(self, pools: tuple[PoolStatistics, ...]) -> CaptureStatistics:
+        """The counters as they stand."""
+        from warmrank.worker.capture.statistics import CaptureStatistics, counts
+
+        return CaptureStatistics(
+            captures=self.captures,
+            recapture_causes=counts(self.recaptured),
+            replays=self.replays,
+            warm_up_runs=self.warm_up_runs,
+            eager_causes=counts(self.eager),
+            pools=pools,
         )
 
 
@@ -349,17 +370,74 @@ def _given_pool(backend: DeviceBackend, handle: PoolHandle | None) -> CapturePoo
     return pool_of(backend, handle)
 
 
-Runner = GraphRunner | EagerRunner
-
-
 def runner_for(
     engine: Engine, graph: Any, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
-) -> Runner:
+) -> GraphRunner | EagerRunner:
     """A runner for a graph that the engine loaded: captured here, by the engine, or not at all."""
     if engine.captured:
         return GraphRunner(graph, facts, backend, options)
-    if engine.captures_itself:
-        from warmrank.worker.capture.self_capturing import SelfCapturingRunner
+    from warmrank.worker.capture.eager import EagerRunner, SelfCapturingRunner
 
+    if engine.captures_itself:
         return SelfCapturingRunner(graph, facts, backend, options.limit)
     return EagerRunner(graph, facts, backend)
+
+
+@contextlib.contextmanager
+def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
+    """Gives mutated inputs their values back at the end, and generators of random numbers their states.
+
+    An operator of the user's may draw numbers although nothing says so.
+    """
+    saved = [memory_of(inputs[index]).clone() for index in mutated]
+    generators = [(put_back, state()) for state, put_back in _generators()]
+    try:
+        yield
+    finally:
+        for put_back, drawn_from in generators:
+            put_back(drawn_from)
+        for index, before in zip(mutated, saved, strict=True):
+            memory_of(inputs[index]).copy_(before)
+
+
+def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How the state of each default generator on the host is read and set."""
+    yield torch.get_rng_state, torch.set_rng_state
+    yield random.getstate, random.setstate
+    if numpy_random := sys.modules.get("numpy.random"):
+        yield numpy_random.get_state, numpy_random.set_state
+
+
+def autocast_kinds(device_kind: str) -> tuple[str, ...]:
+    """The kinds of devices whose autocast may reach a graph's operators."""
+    return tuple(dict.fromkeys(("cpu", device_kind)))
+
+
+def is_plain(kinds: tuple[str, ...]) -> bool:
+    """Whether neither autograd nor autocast is on: then `plain` changes nothing."""
+    return not (torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, kinds)))
+
+
+@contextlib.contextmanager
+def plain(kinds: Iterable[str]) -> Iterator[None]:
+    """No autograd, and no autocast: the casts that autocast made are operators of the graph already."""
+    with contextlib.ExitStack() as stack:
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
+        for kind in kinds:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def ordinary_tensors(mutated: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Out of inference mode, so that what is allocated here can be written to in and out of it.
+
+    Unless a mutated input was made in that mode: then every call has to be in it.
+    """
+    if not torch.is_inference_mode_enabled() or any(tensor.is_inference() for tensor in mutated):
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield

@@ -11,7 +11,10 @@ import torch
 
 def _span(tensor: torch.Tensor) -> int:
     """Elements from the first to the last, both included, where there are any."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    span = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        span += (size - 1) * stride
+    return span
 
 
 def span_bytes(tensor: torch.Tensor) -> int:

@@ -33,7 +33,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import NotPortable, NotYet
-from warmrank.worker.keys.environment import instruction_set
+from warmrank.worker.keys.machine import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import bind_inputs, compile_library

@@ -17,14 +17,8 @@ class _Process:
     used = False  # gears cost nothing where nobody sets any
 
 
-def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
-    """Give dimensions of an input their gears, as in ``set_dim_gears(x, {0: [2, 4]})``.
-
-    Source of name, checks and attribute: TorchAir's ``torchair.inference.set_dim_gears``.
-
-    Raises:
-        GearError: `t` is no tensor, the gears are not allowed, or `t` has other gears already.
-    """
+def carry(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
+    """See `worker.inference.set_dim_gears`."""
     import torch
 
     from warmrank.worker.errors import GearError

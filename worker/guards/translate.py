@@ -13,7 +13,7 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.gears.carried import carried, encoded
-from warmrank.worker.groups import role_of
+from warmrank.worker.groups import is_group, role_of
 from warmrank.worker.guards.paths import UNNAMED_SCOPE, NodeValues, PathTable, made_globals, volatile_nodes
 from warmrank.worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
 from warmrank.worker.keys.code import forget_types, type_name
@@ -21,8 +21,8 @@ from warmrank.worker.keys.sources import collect
 from warmrank.worker.runtime import asked, constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import plain_type
-from warmrank.worker.runtime.constants import describe, encode_key, keys_of
-from warmrank.worker.runtime.decoding import decode
+from warmrank.worker.runtime.constants import describe, encode_key
+from warmrank.worker.runtime.decoding import decode, keys_of
 from warmrank.worker.runtime.sources import operator_digest, patch_sources
 from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
@@ -125,7 +125,7 @@ def _groups_in_collectives(trace: Trace) -> list[str]:
     return [
         guard.source
         for guard in trace.guards
-        if _is_group(guard.value) and guard.value.group_name not in held
+        if is_group(type(guard.value)) and guard.value.group_name not in held
     ]
 
 
@@ -271,15 +271,8 @@ def _is_conversion(node: ast.AST) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "___from_numpy"
 
 
-def _is_group(value: Any) -> bool:
-    import torch.distributed as dist
-
-    # Not isinstance, for which torch asks the object for attributes, which may run code of the user's.
-    return dist.is_available() and issubclass(type(value), dist.ProcessGroup)
-
-
 def _type(guard: TracedGuard) -> _Translated:
-    if _is_group(guard.value):
+    if is_group(type(guard.value)):
         return _group(guard)
     return [("type", type_name(plain_type(guard.value)))]
 
@@ -289,7 +282,7 @@ def _identity(guard: TracedGuard) -> _Translated:
 
 
 def _group(guard: TracedGuard) -> _Translated:
-    if not _is_group(guard.value):
+    if not is_group(type(guard.value)):
         kind = type(guard.value).__qualname__
         msg = (
             f"a {kind} is compared by its own rules; read what the function needs of it in __init__ (sizes, "
@@ -322,16 +315,8 @@ def _tensor(guard: TracedGuard) -> _Translated:
         kind = type(tensor).__qualname__
         msg = f"it is a {kind}; hand over a plain tensor (as_subclass(torch.Tensor), or what it wraps)"
         raise NotPortable(msg, what=kind)
-    expected = {
-        "type": type_name(plain_type(tensor)),
-        "dtype": constants.encode(tensor.dtype),
-        "device": tensor.device.type,
-        "layout": constants.encode(tensor.layout),
-        "requires_grad": tensor.requires_grad,
-        "lazy_bits": [tensor.is_conj(), tensor.is_neg()],
-        "sizes": list(guard.sizes),
-        "strides": list(guard.strides),
-    }
+    sizes, strides = list(guard.sizes), list(guard.strides)
+    expected = {**constants.tensor_traits(tensor), "sizes": sizes, "strides": strides}
     gears = encoded(carried(tensor))
     return [("tensor", expected), *([("gears", gears)] if gears else [])]
 

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.groups import is_group
 from warmrank.worker.guards.paths import NodeValues, PathTable
 from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Check, Node
 from warmrank.worker.runtime.check import MISSING
-from warmrank.worker.runtime.constants import describe, encode_key, keys_of
+from warmrank.worker.runtime.constants import describe, encode_key
+from warmrank.worker.runtime.decoding import keys_of
 from warmrank.worker.torch_private.tracing import Trace
 
 # How Dynamo writes the member of a set that stands at some place in it: in each process another one.
@@ -155,7 +157,7 @@ def has_identity(value: Any) -> bool:
         return not _is_found_by_name(value)
     if issubclass(kind, tuple) and kind not in (tuple, torch.Size):
         return True  # a named tuple, which may hold anything
-    return not issubclass(kind, _INTERCHANGEABLE) and not _is_group(kind)
+    return not issubclass(kind, _INTERCHANGEABLE) and not is_group(kind)
 
 
 def _is_found_by_name(value: Any) -> bool:
@@ -205,10 +207,3 @@ def partition(nodes: Sequence[Node], values: Sequence[Any], held: Collection[int
         steps[taken] = stands_for[index]
     distinct = list(first.values())
     return [*checks, (distinct[0], "distinct", distinct[1:])] if len(distinct) > 1 else checks
-
-
-def _is_group(kind: type[Any]) -> bool:
-    """A process group goes by its role."""
-    import torch.distributed as dist
-
-    return dist.is_available() and issubclass(kind, dist.ProcessGroup)

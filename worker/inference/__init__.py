@@ -8,16 +8,17 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker import collection
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
-from warmrank.worker.gears.carried import set_dim_gears
 
 if TYPE_CHECKING:
+    import torch
+
     from warmrank.worker.runtime.function import CachedFunction
 
 __all__ = ["cache_compile", "readable_cache", "set_dim_gears"]
@@ -248,6 +249,19 @@ def _refuse_misspelt(function: str, name: str, known: Iterable[str]) -> None:
         msg = f"{function} has no parameter {name!r}; did you mean {near[0]!r}?"
         raise BadConfig(msg, parameter=name)
     _log.warning("%s ignores the unknown parameter %r", function, name)
+
+
+def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
+    """Give dimensions of an input their gears, as in ``set_dim_gears(x, {0: [2, 4]})``.
+
+    Source of name, checks and attribute: TorchAir's ``torchair.inference.set_dim_gears``.
+
+    Raises:
+        GearError: `t` is no tensor, the gears are not allowed, or `t` has other gears already.
+    """
+    from warmrank.worker.gears.carried import carry
+
+    carry(t, dim_gears)
 
 
 def readable_cache(

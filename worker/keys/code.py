@@ -20,7 +20,7 @@ from typing import Any
 
 _DISTRIBUTIONS = frozenset({"torch", "torch_npu", "torchair"})
 _STANDARD_LIBRARY = Path(os.__file__).parent
-_INSTALLED = ("site-packages", "dist-packages")
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _DIGEST_CHARS = 32
 _type_names: dict[type, str] = {}
 _patched: dict[type, bool] | None = None  # within `types_anew`
@@ -68,19 +68,16 @@ def is_pinned_module(name: str | None) -> bool:
     if name is None or name == "__main__":
         return False
     top = name.partition(".")[0]
-    return top in _DISTRIBUTIONS or (top in sys.stdlib_module_names and _is_of_python(top))
-
-
-def _is_of_python(top: str) -> bool:
-    """Whether a module with the name of one of Python's is not somebody else's file of that name."""
+    if top in _DISTRIBUTIONS or top not in sys.stdlib_module_names:
+        return top in _DISTRIBUTIONS
     file = getattr(sys.modules.get(top), "__file__", None)
-    return file is None or _stands_in_python(file)
+    return file is None or _stands_in_python(file)  # not somebody else's file of that name
 
 
 @functools.cache
 def _stands_in_python(file: str) -> bool:
     path = Path(file)
-    return path.is_relative_to(_STANDARD_LIBRARY) and not any(part in _INSTALLED for part in path.parts)
+    return path.is_relative_to(_STANDARD_LIBRARY) and _INSTALLED.isdisjoint(path.parts)
 
 
 def package_of(name: str) -> str:
@@ -101,10 +98,8 @@ def function_digest(function: types.FunctionType) -> str:
     hasher = hashlib.sha256()
     _feed_code(hasher, function.__code__)
     _feed(hasher, *map(stable_text, function.__defaults__ or ()))
-    _feed(
-        hasher,
-        *(f"{key}={stable_text(item)}" for key, item in sorted((function.__kwdefaults__ or {}).items())),
-    )
+    for key, item in sorted((function.__kwdefaults__ or {}).items()):
+        _feed(hasher, f"{key}={stable_text(item)}")
     return hasher.hexdigest()[:_DIGEST_CHARS]
 
 
@@ -261,36 +256,6 @@ def is_of_replaced_module(function: types.FunctionType) -> bool:
     return module is not None and vars(module) is not function.__globals__
 
 
-def digested_codes(value: Any) -> Iterator[types.CodeType]:
-    """Code whose content the name of a value's class, or the description of a function or class, covers."""
-    if isinstance(value, types.MethodType):
-        value = value.__func__
-    if isinstance(value, types.CodeType):
-        yield from with_inner(value)
-    elif isinstance(value, types.FunctionType):
-        if not is_pinned_module(globals_module(value)):
-            yield from with_inner(value.__code__)
-    else:
-        for base in (value if isinstance(value, type) else type(value)).__mro__:
-            pinned = is_pinned_module(base.__module__)
-            for function in _functions_of(base):
-                if not (is_pinned_module(globals_module(function)) if pinned else has_file(function)):
-                    yield from with_inner(function.__code__)
-
-
-def _functions_of(cls: type) -> Iterator[types.FunctionType]:
-    for value in vars(cls).values():
-        yield from (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
-
-
-def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and those of the functions and classes within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from with_inner(constant)
-
-
 def _field(field: Any) -> str:
     """A dataclass's field; the type annotation changes nothing."""
     # All as stable texts: kw_only may be dataclasses.MISSING, whose own text holds its address.
@@ -300,14 +265,19 @@ def _field(field: Any) -> str:
 
 def _foreign_members(cls: type) -> list[str]:
     """Functions that somebody put into a class of torch or Python: foreign ones with their digests."""
-    if cls.__flags__ & _IMMUTABLE_TYPE:
-        return []
-    return sorted(
-        text
-        for name, value in vars(cls).items()
-        if not _plainly_own(cls, name, value)
-        for text in _foreign_layers(cls, name, value)
-    )
+    found: list[str] = []
+    prefix = f"{cls.__qualname__}."
+    for name, value in () if cls.__flags__ & _IMMUTABLE_TYPE else vars(cls).items():
+        kind = value.__class__
+        if kind not in _NEVER_FOREIGN and not (
+            # Nearly all others are torch's own methods where they stand in the source.
+            kind is types.FunctionType
+            and value.__code__.co_qualname == prefix + name
+            and str(value.__globals__.get("__name__")).startswith("torch.")
+            and not value.__dict__
+        ):
+            found.extend(_foreign_layers(cls, name, value))
+    return sorted(found)
 
 
 def _foreign_layers(cls: type, name: str, value: Any) -> Iterator[str]:
@@ -339,17 +309,6 @@ def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
     return "<locals>" in place or place == f"{cls.__qualname__}.{name}" or (name, place) in _SECOND_NAMES
 
 
-def _plainly_own(cls: type, name: str, value: Any) -> bool:
-    """Whether one look shows that a class's member is torch's own, as nearly all are."""
-    kind = value.__class__
-    if kind in _NEVER_FOREIGN:
-        return True
-    if kind is not types.FunctionType or value.__dict__:
-        return False
-    pinned = (globals_module(value) or "").partition(".")[0] in _DISTRIBUTIONS
-    return pinned and _stands_there(cls, name, value)
-
-
 def globals_module(function: types.FunctionType) -> str | None:
     """The module whose globals a function uses: not `__module__`, which `functools.wraps` copies."""
     name = function.__globals__.get("__name__")
@@ -363,7 +322,7 @@ def type_name(cls: type) -> str:
         module = getattr(cls, "__module__", "")  # one made in a namespace without __name__ has none
         known = f"{module}:{cls.__qualname__}"
         # Patches of torch.Tensor are a source of their own, see `worker.runtime.sources`.
-        bases = (base for base in cls.__mro__ if base.__module__ != "torch")
+        bases = [base for base in cls.__mro__ if base.__module__ != "torch"]
         if not is_pinned_module(module) or any(map(_is_patched, bases)):
             known = f"{known}#{class_digest(cls)}"
         _type_names[cls] = known
@@ -393,12 +352,9 @@ def types_anew() -> Iterator[None]:
 
 def forget_types() -> None:
     """Compute the names of classes anew that somebody may have put another method into since."""
-    for cls in [cls for cls in _type_names if _may_change(cls)]:
-        del _type_names[cls]
-
-
-def _may_change(cls: type) -> bool:
-    return not cls.__flags__ & _IMMUTABLE_TYPE and getattr(cls, "__module__", "") != "torch"
+    for cls in [*_type_names]:
+        if not cls.__flags__ & _IMMUTABLE_TYPE and getattr(cls, "__module__", "") != "torch":
+            del _type_names[cls]
 
 
 def file_digest(module: types.ModuleType) -> str | None:

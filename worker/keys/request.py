@@ -51,8 +51,7 @@ def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> R
         "module": _modules(module),
         "parameters": _parameters(module),
         **environment(),
-        **_kernels(engine, options),
-        **_registered(engine, options.config.mode),
+        **({} if engine.name == "graph" else _of_kernels(engine, options)),
     }
     return Request(components=components, key=key_of(components)[:_KEY_CHARS], engine=engine)
 
@@ -62,36 +61,34 @@ def code_in_options(options: CacheOptions) -> tuple[str, ...]:
 
     No call of compiled code runs them, so no condition of an artifact is about what they read.
     """
-    functions = any(callable(value) for _, _, value in changed(options.config))
-    return ((_config(options.config),) if functions else ()) + (
-        (_decompositions(options.custom_decompositions),) if options.custom_decompositions else ()
-    )
+    found = []
+    for _, _, value in changed(options.config):
+        if callable(value):
+            found = [_config(options.config)]
+    if options.custom_decompositions:
+        found.append(_decompositions(options.custom_decompositions))
+    return tuple(found)
 
 
-def _kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
+def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
     """What decides on compiled kernels: instructions and threads that they use, and whether they are kept.
 
     The compiler is not here: what it makes runs on all machines of this key, with a compiler or without.
     """
-    if engine.name == "torchair" and options.config.mode == "max-autotune":
-        return {"ge_cache": str(options.ge_cache)}  # written into GE's part of TorchAir's code
+    mode, ge_cache = options.config.mode, {"ge_cache": str(options.ge_cache)}
+    if engine.name == "torchair":  # whose code has GE's part in mode max-autotune
+        return {**(ge_cache if mode == "max-autotune" else {}), **_registered(mode)}
     if engine.name != "aoti":
         return {}
     import torch
 
-    from warmrank.worker.keys.environment import instruction_set
+    from warmrank.worker.keys.machine import instruction_set
 
-    return {
-        "instruction set": instruction_set().text,
-        "threads": str(torch.get_num_threads()),
-        "ge_cache": str(options.ge_cache),
-    }
+    return {"instruction set": instruction_set().text, "threads": str(torch.get_num_threads()), **ge_cache}
 
 
-def _registered(engine: Engine, mode: str) -> dict[str, str]:
+def _registered(mode: str) -> dict[str, str]:
     """What was registered with TorchAir and belongs to the process: fusion patterns, converters for GE."""
-    if engine.name != "torchair":
-        return {}
     from warmrank.worker.keys.reachable import reachable_digest
     from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
 
@@ -105,12 +102,11 @@ def _registered(engine: Engine, mode: str) -> dict[str, str]:
 
 def _config(config: CompilerConfig) -> str:
     """Every option that differs from its default, by name."""
-    found = [
-        f"{name}={text}"
-        for name, option, value in sorted(changed(config), key=lambda entry: entry[0])
-        if (text := option.canonical(value)) != option.canonical(option.default)
-    ]
-    return ", ".join(found) or "defaults"
+    found = []
+    for name, option, value in changed(config):
+        if (text := option.canonical(value)) != option.canonical(option.default):
+            found.append((name, text))
+    return ", ".join(map("=".join, sorted(found))) or "defaults"
 
 
 def _digest(text: str) -> str:
@@ -119,23 +115,24 @@ def _digest(text: str) -> str:
 
 def _modules(module: torch.nn.Module) -> str:
     """Number of submodules, and a digest of their names and types."""
-    tree = [
-        f"{name}:{type(part).__module__}.{type(part).__qualname__}" for name, part in module.named_modules()
-    ]
+    tree = []
+    for name, part in module.named_modules():
+        kind = type(part)
+        tree.append(f"{name}:{kind.__module__}.{kind.__qualname__}")
     return f"{type(module).__qualname__}, {len(tree)} modules, {_digest('|'.join(tree))}"
 
 
 def _parameters(module: torch.nn.Module) -> str:
     """Number of parameters and buffers, and a digest of their names, shapes, types and device kinds."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    lazy = [name for name, value in named if is_lazy(value)]
-    if lazy:
-        msg = (
-            f"{type(module).__qualname__}.{lazy[0]} has no shape yet; call the module once, or load its "
-            "weights, before the cached function is called"
-        )
-        raise BadFunction(msg, function=type(module).__qualname__)
-    tensors = [f"{name}:{tuple(value.shape)}:{value.dtype}:{value.device.type}" for name, value in named]
+    tensors = []
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            msg = (
+                f"{type(module).__qualname__}.{name} has no shape yet; call the module once, or load its "
+                "weights, before the cached function is called"
+            )
+            raise BadFunction(msg, function=type(module).__qualname__)
+        tensors.append(f"{name}:{tuple(value.shape)}:{value.dtype}:{value.device.type}")
     return f"{len(tensors)} tensors, {_digest('|'.join(tensors))}"
 
 

@@ -13,13 +13,13 @@ from typing import Any
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     code_digest,
-    digested_codes,
     file_digest,
+    globals_module,
     globals_read,
+    has_file,
     is_pinned_module,
     layers,
     modules_by_file,
-    with_inner,
 )
 from warmrank.worker.runtime.artifact import TracedSource
 from warmrank.worker.runtime.sources import (
@@ -150,3 +150,33 @@ def _module_of(code: types.CodeType, files: Mapping[str, types.ModuleType]) -> t
     if code.co_filename.startswith("<"):
         return None
     return files.get(code.co_filename) or inspect.getmodule(code)
+
+
+def digested_codes(value: Any) -> Iterator[types.CodeType]:
+    """Code whose content the name of a value's class, or the description of a function or class, covers."""
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.CodeType):
+        yield from with_inner(value)
+    elif isinstance(value, types.FunctionType):
+        if not is_pinned_module(globals_module(value)):
+            yield from with_inner(value.__code__)
+    else:
+        for base in (value if isinstance(value, type) else type(value)).__mro__:
+            pinned = is_pinned_module(base.__module__)
+            for function in _functions_of(base):
+                if not (is_pinned_module(globals_module(function)) if pinned else has_file(function)):
+                    yield from with_inner(function.__code__)
+
+
+def _functions_of(cls: type) -> Iterator[types.FunctionType]:
+    for value in vars(cls).values():
+        yield from (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
+
+
+def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object, and those of the functions and classes within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from with_inner(constant)

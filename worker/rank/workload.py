@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.runtime.declare import Scalar
     from warmrank.worker.runtime.function import CachedFunction
+    from warmrank.worker.runtime.runtime_state import Scalar
 
 
 class RankContext(Value):
@@ -127,7 +127,7 @@ def check_arguments(
 
 def _declare(entrypoint: str, workload: Workload) -> None:
     """Declare a workload's runtime state for all modules whose functions it calls."""
-    from warmrank.worker.runtime.declare import checked, declare_runtime_state
+    from warmrank.worker.runtime.runtime_state import checked, declare_runtime_state
 
     try:
         if checked(workload.runtime_state):

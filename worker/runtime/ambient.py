@@ -7,6 +7,7 @@ gradients, whatever the caller's mode (`worker.runtime.check` refuses arguments 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -84,6 +85,12 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
     )
 
 
+def any_gears() -> bool:
+    """Whether a tensor of this process was ever given gears; imports nothing of them."""
+    gears = sys.modules.get("warmrank.worker.gears.carried")
+    return gears is not None and gears.any_set()
+
+
 def encode(values: tuple[Any, ...]) -> dict[str, str]:
     """A snapshot by name, as text.
 
@@ -101,6 +108,8 @@ def encode(values: tuple[Any, ...]) -> dict[str, str]:
 def differences(traced: dict[str, str], values: tuple[Any, ...]) -> tuple[str, ...]:
     """Readable differences between a traced state and the present one; what is in neither is none."""
     present = _named(values)
+    if present == traced:
+        return ()
     return tuple(
         f"{name}: {traced.get(name)} -> {present.get(name)}"
         for name in NAMES

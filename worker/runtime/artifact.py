@@ -33,15 +33,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.private_files import digest_private
-from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.keys import canonical_json
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.values import Value, replace
@@ -127,12 +127,10 @@ class GraphFacts(Value):
             from warmrank.worker.gears.model import GearFacts
 
             gears = GearFacts.from_json(gears)
-        facts = {name: _frozen(data[name]) for name in cls.value_fields}
+        facts: dict[str, Any] = {
+            name: tuple(data[name]) if type(data[name]) is list else data[name] for name in cls.value_fields
+        }
         return cls(**{**facts, "gears": gears or None})
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def readable(source: str) -> str:
@@ -169,18 +167,26 @@ class PortableGuards(Value):
     def from_json(cls, data: Mapping[str, Any]) -> PortableGuards:
         """From an artifact's header."""
         return cls(
-            nodes=tuple((parent, step, argument) for parent, step, argument in data["nodes"]),
-            checks=tuple((node, kind, expected) for node, kind, expected in data["checks"]),
+            nodes=_rows(data["nodes"], 3),
+            checks=_rows(data["checks"], 3),
             shapes=tuple((expression, tuple(used)) for expression, used in data["shapes"]),
             ambient=data["ambient"],
             sources=tuple(
                 TracedSource(kind=kind, module=module, name=name, digest=digest)
                 for kind, module, name, digest in data["sources"]
             ),
-            asked=tuple((name, args, kwargs, result) for name, args, kwargs, result in data["asked"]),
+            asked=_rows(data["asked"], 4),
             volatile=tuple(data["volatile"]),
             runtime_state=data.get("runtime_state", {}),
         )
+
+
+def _rows(rows: list[list[Any]], width: int) -> tuple[Any, ...]:
+    """Rows of a header as tuples."""
+    if {*map(len, rows)} - {width}:
+        msg = f"a row has not {width} items"
+        raise ValueError(msg)
+    return tuple(map(tuple, rows))
 
 
 class ArtifactFile(Value):
@@ -286,6 +292,23 @@ def parse(data: bytes, where: str) -> Artifact:
         raise _corrupt(where, f"its header cannot be read ({error!r})") from error
 
 
+def open_private(path: Path) -> BufferedReader:
+    """Open a file that nobody but this user can have written; imports nothing to find that it is one.
+
+    Raises:
+        UnusableCache: it is of another kind, owner or mode.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if (status.st_mode, status.st_uid) == (stat.S_IFREG | 0o600, os.geteuid()):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    from warmrank.cache_store.cache_dir import private_files
+
+    return private_files.open_private(path)  # says why not
+
+
 def verified(directory: Path, file: ArtifactFile) -> Path:
     """Where a file beside an artifact lies, its bytes verified.
 
@@ -298,13 +321,17 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
     if not path.exists():
         msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
         raise ArtifactMissing(msg, where=str(path), why="it is missing")
-    if digest_private(path) != Digest(sha256=file.sha256, size_bytes=file.size_bytes):
+    with open_private(path) as opened:
+        sha256, size_bytes = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
+    if (sha256, size_bytes) != (file.sha256, file.size_bytes):
         raise _corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
     return path
 
 
 def damaged_files(directory: Path, files: Iterable[ArtifactFile]) -> tuple[Path, ...]:
     """Those files beside an artifact that are this user's own and hold other bytes than they should."""
+    from warmrank.cache_store.errors import UnusableCache
+
     found = []
     for file in files:
         try:

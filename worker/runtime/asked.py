@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import NotPortable, WorkerError
-from warmrank.worker.groups import resolve, role_of
+from warmrank.worker.groups import is_group, resolve, role_of
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.decoding import decode, equal
 from warmrank.worker.torch_private.switches import group_addresses, known_groups
@@ -113,13 +113,12 @@ def _found(module: str, name: str) -> Any:
 
 
 def _argument(value: Any) -> Any:
-    import torch.distributed as dist
-
     if isinstance(value, logging.Logger):
         return {_LOGGER: value.name}
-    is_group = dist.is_available() and isinstance(value, dist.ProcessGroup)
-    if is_group or (isinstance(value, str) and value in known_groups()):
-        return {_GROUP if is_group else f"{_GROUP}_name": role_of(value)}
+    if is_group(type(value)):
+        return {_GROUP: role_of(value)}
+    if isinstance(value, str) and value in known_groups():
+        return {f"{_GROUP}_name": role_of(value)}
     return constants.encode(value)
 
 

@@ -19,7 +19,7 @@ import contextlib
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import Any
@@ -27,13 +27,12 @@ from typing import Any
 import torch
 
 from warmrank.worker.errors import WorkerError
-from warmrank.worker.gears.carried import carried, encoded
 from warmrank.worker.keys.code import type_name, types_anew
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
-from warmrank.worker.runtime.decoding import decode, device_name, equal
+from warmrank.worker.runtime.decoding import decode, describe_named, device_name, equal, keys_of
 from warmrank.worker.runtime.sources import changed
-from warmrank.worker.torch_private.operators import dict_keys
+from warmrank.worker.torch_private.switches import dict_keys
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
@@ -90,7 +89,7 @@ def resolve(
     if base is MISSING:
         return MISSING
     try:
-        return STEPS[step](base, argument)
+        return getattr(base, argument) if step == "attr" else take_step(step, base, argument)
     except Exception:  # noqa: BLE001 - a property or __getitem__ of the user's, or NumPy, may raise anything
         return MISSING
 
@@ -109,17 +108,28 @@ def _from_numpy(array: Any) -> torch.Tensor:
     return torch.as_tensor(array)
 
 
-STEPS: dict[str, Callable[[Any, Any], Any]] = {
-    "attr": getattr,
-    "item": lambda base, argument: base[argument if argument.__class__ is not dict else decode(argument)],
-    "nth": lambda base, argument: _members(base)[argument],
-    "nth_value": lambda base, argument: dict.__getitem__(base, _members(base)[argument]),
-    "type": lambda base, _: type(base),
-    "dict": lambda base, _: dict(base),
-    "call": lambda base, _: base(),
-    "from_numpy": lambda base, _: _from_numpy(base),
-    "fields": lambda base, _: getattr(base, "_fields", None) or dataclasses.fields(base),
-}
+def take_step(step: str, base: Any, argument: Any) -> Any:
+    """What one step leads to from an object; raises whatever that object does."""
+    match step:
+        case "attr":
+            return getattr(base, argument)
+        case "item":
+            return base[argument if argument.__class__ is not dict else decode(argument)]
+        case "nth":
+            return _members(base)[argument]
+        case "nth_value":
+            return dict.__getitem__(base, _members(base)[argument])
+        case "type":
+            return type(base)
+        case "dict":
+            return dict(base)
+        case "call":
+            return base()
+        case "from_numpy":
+            return _from_numpy(base)
+        case "fields":
+            return getattr(base, "_fields", None) or dataclasses.fields(base)
+    raise LookupError(step)
 
 
 def plain_type(value: Any) -> type[Any]:
@@ -244,12 +254,71 @@ def _holds(check: Check, values: Sequence[Any]) -> bool:
     if kind == "same":
         return value is values[expected]
     if kind == "distinct":
-        ids = {id(value), *(id(values[other]) for other in expected)}
+        ids = {id(value), *[id(values[other]) for other in expected]}
         return len(ids) == len(expected) + 1 and id(MISSING) not in ids
+    return kind == "present" or holds(kind, value, expected)  # what is missing has failed before
+
+
+def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911, PLR0912 - a table of all kinds
+    """Whether a condition holds for an object; what raises, of a value of quite another kind, does not."""
     try:
-        return HOLDS[kind](value, expected)
+        match kind:
+            case "empty":
+                return len(value) == 0
+            case "not_in_dict":
+                return bool(expected not in value.__dict__)
+            case "type":
+                return bool(type_name(plain_type(value)) == expected)
+            case "tensor":
+                return _tensor_holds(value, expected)
+            case "equals":
+                return _equal(value, expected)
+            case "identity":
+                return _identical(value, expected)
+            case "length":
+                return bool(len(value) == expected)
+            case "has_key":
+                return decode(expected) in value
+            case "no_key":
+                return decode(expected) not in value
+            case "keys":
+                return _keys_equal(keys_of(value), expected)
+            case "order":
+                return _keys_equal(value, expected)
+            case "has_attr":
+                return hasattr(value, expected)
+            case "no_attr":
+                return not hasattr(value, expected)
+            case "instance":
+                return isinstance(value, decode(expected[0])) is expected[1]
+            case "subclass":
+                return issubclass(value, decode(expected[0])) is expected[1]
+            case "none":
+                return value is None
+            case "not_none":
+                return value is not None
+            case "maxlen":
+                return bool(value.maxlen == expected)
+            case "present":
+                return True
+            case _:
+                return _holds_of_process(kind, value, expected)
     except Exception:  # noqa: BLE001
         return False
+
+
+def _holds_of_process(kind: str, value: Any, expected: Any) -> bool:
+    """A condition on gears or on process groups, which most functions have none of."""
+    from warmrank.worker.gears.carried import carried, encoded
+    from warmrank.worker.groups import role_of
+
+    if kind == "gears":
+        return not carried(value) or bool(encoded(carried(value)) == expected)
+    if kind == "geared":
+        return bool(encoded(carried(value)) == expected)
+    if kind == "group":
+        return bool(role_of(value) == expected[0] and value.size() == expected[1])
+    return kind == "group_name" and isinstance(value, str) and bool(role_of(value) == expected)
 
 
 def _equal(value: Any, expected: Any) -> bool:
@@ -262,6 +331,9 @@ def _equal(value: Any, expected: Any) -> bool:
             return type(value) is float and value.hex() == expected["float"]
         if "dtype" in expected:
             return value is decode(expected)
+        if "tuple" in expected:
+            parts = expected["tuple"]
+            return type(value) is tuple and len(value) == len(parts) and all(map(_equal, value, parts))
     from warmrank.worker.runtime.constants import encode
 
     try:
@@ -271,15 +343,15 @@ def _equal(value: Any, expected: Any) -> bool:
 
 
 def _identical(value: Any, expected: Any) -> bool:
-    from warmrank.worker.runtime.constants import describe
+    present = describe_named(value)
+    if present is None:
+        from warmrank.worker.runtime.constants import describe
 
-    return equal(describe(value), expected)
+        present = describe(value)
+    return equal(present, expected)
 
 
-def _keys_equal(value: Any, expected: list[Any]) -> bool:
-    from warmrank.worker.runtime.constants import keys_of
-
-    keys = keys_of(value)
+def _keys_equal(keys: Sequence[Any], expected: list[Any]) -> bool:
     return len(keys) == len(expected) and all(map(_key_equal, keys, expected))
 
 
@@ -312,37 +384,3 @@ def _fits(present: Sequence[int], expected: Sequence[int | None]) -> bool:
         len(present) == len(expected)
         and all(wanted is None or wanted == now for wanted, now in zip(expected, present, strict=True))
     )
-
-
-def _has_role(value: Any, role: str) -> bool:
-    from warmrank.worker.groups import role_of
-
-    return role_of(value) == role
-
-
-# By kind of check; what raises, of a value of quite another kind, does not hold.
-HOLDS: dict[str, Callable[[Any, Any], bool]] = {
-    "type": lambda value, expected: type_name(plain_type(value)) == expected,
-    "equals": _equal,
-    "identity": _identical,
-    "maxlen": lambda value, expected: value.maxlen == expected,
-    "length": lambda value, expected: len(value) == expected,
-    "keys": _keys_equal,
-    "order": lambda value, expected: len(value) == len(expected) and all(map(_key_equal, value, expected)),
-    "has_key": lambda value, expected: decode(expected) in value,
-    "no_key": lambda value, expected: decode(expected) not in value,
-    "has_attr": hasattr,
-    "no_attr": lambda value, expected: not hasattr(value, expected),
-    "not_in_dict": lambda value, expected: expected not in value.__dict__,
-    "instance": lambda value, expected: isinstance(value, decode(expected[0])) is expected[1],
-    "subclass": lambda value, expected: issubclass(value, decode(expected[0])) is expected[1],
-    "empty": lambda value, _: len(value) == 0,
-    "present": lambda _value, _: True,  # what is missing has failed before
-    "none": lambda value, _: value is None,
-    "not_none": lambda value, _: value is not None,
-    "tensor": _tensor_holds,
-    "gears": lambda value, expected: not carried(value) or encoded(carried(value)) == expected,
-    "geared": lambda value, expected: encoded(carried(value)) == expected,
-    "group": lambda value, expected: _has_role(value, expected[0]) and value.size() == expected[1],
-    "group_name": lambda value, expected: isinstance(value, str) and _has_role(value, expected),
-}

@@ -17,7 +17,6 @@ from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.cache_dir.single_flight import one_compile
 from warmrank.worker.engines import Built, Site, engine_named
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.results import StageSeconds
 from warmrank.worker.runtime import files
 from warmrank.worker.values import replace
 
@@ -132,10 +131,10 @@ def compiled_and_saved(
     variant = function.bind(stored)
     _check_own_guards(function, variant, args, kwargs)
     limit.count(reason, changes_itself=bool(stored.artifact.guards.volatile))
-    seconds = StageSeconds(
-        trace_s=compiled.trace_s, compile_s=compiled.compile_s, load_s=perf_counter() - started
+    load_s = perf_counter() - started
+    function.record(
+        "compiled", reason, stored, trace_s=compiled.trace_s, compile_s=compiled.compile_s, load_s=load_s
     )
-    function.record("compiled", reason, stored, seconds)
     return variant
 
 

@@ -20,23 +20,23 @@ import re
 import sys
 import types
 import typing
-from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.groups import is_group, role_of
 from warmrank.worker.keys.code import (
     code_digest,
     function_digest,
     globals_module,
-    is_of_replaced_module,
     is_pinned_module,
     type_name,
 )
-from warmrank.worker.runtime.decoding import class_named, device_name
-from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace, dict_keys
+from warmrank.worker.runtime.check import plain_type
+from warmrank.worker.runtime.decoding import class_named, describe_named, device_name
+from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
@@ -179,15 +179,11 @@ def describe(value: Any) -> list[Any]:
     Raises:
         NotPortable: the object has no name that another process could find it by.
     """
-    if isinstance(value, types.ModuleType):
-        replaced = [] if sys.modules.get(value.__name__, value) is value else ["replaced"]
-        return ["module", value.__name__, *replaced]
+    named = describe_named(value)
+    if named is not None:
+        return named
     if origin := typing.get_origin(value):  # of `int | None` and `list[int]`, which are made anew at each use
         return ["generic", *map(describe, [origin, *typing.get_args(value)])]
-    if isinstance(value, type):
-        return ["class", *re.split("[:#]", type_name(value))]
-    if isinstance(value, types.FunctionType):
-        return _describe_function(value)
     if isinstance(value, types.CodeType):
         return ["code", value.co_qualname, code_digest(value)]
     if isinstance(value, types.MethodType):
@@ -220,23 +216,7 @@ def _describe_object(value: Any) -> list[Any]:
         return ["numpy", value.__name__, sys.modules["numpy"].__version__]
     if isinstance(value, enum.Enum):
         return ["constant", encode(value)]
-    builtin = types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
-    return _describe_builtin(value) if isinstance(value, builtin) else _describe_torch(value)
-
-
-def keys_of(value: Any) -> list[Any]:
-    """The keys of a mapping, or of a view of its keys, in the order that Dynamo sees.
-
-    Raises:
-        NotPortable: the keys were moved, so that iterating the dict gives another order.
-    """
-    if not isinstance(value, dict):
-        return list(value.keys() if hasattr(value, "keys") else value)
-    keys = dict_keys(value)
-    if isinstance(value, OrderedDict) and list(OrderedDict.keys(value)) != keys:
-        msg = "keys of an OrderedDict were moved, but the tracer sees them in their first order; make it anew"
-        raise NotPortable(msg, what="move_to_end")
-    return keys
+    return _describe_torch(value)
 
 
 def encode_key(key: Any) -> Any:
@@ -260,33 +240,13 @@ def _without_addresses(value: Any) -> str:
     return shown
 
 
-def _describe_function(function: types.FunctionType) -> list[Any]:
-    digest = "" if is_pinned_module(globals_module(function)) else function_digest(function)
-    replaced = ["of a replaced module"] if is_of_replaced_module(function) else []
-    return ["function", function.__module__, function.__qualname__, digest, *replaced]
-
-
-def _describe_builtin(value: Any) -> list[Any]:
-    owner = getattr(value, "__objclass__", None) or getattr(value, "__self__", None)
-    if isinstance(owner, types.ModuleType):
-        owner_name = owner.__name__
-    elif owner is None:
-        owner_name = str(getattr(value, "__module__", ""))
-    else:
-        kind = owner if isinstance(owner, type) else type(owner)
-        owner_name = f"{kind.__module__}.{kind.__qualname__}"
-    return ["builtin", owner_name, value.__name__]
-
-
 def _describe_torch(value: Any) -> list[Any]:
-
     if isinstance(value, OPERATORS):
         return ["operator", str(value)]
     if isinstance(value, OperatorNamespace):
         return ["operators", value.name]
-    role = _group_role(value)
-    if role is not None:
-        return role
+    if is_group(type(value)):
+        return ["group", role_of(value), value.size()]
     if isinstance(value, torch.nn.Module | torch.Tensor):
         msg = (
             f"an object of type {type(value).__qualname__} is compared by address, which no other process has"
@@ -295,11 +255,13 @@ def _describe_torch(value: Any) -> list[Any]:
     return ["constant", encode(value)]
 
 
-def _group_role(value: Any) -> list[Any] | None:
-    import torch.distributed as dist
-
-    if not dist.is_available() or not isinstance(value, dist.ProcessGroup):
-        return None
-    from warmrank.worker.groups import role_of
-
-    return ["group", role_of(value), value.size()]
+def tensor_traits(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a condition asks of a tensor, but for sizes and strides."""
+    return {
+        "type": type_name(plain_type(tensor)),
+        "dtype": encode(tensor.dtype),
+        "device": tensor.device.type,
+        "layout": encode(tensor.layout),
+        "requires_grad": tensor.requires_grad,
+        "lazy_bits": [tensor.is_conj(), tensor.is_neg()],
+    }

@@ -1,16 +1,27 @@
-"""JSON forms of Python constants: decode and compare them (`worker.runtime.constants` writes them)."""
+"""Constants and names of objects, as far as a load reads them; `worker.runtime.constants` has the rest."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import re
+import sys
 import types
+import typing
+from collections import OrderedDict
 from typing import Any
 
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import (
+    function_digest,
+    globals_module,
+    is_of_replaced_module,
+    is_pinned_module,
+    type_name,
+)
+from warmrank.worker.torch_private.switches import dict_keys
 
 # Classes of Python's own that `builtins` has no name for: NoneType, function, ...
 _UNNAMED = {
@@ -106,3 +117,47 @@ _DECODERS: dict[str, Any] = {
     "numpy": _numpy,
     "derived": _derived,
 }
+
+
+_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def describe_named(value: Any) -> list[Any] | None:
+    """The portable name of a module, function, class or builtin; None for other objects."""
+    if isinstance(value, types.ModuleType):
+        replaced = [] if sys.modules.get(value.__name__, value) is value else ["replaced"]
+        return ["module", value.__name__, *replaced]
+    if isinstance(value, types.FunctionType):
+        digest = "" if is_pinned_module(globals_module(value)) else function_digest(value)
+        replaced = ["of a replaced module"] if is_of_replaced_module(value) else []
+        return ["function", value.__module__, value.__qualname__, digest, *replaced]
+    if isinstance(value, _BUILTINS):
+        return ["builtin", _owner_of(value), value.__name__]
+    if isinstance(value, type) and typing.get_origin(value) is None:
+        return ["class", *re.split("[:#]", type_name(value))]
+    return None
+
+
+def _owner_of(builtin: Any) -> str:
+    owner = getattr(builtin, "__objclass__", None) or getattr(builtin, "__self__", None)
+    if isinstance(owner, types.ModuleType):
+        return owner.__name__
+    if owner is None:
+        return str(getattr(builtin, "__module__", ""))
+    kind = owner if isinstance(owner, type) else type(owner)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def keys_of(value: Any) -> list[Any]:
+    """The keys of a mapping, or of a view of its keys, in the order that Dynamo sees.
+
+    Raises:
+        NotPortable: the keys were moved, so that iterating the dict gives another order.
+    """
+    if not isinstance(value, dict):
+        return list(value.keys() if hasattr(value, "keys") else value)
+    keys = dict_keys(value)
+    if isinstance(value, OrderedDict) and list(OrderedDict.keys(value)) != keys:
+        msg = "keys of an OrderedDict were moved, but the tracer sees them in their first order; make it anew"
+        raise NotPortable(msg, what="move_to_end")
+    return keys

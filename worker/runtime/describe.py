@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from warmrank.cache_store.cache_dir.local import variants
+from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.errors import ArtifactCorrupt, WorkerError
 from warmrank.worker.gears.carried import carried, encoded
@@ -20,6 +22,7 @@ from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, read
 from warmrank.worker.runtime.check import MISSING, plain_type, text
 from warmrank.worker.runtime.decoding import decode
+from warmrank.worker.runtime.find import Misfits, Place, StoredArtifact
 
 MAX_SHOWN = 80
 MAX_REASONS_SHOWN = 3
@@ -110,17 +113,9 @@ def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
     """In words, where a tensor differs from what was traced."""
     if not isinstance(value, torch.Tensor):
         return [f"is a {type(value).__name__}, was a tensor"]
-    present = {
-        "type": type_name(plain_type(value)),
-        "dtype": constants.encode(value.dtype),
-        "device": value.device.type,
-        "layout": constants.encode(value.layout),
-        "requires_grad": value.requires_grad,
-        "lazy_bits": [value.is_conj(), value.is_neg()],
-    }
     found = [
         f"{name} {plain(expected[name])} -> {plain(now)}"
-        for name, now in present.items()
+        for name, now in constants.tensor_traits(value).items()
         if now != expected[name]
     ]
     if found or value.layout != torch.strided:
@@ -232,19 +227,24 @@ _DIGESTS = ("module", "parameters")
 _MODEL_DIR = re.compile(r"(?P<cls>.+)_(?:dynamic|static)(?:_aclgraphcache)?_[0-9a-f]+")
 
 
-def explain_absence(
-    model_dir: Path, function: str, asked: Request, misfits: Callable[[Path], tuple[str, ...]] = lambda _: ()
+def why_none(
+    place: Place, asked: Request, misfits: Misfits, faults: Sequence[str], unfit: Sequence[tuple[str, ...]]
 ) -> str:
-    """One line: the components in which the nearest stored artifact of this function differs.
+    """Files with faults and the conditions of the nearest artifacts; else the nearest other request.
 
-    ``misfits`` gives an artifact's conditions that do not hold; it is asked of the nearest where module or
-    parameters differ, whose components are digests, to name what differs in them.
+    ``misfits`` gives an artifact's conditions that do not hold; it is asked of the nearest of other requests
+    where module or parameters differ, whose components are digests, to name what differs in them.
     """
+    nearest = [*faults, *dict.fromkeys(in_brief(wrong) for wrong in sorted(unfit, key=len))]
+    more = len(nearest) - MAX_REASONS_SHOWN
+    if nearest:
+        return " | ".join([*nearest[:MAX_REASONS_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    model_dir, function = place.model_dir, place.function_dir.name
     if model_dir.is_dir():
         return f"no artifact of {function} in {model_dir.name}"
     class_name = _class_of(model_dir)
     best: tuple[bool, int] | None = None
-    text, nearest = "", None
+    text, closest = "", None
     unreadable = ""
     for path in _candidates(model_dir.parent, class_name, function):
         try:
@@ -260,9 +260,11 @@ def explain_absence(
         if best is None or (is_other, len(changes)) < best:
             best = is_other, len(changes)
             text = "; ".join(str(change) for change in changes)
-            nearest = path if is_other else None
-    if nearest and (named := misfits(nearest)):
-        text = f"{text} ({in_brief(named)})"
+            closest = path if is_other else None
+    if closest is not None:
+        with contextlib.suppress(ArtifactCorrupt, StoreError):
+            if named := misfits(StoredArtifact.read(closest)):
+                text = f"{text} ({in_brief(named)})"
     return (
         f"nearest artifact differs: {text}"
         if best

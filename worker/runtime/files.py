@@ -28,11 +28,12 @@ from warmrank.cache_store.cache_dir.local import (
 from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.worker.runtime.artifact import withheld_mark
-from warmrank.worker.runtime.find import StoredArtifact, announce, with_files
+from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored, with_files
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.worker.runtime.artifact import Artifact
+    from warmrank.worker.runtime.find import Place
 
 
 _log = logging.getLogger("torchair")
@@ -90,6 +91,15 @@ def adopted(function_dir: Path, stored: StoredArtifact, *, withheld: bool = Fals
     }
     path = add_variant(function_dir, stored.path)
     return replace(stored, path=path, beside=beside)
+
+
+def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
+    """The artifact with this digest in any partition, or None."""
+    for path in candidates(place):
+        stored = read_stored(path, [])
+        if stored is not None and stored.sha256 == sha256 and (whole := with_files(stored, [])) is not None:
+            return whole
+    return None
 
 
 def fetched(store: Store, stored: StoredArtifact, cache_root: Path) -> StoredArtifact | None:

@@ -6,25 +6,30 @@ TorchAir's paths: ``<cache_dir>/<Class>_<dynamic|static>[_aclgraphcache]_<key>/[
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.local import variants
-from warmrank.cache_store.cache_dir.private_files import read_private, set_aside
-from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
-from warmrank.worker.gears.carried import any_set
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
-from warmrank.worker.runtime.artifact import Artifact, damaged_files, is_withheld, parse, verified
+from warmrank.worker.runtime.ambient import any_gears
+from warmrank.worker.runtime.artifact import (
+    Artifact,
+    damaged_files,
+    is_withheld,
+    open_private,
+    parse,
+    verified,
+)
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismatches
-from warmrank.worker.runtime.runtime_state import declared_for, differences
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
@@ -32,8 +37,8 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.options import OnGearMiss
 
 _log = logging.getLogger("torchair")
-_MAX_SHOWN = 3
 _META_VERSION = "1.0.0"
+_FIRST_VARIANT = "compiled_module"  # as in `cache_store.cache_dir.local`, which a hit has no use for
 Misfits = Callable[["StoredArtifact"], tuple[str, ...]]
 
 
@@ -71,10 +76,15 @@ class StoredArtifact(Value):
             ArtifactCorrupt: the file is no artifact, or its bytes do not match its digest.
             UnusableCache: it is not private, or cannot be read.
         """
-        data = read_private(path)
-        digest = digest_bytes(data)
-        artifact = parse(data, str(path))
-        return cls(artifact=artifact, path=path, sha256=digest.sha256, size_bytes=digest.size_bytes)
+        try:
+            with open_private(path) as file:
+                data = file.read()
+        except OSError:
+            from warmrank.cache_store.cache_dir.private_files import read_private
+
+            data = read_private(path)  # says why not
+        sha256 = hashlib.sha256(data).hexdigest()
+        return cls(artifact=parse(data, str(path)), path=path, sha256=sha256, size_bytes=len(data))
 
     def mismatches(
         self,
@@ -93,11 +103,15 @@ class StoredArtifact(Value):
         function = function_of(method)
         arguments = arguments_of(method, args, kwargs)
         guards, gears = self.artifact.guards, self.artifact.facts.gears
-        if gears is not None or any_set():
+        if gears is not None or any_gears():
             from warmrank.worker.gears.rules import call_guards
 
             guards = call_guards(guards, gears, on_gear_miss, learned=learned)
-        state = differences(guards.runtime_state, declared_for(method.__self__))  # type: ignore[arg-type]
+        state: tuple[str, ...] = ()
+        if guards.runtime_state or is_anything_declared():
+            from warmrank.worker.runtime.runtime_state import declared_for, differences
+
+            state = differences(guards.runtime_state, declared_for(method.__self__))  # type: ignore[arg-type]
         wrong = (*state, *mismatches(guards, function, arguments, device_kind=device_kind))[:MAX_REASONS]
         if not wrong and self.artifact.function != function_digest(function):
             # A base class, or another file, has a function of the same name, which did not change either.
@@ -120,6 +134,18 @@ class StoredArtifact(Value):
         from warmrank.worker.gears.rules import any_size
 
         return any_size(self.artifact.guards, gears)
+
+
+def _store_error() -> type[Exception]:
+    """`StoreError`, which is imported only where an error was raised."""
+    from warmrank.cache_store.errors import StoreError
+
+    return StoreError
+
+
+def is_anything_declared() -> bool:
+    """Whether this process may have declared runtime state: then it has imported what takes declarations."""
+    return "warmrank.worker.runtime.runtime_state" in sys.modules
 
 
 def function_of(method: MethodType) -> FunctionType:
@@ -171,6 +197,8 @@ class Place(Value):
 
 def sibling_variants(place: Place) -> tuple[Path, ...]:
     """Artifacts of the same function in other partitions of the same model directory, in a fixed order."""
+    from warmrank.cache_store.cache_dir.local import variants
+
     model_dir, own = place.model_dir, place.function_dir.parent
     if not model_dir.is_dir():
         return ()
@@ -185,9 +213,14 @@ def sibling_variants(place: Place) -> tuple[Path, ...]:
     )
 
 
-def _candidates(place: Place) -> Iterator[Path]:
-    """Files to look at, own partition first; the siblings are listed only if that was not enough."""
-    yield from variants(place.function_dir)
+def candidates(place: Place) -> Iterator[Path]:
+    """Files to look at, own partition first; each directory is listed only if that was not enough."""
+    first = place.function_dir / _FIRST_VARIANT
+    if is_there := os.path.lexists(first):
+        yield first
+    from warmrank.cache_store.cache_dir.local import variants
+
+    yield from (path for path in variants(place.function_dir) if not is_there or path != first)
     yield from sibling_variants(place)
 
 
@@ -210,7 +243,7 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
     reasons: list[str] = []
     unfit: list[tuple[str, ...]] = []
     tried: set[str] = set()
-    for path in _candidates(place):
+    for path in candidates(place):
         stored = read_stored(path, reasons)
         if stored is None or stored.sha256 in tried:
             continue
@@ -228,27 +261,9 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
             tried.discard(stored.sha256)  # a sibling's copy may have its files
         else:
             return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
-    return Found(stored=None, own=False, reason=_why_none(place, asked, misfits, reasons, unfit))
+    from warmrank.worker.runtime.describe import why_none
 
-
-def _why_none(
-    place: Place, asked: Request, misfits: Misfits, faults: list[str], unfit: list[tuple[str, ...]]
-) -> str:
-    """Files with faults and the conditions of the nearest artifacts; else the nearest other request."""
-    from warmrank.worker.runtime.describe import explain_absence, in_brief
-
-    nearest = [*faults, *dict.fromkeys(in_brief(wrong) for wrong in sorted(unfit, key=len))]
-    more = len(nearest) - _MAX_SHOWN
-    if nearest:
-        return " | ".join([*nearest[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
-
-    def of_file(path: Path) -> tuple[str, ...]:
-        try:
-            return misfits(StoredArtifact.read(path))
-        except (ArtifactCorrupt, StoreError):
-            return ()
-
-    return explain_absence(place.model_dir, place.function_dir.name, asked, of_file)
+    return Found(stored=None, own=False, reason=why_none(place, asked, misfits, reasons, unfit))
 
 
 def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | None:
@@ -260,10 +275,12 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
     except ArtifactMissing as error:
         reasons.append(f"missing: {Path(error.where).name}")
     except ArtifactCorrupt as error:
+        from warmrank.cache_store.cache_dir.private_files import set_aside
+
         reasons.append(f"corrupt: {Path(error.where).name}: {error.why}")
         for path in damaged_files(stored.path.parent, stored.artifact.files):
             set_aside(path)
-    except StoreError as error:
+    except _store_error() as error:
         reasons.append(str(error))
     _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
     return None
@@ -271,16 +288,10 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
 
 def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
     """The components in which an artifact answers another request than its directory's name says."""
-    return tuple(map(str, changed_components(stored.artifact.components, asked.components)))
-
-
-def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
-    """The artifact with this digest in any partition, or None."""
-    for path in _candidates(place):
-        stored = read_stored(path, [])
-        if stored is not None and stored.sha256 == sha256 and (whole := with_files(stored, [])) is not None:
-            return whole
-    return None
+    components = stored.artifact.components
+    if components == asked.components:
+        return ()
+    return tuple(map(str, changed_components(components, asked.components)))
 
 
 def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
@@ -294,9 +305,11 @@ def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
         else:
             return StoredArtifact.read(path)
     except ArtifactCorrupt as error:
+        from warmrank.cache_store.cache_dir.private_files import set_aside
+
         set_aside(path)
         reasons.append(f"corrupt: {error.why}")
-    except StoreError as error:
+    except _store_error() as error:
         reasons.append(str(error))
     _log.warning("%s is not used: %s", path, reasons[-1])
     return None

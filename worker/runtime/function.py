@@ -26,16 +26,13 @@ from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, StateChanged
-from warmrank.worker.gears.carried import any_set
 from warmrank.worker.keys.request import Request, code_in_options, request
-from warmrank.worker.results import FunctionResult, Outcome, StageSeconds
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.find import (
     Found,
     Place,
     StoredArtifact,
     announce,
-    by_digest,
     function_of,
     look_up,
     model_directory,
@@ -53,6 +50,7 @@ if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.worker.capture.statistics import CaptureStatistics
     from warmrank.worker.engines import Engine
+    from warmrank.worker.results import FunctionResult, Outcome
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.compiling import TraceLimit
     from warmrank.worker.runtime.options import EngineChoice, GuardMode
@@ -70,7 +68,6 @@ class CachedFunction:
         name: qualified name, for people and reports.
         wanted: the engine asked for.
         abandoned: the files were given up (``on_recompile="abandon"``); nothing is written any more.
-        results: outcome of each load and compile by digest of the artifact, the latest last.
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class CachedFunction:
         self._variants: list[Variant] = []
         self._lock = threading.RLock()
         self._kind = "cpu"  # of the module's device; read again at each look-up
-        self.results: dict[str, FunctionResult] = {}
+        self._recorded: dict[str, tuple[Outcome, str, StoredArtifact, dict[str, float]]] = {}
         self._traces: TraceLimit | None = None  # with the first compile
         if launch_scope.functions is not None:
             launch_scope.functions.append(self)
@@ -118,6 +115,27 @@ class CachedFunction:
     def variants(self) -> tuple[Variant, ...]:
         """The variants loaded in this process, the one used last first."""
         return tuple(self._variants)
+
+    @property
+    def results(self) -> dict[str, FunctionResult]:
+        """Outcome of each load and compile by digest of the artifact, the latest last."""
+        from warmrank.worker.results import FunctionResult, StageSeconds
+
+        return {
+            sha256: FunctionResult(
+                function=self.name,
+                ok=True,
+                outcome=outcome,
+                reason=reason,
+                digest=sha256,
+                size_bytes=stored.size_bytes,
+                beside=tuple((file.sha256, file.size_bytes) for file in stored.artifact.files),
+                path=str(stored.path),
+                seconds=StageSeconds(**seconds),
+                runtime_state=stored.artifact.guards.runtime_state,
+            )
+            for sha256, (outcome, reason, stored, seconds) in self._recorded.items()
+        }
 
     @property
     def last_result(self) -> FunctionResult | None:
@@ -205,12 +223,12 @@ class CachedFunction:
 
     def offered(self, sha256: str, store: Store | None) -> StoredArtifact | None:
         """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
+        from warmrank.worker.runtime.files import by_digest, fetched
+
         place = self.place()
         stored = by_digest(place, sha256)
         if stored is not None or store is None:
             return stored
-        from warmrank.worker.runtime.files import fetched
-
         # Not into the own partition yet: its guards have not been asked.
         offered_dir = place.model_dir / OFFERED / place.function_dir.name
         path = store.fetch_blob(sha256, offered_dir, cache_root=self.root())
@@ -248,8 +266,9 @@ class CachedFunction:
         """
         if is_followed():
             return self.method(*args, **kwargs)
-        state = ambient.snapshot(self._kind)
-        for position, variant in enumerate(tuple(self._variants)):
+        variants = tuple(self._variants)
+        state = ambient.snapshot(self._kind) if variants else ()
+        for position, variant in enumerate(variants):
             if variant.accepts(state, args, kwargs):
                 if position:
                     self._move_to_front(variant)
@@ -331,7 +350,7 @@ class CachedFunction:
     def _refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         for variant in self._variants:
             variant.refuse_gear_miss(args, kwargs)
-        if not any_set():
+        if not ambient.any_gears():
             return
         from warmrank.worker.gears.rules import geared_arguments, refuse_arguments
 
@@ -348,12 +367,15 @@ class CachedFunction:
 
             stored = adopted(self.place().function_dir, stored, withheld=withheld)
         # Bound once, however often it is looked up: all calls that it fits share its captures.
-        known = (variant for variant in self._variants if variant.stored.sha256 == stored.sha256)
-        variant = next(known, None) or self.bind(stored)
-        variant.settle()
+        for variant in self._variants:
+            if variant.stored.sha256 == stored.sha256:
+                variant.settle()
+                break
+        else:
+            variant = self.bind(stored)
         announce("loaded from", stored)
         outcome: Outcome = "loaded" if found.own else "adopted"
-        self.record(outcome, found.reason, stored, StageSeconds(load_s=perf_counter() - started))
+        self.record(outcome, found.reason, stored, load_s=perf_counter() - started)
         return variant
 
     def compile(
@@ -380,15 +402,17 @@ class CachedFunction:
 
     def bind(self, stored: StoredArtifact) -> Variant:
         """Load an artifact as the variant to ask first."""
-        self._kind = self.device_kind
-        config = self.options.config
-        config.check(self.device_kind, engine=stored.artifact.engine)
+        self._kind = kind = self.device_kind
+        config, artifact = self.options.config, stored.artifact
+        config.check(kind, engine=artifact.engine)
         site = Site(
             method=self.method,
             config=config,
             dynamic=self.options.dynamic,
             decompositions=self.options.custom_decompositions,
             ge_cache=self.options.ge_cache,
+            frame=artifact.frame.code,
+            digest=stored.sha256,
             cache_root=None if self.abandoned else self.root(),
         )
         dumps: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -400,7 +424,7 @@ class CachedFunction:
             variant = Variant(
                 stored,
                 site,
-                backend=backend_for(self.device_kind),
+                backend=backend_for(kind),
                 guards=self._guards,
                 on_gear_miss=self.options.on_gear_miss,
                 code_in_options=partial(code_in_options, self.options),
@@ -412,25 +436,14 @@ class CachedFunction:
         """Drop a loaded variant."""
         self._variants.remove(variant)
 
-    def record(self, outcome: Outcome, reason: str, stored: StoredArtifact, seconds: StageSeconds) -> None:
-        """Note a load or compile, for reports and the journal."""
-        self.results.pop(stored.sha256, None)
-        self.results[stored.sha256] = result = FunctionResult(
-            function=self.name,
-            ok=True,
-            outcome=outcome,
-            reason=reason,
-            digest=stored.sha256,
-            size_bytes=stored.size_bytes,
-            beside=tuple((file.sha256, file.size_bytes) for file in stored.artifact.files),
-            path=str(stored.path),
-            seconds=seconds,
-            runtime_state=stored.artifact.guards.runtime_state,
-        )
+    def record(self, outcome: Outcome, reason: str, stored: StoredArtifact, **seconds: float) -> None:
+        """Note a load or compile, with its `StageSeconds`, for reports and the journal."""
+        self._recorded.pop(stored.sha256, None)
+        self._recorded[stored.sha256] = outcome, reason, stored, seconds
         if settings().journals:
             from warmrank.worker import journal
 
-            journal.append(result, stored.artifact, self.root())
+            journal.append(self.results[stored.sha256], stored.artifact, self.root())
 
 
 def _rank_and_world() -> tuple[int, int]:

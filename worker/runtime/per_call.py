@@ -25,13 +25,13 @@ from warmrank.worker.keys.code import is_pinned_module, type_name
 from warmrank.worker.keys.environment import target
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.check import (
-    HOLDS,
-    STEPS,
     argument_names,
     asks_for_gradients,
+    holds,
     plain_type,
     resolve,
     root_names,
+    take_step,
 )
 from warmrank.worker.runtime.decoding import decode
 
@@ -97,7 +97,7 @@ class _Builder:
         self.scope: dict[str, Any] = {
             "torch": torch,
             "type_name": type_name,
-            "holds": HOLDS,
+            "holds": holds,
             "globals": function.__globals__,
             "others": others,
             "bool": bool,
@@ -152,7 +152,7 @@ class _Builder:
             return f"{base}[{_literal(argument)}]"
         if step == "type":
             return f"$type({base})"
-        return f"{self._keep(lambda value: STEPS[step](value, argument))}({base})"
+        return f"{self._keep(lambda value: take_step(step, value, argument))}({base})"
 
     def _root(self, index: int, step: str, argument: Any) -> str:
         if step == "local" and argument in _parameters(self._code):
@@ -197,7 +197,7 @@ class _Builder:
             if asks_for_gradients(self._guards.nodes, check, self._code):
                 return f"({fits} and not $torch.is_grad_enabled())"
             return fits
-        return f"$holds[{kind!r}]({value}, {self._keep(expected)})"
+        return f"$holds({kind!r}, {value}, {self._keep(expected)})"
 
     def _equals(self, value: str, expected: Any) -> str:
         if expected.__class__ in (bool, int, str):
@@ -208,7 +208,7 @@ class _Builder:
             return f"{value} is {self._keep(decode(named))}"
         if "float" in named and abs(known := decode(named)) > 0:  # no NaN, no zero with a sign
             return f"({value}.__class__ is $float and {value} == {self._keep(known)})"
-        return f"$holds['equals']({value}, {self._keep(expected)})"
+        return f"$holds('equals', {value}, {self._keep(expected)})"
 
     def _tensor(self, value: str, expected: dict[str, Any]) -> str:
         layout = decode(expected["layout"])

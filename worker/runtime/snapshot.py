@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
@@ -29,31 +30,14 @@ import torch
 from warmrank.worker.keys.code import forget_types, function_digest, layers, type_name
 from warmrank.worker.runtime import asked, depends
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
-from warmrank.worker.runtime.check import MISSING, STEPS, node_values
+from warmrank.worker.runtime.check import MISSING, node_values, take_step
 from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
 from warmrank.worker.runtime.sources import changed, holder_of
-from warmrank.worker.torch_private.unchanged import Key, Metadata, Watched
+from warmrank.worker.torch_private.metadata import Metadata
+from warmrank.worker.torch_private.unchanged import Key, Watched
 
 Predicate = Callable[[], bool]
 _MAX_CHANGES = 2
-
-
-class Noise:
-    """What changed without a condition failing, and how often."""
-
-    def __init__(self) -> None:
-        self._counts: dict[Key, int] = {}
-
-    def count(self, keys: Collection[Key]) -> None:
-        """Note that these changed, and all conditions held."""
-        for key in keys:
-            self._counts[key] = self._counts.get(key, 0) + 1
-
-    def __contains__(self, key: Key) -> bool:
-        return self._counts.get(key, 0) >= _MAX_CHANGES
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)
 
 
 class Snapshot:
@@ -106,11 +90,11 @@ def take(
     function: FunctionType,
     arguments: Mapping[str, Any],
     *,
-    noise: Noise,
+    noise: Counter[Key],
 ) -> Snapshot:
     """Note what the conditions of a call hang on; a full check after it says whether they hold.
 
-    ``noise`` is what changes too often to be watched.
+    ``noise`` counts what changed without a condition failing: what did so often is not watched.
     """
     collected = _Collector(guards, function, arguments, noise)
     collected.paths()
@@ -121,7 +105,11 @@ def take(
 
 class _Collector:
     def __init__(
-        self, guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any], noise: Noise
+        self,
+        guards: PortableGuards,
+        function: FunctionType,
+        arguments: Mapping[str, Any],
+        noise: Counter[Key],
     ) -> None:
         self._guards = guards
         self._function = function
@@ -165,13 +153,13 @@ class _Collector:
             return argument in depends.OF_METADATA and self._tensor(parent, base)
         if self._use(depends.of_step(step, base, argument, value)):
             return True
-        read = STEPS.get(step) if step != "call" else None  # a weak reference, whose object must not be held
-        return read is not None and self._same(index, lambda: read(base, argument) is value)
+        # Not a call's: of a weak reference, whose object must not be held.
+        return step != "call" and self._same(index, lambda: take_step(step, base, argument) is value)
 
     def _same(self, index: int, predicate: Predicate) -> bool:
         """Use a predicate that a node still is the same object, unless it fails at once, or often."""
         key = ("node", index)
-        return key not in self._noise and _safe(predicate)() and self._predicate(key, predicate)
+        return self._noise[key] < _MAX_CHANGES and _safe(predicate)() and self._predicate(key, predicate)
 
     def _predicate(self, key: Key, predicate: Predicate) -> bool:
         self.predicates[key] = _safe(predicate)
@@ -180,7 +168,7 @@ class _Collector:
     def _use(self, watches: depends.Watches) -> bool:
         """Watch all of these; not if that cannot be, or one of them changes too often."""
         if watches is None or (
-            self._noise and any((kind, id(value)) in self._noise for kind, value in watches)
+            self._noise and any(self._noise[kind, id(value)] >= _MAX_CHANGES for kind, value in watches)
         ):
             return False
         for kind, value in watches:
@@ -229,7 +217,7 @@ class _Collector:
             self._predicate(("type name", id(cls)), unchanged)
 
     def _tensor(self, node: int, tensor: torch.Tensor) -> bool:
-        if ("tensor", node) in self._noise:
+        if self._noise["tensor", node] >= _MAX_CHANGES:
             return False
         self.tensors[node] = tensor
         return True
@@ -280,7 +268,7 @@ def _has_members(container: Any, known: list[int]) -> bool:
 
 def _watches(source: TracedSource) -> depends.Watches:
     if source.kind == "patches":
-        return depends.of_names(holder_of(source))
+        return depends.of_names(holder_of(source.module, source.name))
     return [("dict", vars(sys.modules[source.module]))] if source.kind == "builtins" else None
 
 

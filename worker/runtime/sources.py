@@ -14,7 +14,6 @@ import inspect
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import cache, partial
 from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -45,7 +44,7 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
             yield from _changed_operator(source)
             continue
         if source.kind == "patches":
-            if patches_digest(holder_of(source)) != source.digest:
+            if patches_digest(holder_of(source.module, source.name)) != source.digest:
                 where = f"{source.module}.{source.name}".rstrip(".")
                 yield f"{where} was patched, or a patch of it changed"
             continue
@@ -84,30 +83,37 @@ def operator_digest(name: str, overload: Any) -> str:
 
 def patch_sources() -> tuple[TracedSource, ...]:
     """What somebody put into those parts of torch that run while a graph is lowered, which no tracer sees."""
-    found = (TracedSource(kind="patches", module=module, name=name, digest="") for module, name in _PATCHED)
-    return tuple(replace(source, digest=patches_digest(holder_of(source))) for source in found)
+    return tuple(
+        TracedSource(kind="patches", module=module, name=name, digest=patches_digest(holder_of(module, name)))
+        for module, name in _PATCHED
+    )
 
 
-def holder_of(source: TracedSource) -> Any:
+def holder_of(module: str, name: str) -> Any:
     """The class or module of torch that a source of kind ``patches`` is about."""
-    module = importlib.import_module(source.module)
-    return getattr(module, source.name) if source.name else module
+    holder = importlib.import_module(module)
+    return getattr(holder, name) if name else holder
 
 
 def patches_digest(holder: Any) -> str:
     """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
-    found = [
-        (name, value)
-        for name, value in vars(holder).items()
-        # Most are C functions; the others take a closer look.
-        if not (value.__name__ == name if value.__class__ is BuiltinFunctionType else _is_own(name, value))
-    ]
-    patches = [_patch(*member) for member in sorted(found, key=itemgetter(0))]
-    if all(isinstance(patch, str) for patch in patches):
-        return digest_of_texts(map(stable_text, patches))
-    from warmrank.worker.keys.reachable import reachable_digest
+    found = []
+    for name, value in vars(holder).items():
+        kind = value.__class__
+        if kind is BuiltinFunctionType:  # most are
+            own = value.__name__ == name
+        elif kind is FunctionType and value.__code__.co_name == name == value.__name__:
+            own = str(value.__globals__.get("__name__")).partition(".")[0] == "torch" or _is_own(name, value)
+        else:
+            own = kind is ModuleType or _is_own(name, value)
+        if not own:
+            found.append((name, value))
+    patches = [_patch(name, value) for name, value in sorted(found, key=itemgetter(0))]
+    if {*map(type, patches)} - {str}:
+        from warmrank.worker.keys.reachable import reachable_digest
 
-    return reachable_digest(*patches)
+        return reachable_digest(*patches)
+    return digest_of_texts(map(stable_text, patches))
 
 
 def _is_own(name: str, value: Any) -> bool:

@@ -18,16 +18,15 @@ import dataclasses
 import importlib
 import itertools
 import marshal
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.gears.carried import any_set
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import (
     NUMBER,
@@ -37,9 +36,7 @@ from warmrank.worker.runtime.artifact import (
 )
 from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
-from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of
-from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
-from warmrank.worker.values import replace
+from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of, is_anything_declared
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +46,9 @@ if TYPE_CHECKING:
     from warmrank.worker.gears.runner import GearedRunner
     from warmrank.worker.runtime.artifact import PortableGuards
     from warmrank.worker.runtime.options import GuardMode, OnGearMiss
-    from warmrank.worker.runtime.snapshot import Noise, Snapshot
+    from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
+    from warmrank.worker.runtime.snapshot import Snapshot
+    from warmrank.worker.torch_private.unchanged import Key
 
 # A constant that marshal cannot hold: this, and its JSON.
 PLACEHOLDER = "__warmrank_constant__"
@@ -84,7 +83,6 @@ class Variant:
         self._module: Any = module
         function = function_of(site.method)
         engine = engine_named(artifact.engine)
-        site = replace(site, frame=artifact.frame.code, digest=stored.sha256)
         graph = engine.load(artifact.sections, stored.files(), _groups(artifact.roles), site=site)
         self.runner = runner_for(engine, graph, facts, backend, CaptureOptions.of(site.config))
         self._guards = guards
@@ -97,11 +95,12 @@ class Variant:
         else:
             rules = artifact.guards if facts.gears is None else self._loaded_gears().guards
         self._calls = CallGuards(rules, function, module, guards)
-        self._runtime_state = RuntimeStateGuard(module, artifact.guards.runtime_state)
+        self._runtime_state: RuntimeStateGuard | None = None
         self._known_code = code_in_options()
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
         if facts.gears is not None:
+            from warmrank.worker.capture.eager import EagerRunner
             from warmrank.worker.gears.runner import GearedRunner
 
             plain = EagerRunner(graph, facts, backend)
@@ -110,7 +109,7 @@ class Variant:
         asked = guards == "skip" or on_gear_miss == "pad"
         runner = self._geared if asked and self._geared is not None else self.runner
         self._frame = bind(artifact.frame, function, runner)
-        self._unpack = bind(artifact.frame, function, _hand_over)
+        self._unpack: FunctionType | None = None
         self.settle()
         self.bind_s = perf_counter() - started
 
@@ -122,7 +121,7 @@ class Variant:
         """
         return (
             self._guards == "skip"
-            or (state == self._ambient and self._runtime_state.holds() and not self._code_changed())
+            or (state == self._ambient and self._state_holds() and not self._code_changed())
         ) and self.fits(args, kwargs)
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -130,9 +129,20 @@ class Variant:
         return self._calls.hold(args, kwargs) and (
             self._guards == "skip"
             or self.stored.artifact.facts.gears is not None
-            or not any_set()
+            or not ambient.any_gears()
             or self._loaded_gears().suit(self._module, args, kwargs)
         )
+
+    def _state_holds(self) -> bool:
+        """Whether what is declared for the module is what the artifact was made with."""
+        if self._runtime_state is None:
+            if not is_anything_declared():  # then none was when it was made, which a load looked at
+                return True
+            from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
+
+            made_with = self.stored.artifact.guards.runtime_state
+            self._runtime_state = RuntimeStateGuard(self._module, made_with)
+        return self._runtime_state.holds()
 
     def _loaded_gears(self) -> LoadedGears:
         """Gears are imported where somebody uses any."""
@@ -220,6 +230,8 @@ class Variant:
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The graph's inputs in a call, which is not run."""
+        if self._unpack is None:
+            self._unpack = bind(self.stored.artifact.frame, function_of(self._method), _hand_over)
         try:
             self._unpack(self._module, *args, **kwargs)
         except _Inputs as handed_over:
@@ -278,7 +290,7 @@ class CallGuards:
         self._function = function
         self._module = module
         self._watches = mode == "always"
-        self._noise: Noise | None = None
+        self._noise: Counter[Key] = Counter()  # changes while all conditions held
         self._snapshot: Snapshot | None = None
         self._others: dict[int, frozenset[int]] = {}
         self._fits: Callable[..., bool] | None = None
@@ -320,15 +332,14 @@ class CallGuards:
         """Look at what the conditions hang on, before they are checked; None if they are not watched."""
         if not self._watches:
             return None
-        from warmrank.worker.runtime.snapshot import Noise, take  # a process's first call needs none of it
+        from warmrank.worker.runtime.snapshot import take  # a process's first call needs none of it
 
-        self._noise = self._noise or Noise()
         return take(self._guards, self._function, arguments, noise=self._noise)
 
     def changed(self, tensors: Collection[int]) -> None:
         """All conditions hold: count what changed nevertheless, and nodes of the runner's ``tensors``."""
-        if self._snapshot is not None and self._noise is not None:
-            self._noise.count([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
+        if self._snapshot is not None:
+            self._noise.update([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
 
     def keep(self, snapshot: Snapshot, elsewhere: Collection[int]) -> None:
         """Settle on what was observed; tensors with the ids ``elsewhere`` are compared by a runner."""

@@ -27,7 +27,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import SUPPORTED_NODES
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module, modules_by_file, package_of
@@ -79,17 +78,6 @@ _UPDATING = {
     "aten::batch_norm_gather_stats": "",
     "aten::batch_norm_gather_stats_with_counts": "",
 }
-
-
-def dict_keys(mapping: dict[Any, Any]) -> list[Any]:
-    """Keys in the order in which they were put there, whatever a subclass says.
-
-    Of torch's registry of pytrees without those of DTensor, whose import, which Dynamo's brings, adds them.
-    """
-    keys = list(dict.keys(mapping))
-    if mapping is not SUPPORTED_NODES:
-        return keys
-    return [key for key in keys if not key.__module__.startswith("torch.distributed.")]
 
 
 def constant_of(module: Any, target: str) -> torch.Tensor:

@@ -36,6 +36,7 @@ import torch.library
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._device import DeviceContext
+from torch.utils._pytree import SUPPORTED_NODES
 
 FACTS = {
     "torch._C": "_get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled",
@@ -201,6 +202,17 @@ def group_addresses() -> tuple[int, ...]:
     from torch.distributed import distributed_c10d
 
     return tuple(map(id, distributed_c10d._world.pg_names))
+
+
+def dict_keys(mapping: dict[Any, Any]) -> list[Any]:
+    """Keys in the order in which they were put there, whatever a subclass says.
+
+    Of torch's registry of pytrees without those of DTensor, whose import, which Dynamo's brings, adds them.
+    """
+    keys = list(dict.keys(mapping))
+    if mapping is not SUPPORTED_NODES:
+        return keys
+    return [key for key in keys if not key.__module__.startswith("torch.distributed.")]
 
 
 _EINOPS: Final = "einops"

@@ -34,9 +34,9 @@ from warmrank.worker.torch_private.lowering import (
     lower,
     source_name,
 )
-from warmrank.worker.torch_private.operators import dict_keys
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
+from warmrank.worker.torch_private.switches import dict_keys
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
 from warmrank.worker.values import Value
