@@ -34,6 +34,7 @@ from warmrank.cache_store.parallel import each
 from warmrank.cache_store.paths import collisions
 from warmrank.cache_store.records.documents import READERS, Documents
 from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.text import count_text
 
 MAX_FILES = 8192
 """Node artifacts that one node takes, and that a manifest names; it has room for 10,000 files in all."""
@@ -57,7 +58,7 @@ def _offers(
         else:
             strange[file.cache] += 1
     left_out += [
-        f"node/{name}: {number} file{'' if number == 1 else 's'}, of which this node's config declares "
+        f"node/{name}: {count_text(number, 'file')}, of which this node's config declares "
         "no directory or no pattern"
         for name, number in sorted(strange.items())
     ]

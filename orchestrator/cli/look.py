@@ -15,6 +15,7 @@ from warmrank.orchestrator.cli.options import (
     OptionalConfig,
     Overrides,
     StorePath,
+    is_config_name,
     load_config,
     load_optional,
     refuse_shadows,
@@ -71,7 +72,7 @@ def show(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         from warmrank.orchestrator.look import store_contents as look
         from warmrank.orchestrator.ui.table import render_partition
 
-        names_store, is_config = config is not None or store is not None, look.is_config_name(wanted)
+        names_store, is_config = config is not None or store is not None, is_config_name(wanted)
         if not names_store and not is_config and (out or Path(wanted).is_file()):
             _show_artifact(Path(wanted), out, as_json=as_json)
             return

@@ -39,6 +39,11 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON on stdout, and nothin
 Debug = Annotated[bool, Option("--debug", help="Log everything, and show the traceback of an error.")]
 
 
+def is_config_name(name: str) -> bool:
+    """True for the name of a config; no launch or partition is called so."""
+    return Path(name).suffix.lower() in {".yaml", ".yml", ".json"}
+
+
 def check_line(text: str, option: str) -> None:
     """Refuse a text that would not be one line for its readers."""
     if not text.isprintable() or len(text) > 500:

@@ -20,6 +20,7 @@ from warmrank.orchestrator.cli.options import (
     Overrides,
     StorePath,
     check_line,
+    is_config_name,
     load_config,
     load_optional,
 )
@@ -195,25 +196,26 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
         str | None,
         typer.Argument(metavar="LAUNCH", help="First characters of a launch key or record digest."),
     ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="Config that names the store.")
-    ] = None,
+    config: OptionalConfig = None,
     store: StorePath = None,
     reason: Annotated[str, typer.Option(help="Why, for whoever asks later.")] = "",
     remove: Annotated[bool, typer.Option("--remove", help="Remove the pin.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list what is pinned.")] = False,
+    overrides: Overrides = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Keep a launch from being evicted, until the pin is removed."""
     check_line(reason, "--reason")
+    if config is None and launch is not None and (list_ or is_config_name(launch)):
+        launch, config = None, Path(launch)
     if list_ == (launch is not None) or (list_ and remove):
         raise typer.BadParameter("expected either LAUNCH, or --list")
     with session(debug=debug, bad_input=(Conflict,)):
         from warmrank.orchestrator.look import store_contents as look
         from warmrank.orchestrator.ui.table import render_pins
 
-        opened = look.open_to_look(load_optional(Path(config) if config else None, None), store)
+        opened = look.open_to_look(load_optional(config, overrides), store)
         if launch is not None and remove:
             removed = opened.unpin(launch)
         elif launch is not None:

@@ -18,6 +18,7 @@ from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.entrypoint import EntrypointFault, entrypoint_fault, shadow
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
+from warmrank.orchestrator.text import count_text
 
 Level = Literal["error", "warning"]
 
@@ -60,7 +61,7 @@ def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
 def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
     asked = config.ranks * config.ray.num_cpus_per_rank
     if machine.num_cpus is not None and asked > machine.num_cpus:
-        ranks = "1 rank asks" if config.ranks == 1 else f"{config.ranks} ranks ask"
+        ranks = count_text(config.ranks, "rank") + (" asks" if config.ranks == 1 else " ask")
         yield Doubt(
             level="error",
             keys=("ranks", "ray.num_cpus_per_rank", "ray.num_cpus"),

@@ -25,7 +25,7 @@ from warmrank.orchestrator.doctor import (
     storage,
     warning,
 )
-from warmrank.orchestrator.errors import first_line
+from warmrank.orchestrator.errors import BadArgument, first_line
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.node_group import options_on
 from warmrank.orchestrator.nodes import Node, alive, this_node
@@ -107,14 +107,18 @@ def _checks(
 
 
 def diagnose_nodes(config: Config, device: str | None) -> Diagnosis:
-    """Check every node of the cluster that the config joins; this machine alone where it joins none.
+    """Check every node of the cluster that the config joins.
 
     Raises:
+        BadArgument: the config joins none.
         CannotStart: the cluster cannot be joined.
     """
     request = request_of(config, device)
     if not request.in_cluster:
-        return diagnose_here(config, device)
+        raise BadArgument(
+            f"--all-nodes: expected a cluster, and config {config.name} starts a Ray of its own here; "
+            "set ray.address (or RAY_ADDRESS), or leave --all-nodes out"
+        )
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         import ray

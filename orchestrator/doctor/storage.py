@@ -24,7 +24,7 @@ from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
 from warmrank.orchestrator.doctor import Finding, error, ok, warning
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.store import stores
-from warmrank.orchestrator.text import size_text
+from warmrank.orchestrator.text import count_text, size_text
 
 PATIENCE_S = 5.0
 LEAST_FREE_BYTES = 2**30
@@ -48,7 +48,7 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
         yield error("store.keys", f"keys of the config: {what}", remedy or "see `warmrank keys --help`")
     else:
         policy = stores.decided(config).trust.policy
-        yield ok("store.keys", f"trust policy {policy}, {num_trusted} trusted keys")
+        yield ok("store.keys", f"trust policy {policy}, {count_text(num_trusted, 'trusted key')}")
 
 
 def _tier(tier: TierConfig) -> list[Finding]:

@@ -58,7 +58,7 @@ def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
         others = ", ".join(map(str, sizes))
         return f"the command ran ranks of a world of {others}, and the config has ranks: {num_ranks}"
     if num_here < num_ranks:
-        return f"{len(there)} of the {num_here} ranks here loaded or compiled something"
+        return f"{len(there)} of the {count_text(num_here, 'rank')} here loaded or compiled something"
     return f"{ranks_text(set(range(num_ranks)) - there)} of {num_ranks} loaded or compiled nothing here"
 
 

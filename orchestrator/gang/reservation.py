@@ -16,6 +16,7 @@ from warmrank.orchestrator.errors import CannotStart, LacksDevice
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, summed
 from warmrank.orchestrator.gang.node_group import TICK_S, left_s
 from warmrank.orchestrator.nodes import this_node
+from warmrank.orchestrator.text import count_text
 
 
 def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) -> int:
@@ -62,7 +63,8 @@ def describe_shortage(
     ``state`` is Ray's scheduling state of the placement group; ``own``: the cluster is a Ray of this launch.
     """
     where = "this machine" if own else "the Ray cluster"
-    lines = [f"{num_ranks} ranks do not fit on {where}:"]
+    ranks = f"{count_text(num_ranks, 'rank')} {'does' if num_ranks == 1 else 'do'}"
+    lines = [f"{ranks} not fit on {where}:"]
     total, short_in_all = supply.total(), False
     for name, need in bundle.items():
         demand, has, left = num_ranks * need, total.get(name, 0.0), free.get(name, 0.0)

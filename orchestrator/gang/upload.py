@@ -19,7 +19,7 @@ from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import LOOK_S, is_url
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
-from warmrank.orchestrator.text import size_text
+from warmrank.orchestrator.text import count_text, size_text
 
 EXCLUDED_NAMES = (
     ".git", ".venv", "venv", "__pycache__", "*.egg-info", ".mypy_cache", ".ruff_cache", ".pytest_cache",
@@ -142,7 +142,8 @@ def upload_notes(directory: Path, config: Config | None = None) -> tuple[str, ..
         largest = ", ".join(f"{path} ({size_text(size)})" for path, size in upload.largest)
         notes.append(
             f"the current directory goes to the cluster, up to {size_text(upload.size_bytes)}; largest of "
-            f"its {upload.num_files} files: {largest}. List what the job does not need in .rayignore"
+            f"its {count_text(upload.num_files, 'file')}: {largest}. List what the job does not need in "
+            ".rayignore"
         )
     return tuple(notes)
 

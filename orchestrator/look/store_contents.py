@@ -162,11 +162,6 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
     )
 
 
-def is_config_name(name: str) -> bool:
-    """Whether a name is a config's; no partition is called so."""
-    return Path(name).suffix.lower() in {".yaml", ".yml", ".json"}
-
-
 def refuse_lone_config(name: str, config: Config) -> NoReturn:
     """Raise `NothingThere` where a partition was expected; name those of the config's launch or store."""
     store = open_to_look(config, None)

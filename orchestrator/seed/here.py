@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.errors import NoStoreYet, StoreError
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.keys import explain_miss
 from warmrank.cache_store.seed import SeedReport
@@ -76,14 +76,19 @@ def failed(node: Node, why: str) -> NodeSeed:
 
 
 def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions | None = None) -> NodeSeed:
-    """Seed this node; ``node`` is this one, where it is one of a cluster.
+    """Seed this node; ``node`` is this one, where it is one of a cluster. No store yet is a miss.
 
     Raises:
         NoStore: the config names no store.
-        StoreUnavailable: there is no store, or it cannot be read.
+        StoreUnavailable: the store cannot be read, or is required and not there.
         UnusableCache: the cache directory cannot be used.
     """
-    store = open_to_fetch(check_store(config))
+    try:
+        store = open_to_fetch(check_store(config))
+    except NoStoreYet as absent:
+        if absent.required:
+            raise
+        return NodeSeed(node=node or this_node(), found=False, reason=str(absent))
     keeper = keeper_of(config)
     report = fetch_partitions(config, store, keeper, launch_key=launch_key(config), options=options)
     found = _outcome(node or this_node(), report)

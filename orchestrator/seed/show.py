@@ -141,7 +141,8 @@ def _reasons(seeds: Sequence[NodeSeed], names: Mapping[Node, str]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for item in seeds:
         node = item.node_artifacts.words() if item.node_artifacts is not None else ()
-        for line in dict.fromkeys((item.reason, *item.faults, *node)):
+        faults = (fault for fault in item.faults if fault not in item.reason)
+        for line in dict.fromkeys((item.reason, *faults, *node)):
             reasons.setdefault(line, []).append(names[item.node])
     return [f"{_hosts(list(dict.fromkeys(hosts)))}: {line}" for line, hosts in reasons.items()]
 

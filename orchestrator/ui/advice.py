@@ -138,11 +138,16 @@ def _places(report: Report) -> list[Step]:
             level="look",
             title=f"The store's place {tier.location} was away",
             text=f"The launch went on without it: {tier.reason}",
-            command=f"warmrank doctor {config_words(report)} --all-nodes",
+            command=_doctor_command(report),
         )
         for tier in report.tiers
         if tier.state == "away"
     ]
+
+
+def _doctor_command(report: Report) -> str:
+    several = " --all-nodes" if len({rank.node_rank for rank in report.ranks}) > 1 else ""
+    return f"warmrank doctor {config_words(report)}{several}"
 
 
 def _environments(report: Report) -> list[Step]:
@@ -159,7 +164,7 @@ def _environments(report: Report) -> list[Step]:
             title="Nodes differ in their environment",
             text="Ranks in different environments share no artifacts, so each kind compiles its own:\n"
             + _some(lines),
-            command=f"warmrank doctor {config_words(report)} --all-nodes",
+            command=_doctor_command(report),
         )
     ]
 
@@ -222,7 +227,7 @@ def _slow(report: Report) -> list[Step]:
             title=f"Rank {slow.rank} was slow in {slow.stage}" + (f" on {slow.host}" if slow.host else ""),
             text=f"It took {slow.seconds:.1f} s, half of the ranks at most {slow.median_s:.1f} s; "
             "all of them waited for it.",
-            command=f"warmrank doctor {config_words(report)} --all-nodes",
+            command=_doctor_command(report),
         )
         for slow in slow_ranks(report.course, report.ranks)[:3]
     ]

@@ -127,7 +127,7 @@ def _table(report: Report) -> Table:
         outcome = Text(function.outcome, style=STYLES[function.outcome])
         table.add_row(ranks, Text(function.function), outcome, *times)
     if len(rows) > most:
-        table.caption = f"and {len(rows) - most:,} rows more, in the JSON report"
+        table.caption = f"and {len(rows) - most:,} more, in the JSON report"
     return table
 
 
@@ -155,7 +155,7 @@ def _failure(report: Report) -> list[Text]:
         if cause.remedy:
             lines.append(Text(f"    remedy: {cause.remedy}"))
     if len(found.causes) > MAX_LINES:
-        lines.append(Text(f"  and {len(found.causes) - MAX_LINES} more causes, in the JSON report"))
+        lines.append(Text(f"  and {len(found.causes) - MAX_LINES} more, in the JSON report"))
     if found.silent:
         lines.append(Text(f"  {brief_ranks(found.silent)}: had not answered when the launch was stopped"))
     return lines if found.causes else [*lines, *(Text(f"  {line}") for line in found.message.splitlines())]

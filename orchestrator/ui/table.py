@@ -417,7 +417,7 @@ def _evicted(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:
     for choice in report.kept:
         yield Text(f"  keep   {short_name(choice.name)}: {choice.reason}")
     kinds = [choice.kind for choice in report.taken]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}s" for kind in ("record", "manifest", "blob"))
+    counts = ", ".join(count_text(kinds.count(kind), kind) for kind in ("record", "manifest", "blob"))
     yield Text(f"  {counts} {went} into the trash, {size_text(report.bytes_taken)}")
     old = count_text(report.num_deleted, "old file")
     yield Text(f"  {old} {deleted} for good, {size_text(report.bytes_deleted)}")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.text import count_text
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
@@ -189,11 +190,12 @@ class Publisher:
         except (StoreError, OSError) as error:
             return f"not published: {error}"
         note_published(entry, digest)
+        files = count_text(reports[0].num_files, "file")
         if not any(report.created for report in reports):
-            return f"the store has all of its {reports[0].num_files} files"
+            return f"the store has all of its {files}"
         seconds, num_bytes = time.monotonic() - started_s, sum(report.bytes_new for report in reports)
         return (
-            f"published {reports[0].num_files} files for {', '.join(ranks)}: {num_bytes} bytes new to the "
+            f"published {files} for {', '.join(ranks)}: {num_bytes} bytes new to the "
             f"store, in {seconds:.2f} s"
         )
 

@@ -221,6 +221,21 @@ def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     assert len(store.launches()) == 1
 
 
+def test_pin_takes_its_launch_and_then_a_config_as_show_does(tmp_path):
+    config = loaded_config(tmp_path)
+    key = store_launch(config, tmp_path / "work").launch_key
+    path = str(tmp_path / "tiny.yaml")
+    assert key[:12] in done("store", "pin", key[:12], path)
+    for words in ((path, "--list"), ("--list", "--config", path)):
+        assert key[:12] in done("store", "pin", *words)
+    result = run_on_store("store", "pin", path)
+    assert (result.exit_code, "LAUNCH" in result.stderr) == (2, True)
+
+
+def test_record_of_this_moment_was_used_just_now(store, root):
+    assert "used just now" in done("store", "evict", "--store", root, "--dry-run", "--grace", "1s")
+
+
 @pytest.fixture(autouse=True)
 def keys_keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
