@@ -12,12 +12,11 @@ import typer
 import yaml
 from typer import Option
 
-from warmrank.orchestrator.cli.console import ExitCode, output, plain, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, command, output, plain, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
     ConfigGroup,
-    Debug,
     Overrides,
     doubts_here,
     load_config,
@@ -39,42 +38,39 @@ SchemaOf = Literal["config", "report"]
 
 
 @app.command()
+@command
 def check(
     config: ConfigFile,
     overrides: Overrides = None,
     strict: Annotated[bool, Option("--strict", help="End with 2 for warnings too.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Find everything that is wrong with a config, also between keys, without launching."""
-    with session(debug=debug):
-        from warmrank.orchestrator.ui.table import render_doubts
+    from warmrank.orchestrator.ui.table import render_doubts
 
-        with _told(config, overrides, as_json=as_json):
-            loaded = load_config(config, overrides)
-        found = doubts_here(loaded)
-        if as_json:
-            print_json(found)
-        elif found:
-            output().print(render_doubts(found))
-        else:
-            ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
-            output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
+    with _told(config, overrides, as_json=as_json):
+        loaded = load_config(config, overrides)
+    found = doubts_here(loaded)
+    if as_json:
+        print_json(found)
+    elif found:
+        output().print(render_doubts(found))
+    else:
+        ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
+        output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
     if any(strict or doubt.level == "error" for doubt in found):
         raise typer.Exit(ExitCode.BAD_INPUT)
 
 
 @app.command()
-def show(
-    config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False
-) -> None:
+@command
+def show(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show a config as a launch would use it, with all defaults and absolute paths."""
-    with session(debug=debug):
-        values = load_config(config, overrides).model_dump(mode="json")
-        if as_json:
-            print_json(values)
-        else:
-            typer.echo(yaml.safe_dump(values, sort_keys=False, width=100), nl=False)
+    values = load_config(config, overrides).model_dump(mode="json")
+    if as_json:
+        print_json(values)
+    else:
+        typer.echo(yaml.safe_dump(values, sort_keys=False, width=100), nl=False)
 
 
 @app.command()

@@ -10,6 +10,7 @@ feeds and tabs; styles and progress bars, which are ours, stay; libraries' codes
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import logging
 import os
@@ -19,8 +20,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -181,6 +183,29 @@ def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()
         raise typer.Exit(
             ExitCode.BAD_INPUT if isinstance(error, bad_input) else exit_code_of(error)
         ) from None
+
+
+_DEBUG = Annotated[bool, typer.Option("--debug", help="Log everything, and show the traceback of an error.")]
+
+
+def command(
+    function: Callable[..., None] | None = None, *, bad_input: tuple[type[StoreError], ...] = ()
+) -> Any:
+    """Decorate a command: it takes ``--debug``, and runs in a `session`."""
+    if function is None:
+        return partial(command, bad_input=bad_input)
+
+    @wraps(function)
+    def run(*args: Any, debug: bool = False, **options: Any) -> None:
+        with session(debug=debug, bad_input=bad_input):
+            function(*args, **options)
+
+    signature = inspect.signature(function, eval_str=True)
+    flag = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DEBUG)
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # which typer reads
+        parameters=[*signature.parameters.values(), flag]
+    )
+    return run
 
 
 def exit_code_of(error: BaseException) -> int:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from warmrank.orchestrator.cli.console import output, plain, session
+from warmrank.orchestrator.cli.console import command, output, plain
 from warmrank.orchestrator.cli.options import (
     ConfigFile,
-    Debug,
     Overrides,
     check_line,
     load_config,
@@ -60,6 +59,7 @@ _When = Annotated[
 ]
 
 
+@command
 def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     config: ConfigFile,
     words: _Words,
@@ -125,7 +125,6 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         ),
     ] = None,
     overrides: Overrides = None,
-    debug: Debug = False,
 ) -> None:
     """Run your own command (vLLM, torchrun) on warm nodes, and publish what it added.
 
@@ -145,39 +144,36 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     def say(line: str) -> None:
         output(stderr=True).print(f"warmrank: {line}", soft_wrap=True, markup=False)
 
-    with session(debug=debug):
-        from warmrank.orchestrator.exec.driver import Options, execute
-        from warmrank.orchestrator.exec.placement import HostGroup, parse_when
+    from warmrank.orchestrator.exec.driver import Options, execute
+    from warmrank.orchestrator.exec.placement import HostGroup, parse_when
 
-        hosts = HostGroup(
-            nnodes=nnodes,
-            node_rank=node_rank or 0,
-            run_id=run_id,
-            master_addr=master_addr,
-            master_port=master_port,
-        )
-        options = Options(
-            here=here or not has_config,
-            nodes=tuple(nodes or ()),
-            when=parse_when(publish_when),
-            grace_s=grace,
-            hosts=hosts if nnodes > 1 else None,
-        )
-        loaded = (
-            load_config(config, overrides)
-            if has_config
-            else _without_config(store, signing_key, keys, caches)
-        )
-        refuse_what_fails(loaded, str(config), overrides, reads_only=publish_when == "none", starts_ray=False)
-        if loaded.ranks % nnodes:
-            raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
-        out, err = sys.stdout.buffer, sys.stderr.buffer
-        with others_on_stderr():
-            outcome = execute(loaded, words, options, say=say, out=out, err=err)
-        if json_file is not None:
-            json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
+    hosts = HostGroup(
+        nnodes=nnodes,
+        node_rank=node_rank or 0,
+        run_id=run_id,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+    options = Options(
+        here=here or not has_config,
+        nodes=tuple(nodes or ()),
+        when=parse_when(publish_when),
+        grace_s=grace,
+        hosts=hosts if nnodes > 1 else None,
+    )
+    loaded = (
+        load_config(config, overrides) if has_config else _without_config(store, signing_key, keys, caches)
+    )
+    refuse_what_fails(loaded, str(config), overrides, reads_only=publish_when == "none", starts_ray=False)
+    if loaded.ranks % nnodes:
+        raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
+    out, err = sys.stdout.buffer, sys.stderr.buffer
+    with others_on_stderr():
+        outcome = execute(loaded, words, options, say=say, out=out, err=err)
+    if json_file is not None:
+        json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(outcome.exit_code)
 
 

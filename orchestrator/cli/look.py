@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, defused, output, plain, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, answer, command, defused, output, plain, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
-    Debug,
     OptionalConfig,
     Overrides,
     StorePath,
@@ -23,33 +22,33 @@ from warmrank.orchestrator.cli.options import (
 from warmrank.orchestrator.others_output import others_on_stderr
 
 
+@command
 def list_(
     config: OptionalConfig = None,
     store: StorePath = None,
     overrides: Overrides = None,
     long: Annotated[bool, Option("--long", "-l", help="Also what is launched, and partitions.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """List the launches in a store, and directories of other tools, such as vLLM's."""
-    with session(debug=debug):
-        from warmrank.orchestrator.look.store_contents import list_directories, list_store, open_to_look
-        from warmrank.orchestrator.ui.table import render_directories, render_listing
+    from warmrank.orchestrator.look.store_contents import list_directories, list_store, open_to_look
+    from warmrank.orchestrator.ui.table import render_directories, render_listing
 
-        loaded = load_optional(config, overrides)
-        opened = open_to_look(loaded, store)
-        directories = list_directories(opened)
-        listing = list_store(opened, loaded)
-        if as_json:
-            print_json({**plain(listing), "directories": directories})
-        else:
-            console = output()
-            console.print(render_listing(listing, long=long, width=console.width))
-            if directories:
-                console.print(render_directories(directories))
+    loaded = load_optional(config, overrides)
+    opened = open_to_look(loaded, store)
+    directories = list_directories(opened)
+    listing = list_store(opened, loaded)
+    if as_json:
+        print_json({**plain(listing), "directories": directories})
+    else:
+        console = output()
+        console.print(render_listing(listing, long=long, width=console.width))
+        if directories:
+            console.print(render_directories(directories))
 
 
-def show(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+@command
+def show(
     wanted: Annotated[
         str,
         Argument(
@@ -65,24 +64,22 @@ def show(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         Option("--out", "-o", metavar="FILE", help="Of a compiled_module: write Python source there."),
     ] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show a partition of a store, or an artifact's file: request, guards, and the graph as Python."""
-    with session(debug=debug):
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.ui.table import render_partition
+    from warmrank.orchestrator.look import store_contents as look
+    from warmrank.orchestrator.ui.table import render_partition
 
-        names_store, is_config = config is not None or store is not None, is_config_name(wanted)
-        if not names_store and not is_config and (out or Path(wanted).is_file()):
-            _show_artifact(Path(wanted), out, as_json=as_json)
-            return
-        if out is not None:
-            raise typer.BadParameter("it goes with the file of an artifact", param_hint="--out")
-        if not names_store and is_config:
-            look.refuse_lone_config(wanted, load_config(Path(wanted), overrides))
-        loaded = load_optional(config, overrides)
-        view = look.show_partition(look.open_to_look(loaded, store), wanted, loaded)
-        answer(view, render_partition, as_json=as_json)
+    names_store, is_config = config is not None or store is not None, is_config_name(wanted)
+    if not names_store and not is_config and (out or Path(wanted).is_file()):
+        _show_artifact(Path(wanted), out, as_json=as_json)
+        return
+    if out is not None:
+        raise typer.BadParameter("it goes with the file of an artifact", param_hint="--out")
+    if not names_store and is_config:
+        look.refuse_lone_config(wanted, load_config(Path(wanted), overrides))
+    loaded = load_optional(config, overrides)
+    view = look.show_partition(look.open_to_look(loaded, store), wanted, loaded)
+    answer(view, render_partition, as_json=as_json)
 
 
 def _show_artifact(file: Path, out: Path | None, *, as_json: bool) -> None:
@@ -97,6 +94,7 @@ def _show_artifact(file: Path, out: Path | None, *, as_json: bool) -> None:
         output().print(f"written to {out}", soft_wrap=True, markup=False)
 
 
+@command
 def explain(
     config: OptionalConfig = None,
     vllm: Annotated[
@@ -110,25 +108,24 @@ def explain(
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
-    with session(debug=debug):
-        from warmrank.orchestrator.ui.table import render_explanation, render_outcomes
+    from warmrank.orchestrator.ui.table import render_explanation, render_outcomes
 
-        if vllm is not None:
-            from warmrank.orchestrator.vllm_plugin.entries import read_outcomes
+    if vllm is not None:
+        from warmrank.orchestrator.vllm_plugin.entries import read_outcomes
 
-            answer(read_outcomes(vllm.expanduser()), render_outcomes, as_json=as_json)
-            return
-        if config is None:
-            raise typer.BadParameter("expected CONFIG, or --vllm DIR")
-        from warmrank.orchestrator.look.explain import explain_if_away
+        answer(read_outcomes(vllm.expanduser()), render_outcomes, as_json=as_json)
+        return
+    if config is None:
+        raise typer.BadParameter("expected CONFIG, or --vllm DIR")
+    from warmrank.orchestrator.look.explain import explain_if_away
 
-        answer(explain_if_away(load_config(config, overrides)), render_explanation, as_json=as_json)
+    answer(explain_if_away(load_config(config, overrides)), render_explanation, as_json=as_json)
 
 
-def doctor(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+@command
+def doctor(
     config: OptionalConfig = None,
     device: Annotated[
         Literal["cpu", "cuda", "npu"] | None,
@@ -146,7 +143,6 @@ def doctor(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Check what stops launches on a node: versions, devices, limits, network, store and disk.
 
@@ -154,22 +150,21 @@ def doctor(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     """
     if all_nodes and config is None:
         raise typer.BadParameter("it needs a CONFIG, which names the cluster", param_hint="--all-nodes")
-    with session(debug=debug):
-        if environment:
-            from warmrank.worker.keys.environment import environment as here
+    if environment:
+        from warmrank.worker.keys.environment import environment as here
 
-            print_json(here())
-            return
-        from warmrank.orchestrator.doctor.nodes import diagnose_here, diagnose_nodes
-        from warmrank.orchestrator.ui.table import render_diagnosis
+        print_json(here())
+        return
+    from warmrank.orchestrator.doctor.nodes import diagnose_here, diagnose_nodes
+    from warmrank.orchestrator.ui.table import render_diagnosis
 
-        loaded = None if config is None else load_config(config, overrides)
-        if all_nodes and loaded is not None:
-            refuse_shadows()
-            with others_on_stderr():
-                found = diagnose_nodes(loaded, device)
-        else:
-            found = diagnose_here(loaded, device)
-        answer(found, render_diagnosis, as_json=as_json)
+    loaded = None if config is None else load_config(config, overrides)
+    if all_nodes and loaded is not None:
+        refuse_shadows()
+        with others_on_stderr():
+            found = diagnose_nodes(loaded, device)
+    else:
+        found = diagnose_here(loaded, device)
+    answer(found, render_diagnosis, as_json=as_json)
     if found.worst == "error":
         raise typer.Exit(ExitCode.FAILED)

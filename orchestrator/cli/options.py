@@ -36,7 +36,6 @@ ReportFile = Annotated[
     Path | None, Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON on stdout, and nothing else there.")]
-Debug = Annotated[bool, Option("--debug", help="Log everything, and show the traceback of an error.")]
 
 
 def is_config_name(name: str) -> bool:

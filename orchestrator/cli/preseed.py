@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, defused_json, output, plain, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, command, defused_json, output, plain, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
-    Debug,
     Overrides,
     load_config,
     refuse_shadows,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 FanOutChoice = Literal["auto", "always", "never"]
 
 
+@command
 def preseed(  # noqa: PLR0913, PLR0917 - options of a command
     config: ConfigFile,
     here: Annotated[
@@ -58,7 +58,6 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Bring a launch's partitions from the store onto nodes' local disks, verified."""
     if here and nodes:
@@ -67,21 +66,20 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
         raise typer.BadParameter("--here and --watch exclude each other: a node seeds itself once, at boot")
     if (for_s is not None or until is not None) and not watch:
         raise typer.BadParameter("--for and --until say when a --watch ends")
-    with session(debug=debug):
-        from warmrank.orchestrator.seed.here import check_store
-        from warmrank.orchestrator.seed.seeding import SeedPlan
+    from warmrank.orchestrator.seed.here import check_store
+    from warmrank.orchestrator.seed.seeding import SeedPlan
 
-        loaded = load_config(config, overrides)
-        check_store(loaded)
-        plan = SeedPlan(wanted=tuple(nodes or ()), fan_out=fan_out, verify=verify)
-        if watch:
-            seeds = _watch(loaded, plan, for_s, until, as_json=as_json)
+    loaded = load_config(config, overrides)
+    check_store(loaded)
+    plan = SeedPlan(wanted=tuple(nodes or ()), fan_out=fan_out, verify=verify)
+    if watch:
+        seeds = _watch(loaded, plan, for_s, until, as_json=as_json)
+    else:
+        seeds = _here(loaded, plan) if here else _once(loaded, plan)
+        if as_json:
+            print_json(seeds)
         else:
-            seeds = _here(loaded, plan) if here else _once(loaded, plan)
-            if as_json:
-                print_json(seeds)
-            else:
-                _print_table(seeds)
+            _print_table(seeds)
     raise typer.Exit(_exit_code(seeds, wanted=until or 1))
 
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from warmrank.cache_store.errors import Conflict, NotInStore
-from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, answer, command, output, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
     ConfigGroup,
-    Debug,
     OptionalConfig,
     Overrides,
     StorePath,
@@ -48,41 +47,40 @@ app.add_typer(sync_app, name="sync")
 
 
 @app.command()
-def init(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+@command
+def init(config: ConfigFile, overrides: Overrides = None) -> None:
     """Make the store of a config where there is none yet; a launch makes none that is required."""
-    with session(debug=debug):
-        from warmrank.orchestrator.errors import BadArgument
-        from warmrank.orchestrator.store.stores import make
+    from warmrank.orchestrator.errors import BadArgument
+    from warmrank.orchestrator.store.stores import make
 
-        loaded = load_config(config, overrides)
-        if loaded.store is None:
-            msg = f"{config} names no store; expected store.path in it"
-            raise BadArgument(msg)
-        for place, is_new in make(loaded.store).items():
-            output().print(f"{'made' if is_new else 'there already'}: {place}", soft_wrap=True, markup=False)
+    loaded = load_config(config, overrides)
+    if loaded.store is None:
+        msg = f"{config} names no store; expected store.path in it"
+        raise BadArgument(msg)
+    for place, is_new in make(loaded.store).items():
+        output().print(f"{'made' if is_new else 'there already'}: {place}", soft_wrap=True, markup=False)
 
 
 @app.command()
-def publish(
-    config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False
-) -> None:
+@command
+def publish(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Publish what launches left on this node while the store was away; imports neither torch nor Ray."""
-    with session(debug=debug):
-        from warmrank.orchestrator.store.stores import publish_late
-        from warmrank.orchestrator.ui.table import render_queue
+    from warmrank.orchestrator.store.stores import publish_late
+    from warmrank.orchestrator.ui.table import render_queue
 
-        loaded = load_config(config, overrides)
-        found = publish_late(loaded)
-        if as_json:
-            print_json(found)
-        else:
-            output().print(render_queue(found, loaded.cache_dir), soft_wrap=True)
+    loaded = load_config(config, overrides)
+    found = publish_late(loaded)
+    if as_json:
+        print_json(found)
+    else:
+        output().print(render_queue(found, loaded.cache_dir), soft_wrap=True)
     if found.kept or found.dropped or found.problems:
         raise typer.Exit(ExitCode.FAULT)
 
 
 @app.command()
-def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+@command
+def verify(
     config: OptionalConfig = None,
     store: StorePath = None,
     cache: Annotated[
@@ -98,34 +96,33 @@ def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Read store and cache again, byte for byte, and say what is wrong."""
-    with session(debug=debug):
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.look.verify import verify as run
-        from warmrank.orchestrator.ui.progress import fetch_progress
-        from warmrank.orchestrator.ui.table import render_verified
+    from warmrank.orchestrator.look import store_contents as look
+    from warmrank.orchestrator.look.verify import verify as run
+    from warmrank.orchestrator.ui.progress import fetch_progress
+    from warmrank.orchestrator.ui.table import render_verified
 
-        loaded = load_optional(config, overrides)
-        only_cache = cache is not None and loaded is None and store is None
-        opened = None if only_cache else look.open_to_look(loaded, store)
-        if cache is None and loaded is not None and loaded.cache_dir.is_dir():
-            cache = loaded.cache_dir
-        with fetch_progress(output(stderr=True), "verify") as on_progress:
-            found = run(
-                opened,
-                cache,
-                signatures_checked=loaded is not None,
-                repair=repair,
-                on_progress=on_progress,
-            )
-        answer(found, render_verified, as_json=as_json)
+    loaded = load_optional(config, overrides)
+    only_cache = cache is not None and loaded is None and store is None
+    opened = None if only_cache else look.open_to_look(loaded, store)
+    if cache is None and loaded is not None and loaded.cache_dir.is_dir():
+        cache = loaded.cache_dir
+    with fetch_progress(output(stderr=True), "verify") as on_progress:
+        found = run(
+            opened,
+            cache,
+            signatures_checked=loaded is not None,
+            repair=repair,
+            on_progress=on_progress,
+        )
+    answer(found, render_verified, as_json=as_json)
     if found.faults:
         raise typer.Exit(ExitCode.FAULT)
 
 
 @app.command()
+@command(bad_input=(NotInStore,))
 def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: OptionalConfig = None,
     store: StorePath = None,
@@ -165,32 +162,31 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, and why.")] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Take away what no launch needs any more; the trash keeps it for the grace."""
-    with session(debug=debug, bad_input=(NotInStore,)):
-        from warmrank.cache_store.gc.evict_plan import EvictPolicy
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.ui.table import render_evicted
+    from warmrank.cache_store.gc.evict_plan import EvictPolicy
+    from warmrank.orchestrator.look import store_contents as look
+    from warmrank.orchestrator.ui.table import render_evicted
 
-        opened = look.open_to_evict(load_optional(config, overrides), store)
-        policy = EvictPolicy(
-            older_than_s=older_than_s,
-            max_bytes=max_bytes,
-            keep=keep,
-            grace_s=grace_s,
-            expects_records=not no_records,
-        )
-        done = opened.evict(policy, place=tier, dry_run=dry_run)
-        if as_json:
-            print_json({"dry_run": dry_run, "places": done.reports, "faults": done.faults})
-        else:
-            output().print(render_evicted(done, dry_run=dry_run))
+    opened = look.open_to_evict(load_optional(config, overrides), store)
+    policy = EvictPolicy(
+        older_than_s=older_than_s,
+        max_bytes=max_bytes,
+        keep=keep,
+        grace_s=grace_s,
+        expects_records=not no_records,
+    )
+    done = opened.evict(policy, place=tier, dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, "places": done.reports, "faults": done.faults})
+    else:
+        output().print(render_evicted(done, dry_run=dry_run))
     if done.faults:
         raise typer.Exit(ExitCode.FAULT)
 
 
 @app.command()
+@command(bad_input=(Conflict,))
 def pin(  # noqa: PLR0913, PLR0917 - as evict
     launch: Annotated[
         str | None,
@@ -203,31 +199,29 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
     list_: Annotated[bool, typer.Option("--list", help="Only list what is pinned.")] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Keep a launch from being evicted, until the pin is removed."""
     check_line(reason, "--reason")
     if config is None and launch is not None and (list_ or is_config_name(launch)):
-        launch, config = None, Path(launch)
+        config, launch = Path(launch), None
     if list_ == (launch is not None) or (list_ and remove):
         raise typer.BadParameter("expected either LAUNCH, or --list")
-    with session(debug=debug, bad_input=(Conflict,)):
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.ui.table import render_pins
+    from warmrank.orchestrator.look import store_contents as look
+    from warmrank.orchestrator.ui.table import render_pins
 
-        opened = look.open_to_look(load_optional(config, overrides), store)
-        if launch is not None and remove:
-            removed = opened.unpin(launch)
-        elif launch is not None:
-            pinned = opened.pin(launch, reason=reason)
-            if reason and any(each.reason != reason for each in pinned):
-                note = "note: pinned before, and the first reason stays; to change it, --remove the pin first"
-                output(stderr=True).print(note)
-        pins = opened.pins()
-        if as_json:
-            print_json({"removed": removed if launch and remove else (), "pins": pins})
-        else:
-            output().print(render_pins(pins))
+    opened = look.open_to_look(load_optional(config, overrides), store)
+    if launch is not None and remove:
+        removed = opened.unpin(launch)
+    elif launch is not None:
+        pinned = opened.pin(launch, reason=reason)
+        if reason and any(each.reason != reason for each in pinned):
+            note = "note: pinned before, and the first reason stays; to change it, --remove the pin first"
+            output(stderr=True).print(note)
+    pins = opened.pins()
+    if as_json:
+        print_json({"removed": removed if launch and remove else (), "pins": pins})
+    else:
+        output().print(render_pins(pins))
 
 
 _Name = Annotated[
@@ -280,6 +274,7 @@ _WorldSize = Annotated[
 
 
 @sync_app.command()
+@command
 def push(  # noqa: PLR0913 - a command has one parameter for each option
     name: _Name,
     directories: _Directories,
@@ -292,27 +287,26 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     world_size: _WorldSize = None,
     signing_key: _SigningKey = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Store directories; locks and temporary files are left out."""
-    with session(debug=debug):
-        from warmrank.orchestrator.errors import BadArgument
-        from warmrank.orchestrator.store.stores import open_store
-        from warmrank.orchestrator.ui.table import render_pushes
+    from warmrank.orchestrator.errors import BadArgument
+    from warmrank.orchestrator.store.stores import open_store
+    from warmrank.orchestrator.ui.table import render_pushes
 
-        wanted = _targets(directories, keys, per, rank, world_size)
-        if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
-            msg = f"{absent[0]}: expected a directory to push, found {_kind(absent[0])}"
-            raise BadArgument(msg)
-        opened = open_store(_named(config, store, signing_key))
-        reports = []
-        for each in wanted:
-            with _signing_key_named_so(store):
-                reports.append(opened.push_directory(name, each.directory, each.components))
-        answer(reports, render_pushes, as_json=as_json)
+    wanted = _targets(directories, keys, per, rank, world_size)
+    if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
+        msg = f"{absent[0]}: expected a directory to push, found {_kind(absent[0])}"
+        raise BadArgument(msg)
+    opened = open_store(_named(config, store, signing_key))
+    reports = []
+    for each in wanted:
+        with _signing_key_named_so(store):
+            reports.append(opened.push_directory(name, each.directory, each.components))
+    answer(reports, render_pushes, as_json=as_json)
 
 
 @sync_app.command()
+@command
 def pull(  # noqa: PLR0913 - a command has one parameter for each option
     name: _Name,
     directories: _Directories,
@@ -331,39 +325,36 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         ),
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Restore directories, verified; nothing comes into one whose files differ from those that were pushed.
 
     Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
     """
+    from warmrank.cache_store.cache_dir.marks import check_marks
     from warmrank.cache_store.errors import NoStoreYet
+    from warmrank.orchestrator.store.stores import load, open_to_fetch
+    from warmrank.orchestrator.ui.table import render_pulls
 
-    with session(debug=debug):
-        from warmrank.cache_store.cache_dir.marks import check_marks
-        from warmrank.orchestrator.store.stores import load, open_to_fetch
-        from warmrank.orchestrator.ui.table import render_pulls
-
-        wanted = _targets(directories, keys, per, rank, world_size)
-        named = _named(config, store, None)
-        reports, misses = [], []
+    wanted = _targets(directories, keys, per, rank, world_size)
+    named = _named(config, store, None)
+    reports, misses = [], []
+    try:
+        opened = open_to_fetch(named)
+    except NoStoreYet as absent:
+        trust = load(named, to_sign=False)
+        for each in wanted:  # after a miss the tool uses what is there
+            check_marks(each.directory, trust.policy, trust.revoked)
+        wanted = ()
+        misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
+    for each in wanted:
         try:
-            opened = open_to_fetch(named)
-        except NoStoreYet as absent:
-            trust = load(named, to_sign=False)
-            for each in wanted:  # after a miss the tool uses what is there
-                check_marks(each.directory, trust.policy, trust.revoked)
-            wanted = ()
-            misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
-        for each in wanted:
-            try:
-                reports.append(opened.pull_directory(name, each.directory, each.components, replace=replace_))
-            except NotInStore as miss:
-                misses.append(miss)
-        if as_json:
-            print_json({"pulled": reports, "missed": [str(miss) for miss in misses]})
-        else:
-            output().print(render_pulls(reports, misses))
+            reports.append(opened.pull_directory(name, each.directory, each.components, replace=replace_))
+        except NotInStore as miss:
+            misses.append(miss)
+    if as_json:
+        print_json({"pulled": reports, "missed": [str(miss) for miss in misses]})
+    else:
+        output().print(render_pulls(reports, misses))
     if misses:
         raise typer.Exit(ExitCode.MISSED)
 
