@@ -14,7 +14,7 @@ from warmrank.orchestrator.cli.options import AsJson, ConfigGroup, check_line
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.look.key_list import KeyList
+    from warmrank.orchestrator.inspect.key_list import KeyList
 
 KeyringPath = Annotated[
     Path | None,
@@ -68,7 +68,7 @@ def generate(
 @command
 def list_(keyring: KeyringPath = None, as_json: AsJson = False) -> None:
     """List the keys: which sign, which are trusted, which are revoked."""
-    from warmrank.orchestrator.look.key_list import list_keys
+    from warmrank.orchestrator.inspect.key_list import list_keys
     from warmrank.orchestrator.ui.table import render_keys
 
     answer(list_keys(_place(keyring)), render_keys, as_json=as_json)
@@ -121,7 +121,7 @@ def revoke(
     """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
     from warmrank.cache_store.signing.keyring import revocation_of
     from warmrank.cache_store.signing.keyring import revoke as run
-    from warmrank.orchestrator.look.key_list import list_keys
+    from warmrank.orchestrator.inspect.key_list import list_keys
 
     check_line(reason, "--reason")
     place = _place(keyring)
@@ -155,7 +155,7 @@ def _name(name: str) -> str:
 
 
 def _meant(found: KeyList, text: str) -> tuple[str, str]:
-    from warmrank.orchestrator.look.key_list import meant_keys
+    from warmrank.orchestrator.inspect.key_list import meant_keys
 
     meant = meant_keys(found, text)
     if not meant:

@@ -14,9 +14,9 @@ import typer
 from warmrank.orchestrator.cli import build as cli_build
 from warmrank.orchestrator.cli import config as cli_config
 from warmrank.orchestrator.cli import exec as cli_exec
+from warmrank.orchestrator.cli import inspect as cli_inspect
 from warmrank.orchestrator.cli import keys as cli_keys
 from warmrank.orchestrator.cli import launch as cli_launch
-from warmrank.orchestrator.cli import look as cli_look
 from warmrank.orchestrator.cli import preseed as cli_preseed
 from warmrank.orchestrator.cli import run as cli_run
 from warmrank.orchestrator.cli import store as cli_store
@@ -83,11 +83,11 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "audit": cli_build.audit,
     },
     LOOK: {
-        "explain": cli_look.explain,
+        "explain": cli_inspect.explain,
         "report": cli_launch.report,
-        "ls": cli_look.list_,
-        "show": cli_look.show,
-        "doctor": cli_look.doctor,
+        "ls": cli_inspect.list_,
+        "show": cli_inspect.show,
+        "doctor": cli_inspect.doctor,
     },
 }
 _AS_GIVEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -98,8 +98,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Read store and cache again, byte for byte, and say what is wrong."""
-    from warmrank.orchestrator.look import store_contents as look
-    from warmrank.orchestrator.look.verify import verify as run
+    from warmrank.orchestrator.inspect import store_contents as look
+    from warmrank.orchestrator.inspect.verify import verify as run
     from warmrank.orchestrator.ui.progress import fetch_progress
     from warmrank.orchestrator.ui.table import render_verified
 
@@ -165,7 +165,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
 ) -> None:
     """Take away what no launch needs any more; the trash keeps it for the grace."""
     from warmrank.cache_store.gc.evict_plan import EvictPolicy
-    from warmrank.orchestrator.look import store_contents as look
+    from warmrank.orchestrator.inspect import store_contents as look
     from warmrank.orchestrator.ui.table import render_evicted
 
     opened = look.open_to_evict(load_optional(config, overrides), store)
@@ -206,7 +206,7 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
         config, launch = Path(launch), None
     if list_ == (launch is not None) or (list_ and remove):
         raise typer.BadParameter("expected either LAUNCH, or --list")
-    from warmrank.orchestrator.look import store_contents as look
+    from warmrank.orchestrator.inspect import store_contents as look
     from warmrank.orchestrator.ui.table import render_pins
 
     opened = look.open_to_look(load_optional(config, overrides), store)

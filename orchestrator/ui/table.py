@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.build.plan import BuildReport
     from warmrank.orchestrator.build.retrace import CacheAudit
     from warmrank.orchestrator.config.doubts import Doubt
-    from warmrank.orchestrator.doctor import Diagnosis, Finding
-    from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
-    from warmrank.orchestrator.look.explain import Explanation, FunctionView
-    from warmrank.orchestrator.look.key_list import KeyList
-    from warmrank.orchestrator.look.store_contents import (
+    from warmrank.orchestrator.inspect.explain import Explanation, FunctionView
+    from warmrank.orchestrator.inspect.findings import Diagnosis, Finding
+    from warmrank.orchestrator.inspect.key_list import KeyList
+    from warmrank.orchestrator.inspect.store_contents import (
         DirectoryLine,
         LaunchLine,
         Listing,
         OtherRanks,
         PartitionView,
     )
-    from warmrank.orchestrator.look.verify import Verified
+    from warmrank.orchestrator.inspect.verify import Verified
+    from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
     from warmrank.orchestrator.vllm_plugin.entries import Outcome
 
 KEY_CHARS = 12
@@ -216,7 +216,7 @@ def render_directories(lines: Sequence[DirectoryLine]) -> RenderableType:
 
 def render_partition(view: PartitionView) -> RenderableType:
     """One partition: where it belongs, its artifacts, its requests, and its captures."""
-    from warmrank.orchestrator.look.store_contents import short_signature
+    from warmrank.orchestrator.inspect.store_contents import short_signature
 
     facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(view.created))]
     if view.others:
@@ -519,8 +519,8 @@ def render_outcomes(outcomes: Sequence[Outcome]) -> RenderableType:
 
 def render_diagnosis(found: Diagnosis) -> RenderableType:
     """One line for each check with what to do; findings of several nodes with one remedy once."""
-    from warmrank.orchestrator.doctor import LEVELS
-    from warmrank.orchestrator.doctor.nodes import hosts_text
+    from warmrank.orchestrator.inspect.doctor import hosts_text
+    from warmrank.orchestrator.inspect.findings import LEVELS
 
     several = len(found.nodes) > 1
     by_host = [("cluster", found.cluster), *((node.node.host, node.findings) for node in found.nodes)]

@@ -26,7 +26,7 @@ from warmrank import CompilerConfig
 from warmrank.cache_store.cache_dir.local import companions
 from warmrank.cache_store.cache_dir.names import variants
 from warmrank.inference import cache_compile, get_backend
-from warmrank.orchestrator.look.verify import verify_cache
+from warmrank.orchestrator.inspect.verify import verify_cache
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.rank import manifests

@@ -49,8 +49,8 @@ from warmrank.cache_store.sync.pull import plan_pull, pull
 from warmrank.cache_store.sync.push import push
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.look.explain import Explanation, explain
-from warmrank.orchestrator.look.store_contents import open_if_there, open_to_look, show_partition
+from warmrank.orchestrator.inspect.explain import Explanation, explain
+from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
 from warmrank.worker.keys.environment import environment
 
 

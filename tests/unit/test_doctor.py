@@ -16,8 +16,9 @@ from tests.support import ascend_machine as ascend
 from tests.support.launching import loaded_config, store_launch, write_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
-from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
-from warmrank.orchestrator.doctor.nodes import check_resources
+from warmrank.orchestrator.inspect import machine, software, storage
+from warmrank.orchestrator.inspect.doctor import check_resources
+from warmrank.orchestrator.inspect.findings import Finding, Level
 from warmrank.worker.ascend import chips
 from warmrank.worker.ascend.chips import Installation, visible_devices
 from warmrank.worker.ascend.places import Places

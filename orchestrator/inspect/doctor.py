@@ -12,22 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.doctor import (
+from warmrank.orchestrator.errors import BadArgument, first_line
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.node_group import options_on
+from warmrank.orchestrator.inspect import machine, software, storage
+from warmrank.orchestrator.inspect.findings import (
     Diagnosis,
     Finding,
     NodeFindings,
     diagnosis,
     error,
-    machine,
     note,
     ok,
-    software,
-    storage,
     warning,
 )
-from warmrank.orchestrator.errors import BadArgument, first_line
-from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.node_group import options_on
 from warmrank.orchestrator.nodes import Node, alive, this_node
 from warmrank.orchestrator.text import count_text
 from warmrank.worker.keys.environment import environment

@@ -21,8 +21,8 @@ from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
-from warmrank.orchestrator.doctor import Finding, error, ok, warning
 from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.inspect.findings import Finding, error, ok, warning
 from warmrank.orchestrator.store import stores
 from warmrank.orchestrator.text import count_text, size_text
 

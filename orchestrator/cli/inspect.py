@@ -31,7 +31,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the launches in a store, and directories of other tools, such as vLLM's."""
-    from warmrank.orchestrator.look.store_contents import list_directories, list_store, open_to_look
+    from warmrank.orchestrator.inspect.store_contents import list_directories, list_store, open_to_look
     from warmrank.orchestrator.ui.table import render_directories, render_listing
 
     loaded = load_optional(config, overrides)
@@ -66,7 +66,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a partition of a store, or an artifact's file: request, guards, and the graph as Python."""
-    from warmrank.orchestrator.look import store_contents as look
+    from warmrank.orchestrator.inspect import store_contents as look
     from warmrank.orchestrator.ui.table import render_partition
 
     names_store, is_config = config is not None or store is not None, is_config_name(wanted)
@@ -119,7 +119,7 @@ def explain(
         return
     if config is None:
         raise typer.BadParameter("expected CONFIG, or --vllm DIR")
-    from warmrank.orchestrator.look.explain import explain_if_away
+    from warmrank.orchestrator.inspect.explain import explain_if_away
 
     answer(explain_if_away(load_config(config, overrides)), render_explanation, as_json=as_json)
 
@@ -155,7 +155,7 @@ def doctor(
 
         print_json(here())
         return
-    from warmrank.orchestrator.doctor.nodes import diagnose_here, diagnose_nodes
+    from warmrank.orchestrator.inspect.doctor import diagnose_here, diagnose_nodes
     from warmrank.orchestrator.ui.table import render_diagnosis
 
     loaded = None if config is None else load_config(config, overrides)

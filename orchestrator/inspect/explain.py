@@ -19,8 +19,7 @@ from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, P
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.launch.identity import identity, launch_key
-from warmrank.orchestrator.look.store_contents import (
+from warmrank.orchestrator.inspect.store_contents import (
     OtherRanks,
     changes_of,
     nearest_record,
@@ -30,7 +29,8 @@ from warmrank.orchestrator.look.store_contents import (
     read_manifests,
     record_changes,
 )
-from warmrank.orchestrator.look.verify import cached_files
+from warmrank.orchestrator.inspect.verify import cached_files
+from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.text import count_text, time_text
 from warmrank.worker.keys.environment import environment
 

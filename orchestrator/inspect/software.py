@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.doctor import Finding, error, ok, warning
+from warmrank.orchestrator.inspect.findings import Finding, error, ok, warning
 from warmrank.worker.ascend.chips import Installation, installation
 from warmrank.worker.ascend.versions import fit
 from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from warmrank.orchestrator.bounded import all_within
-from warmrank.orchestrator.doctor import Finding, error, note, ok, warning
-from warmrank.orchestrator.doctor.software import Probe
+from warmrank.orchestrator.inspect.findings import Finding, error, note, ok, warning
+from warmrank.orchestrator.inspect.software import Probe
 from warmrank.orchestrator.text import size_text
 from warmrank.worker.ascend.chips import visible_devices
 from warmrank.worker.errors import DeviceUnavailable
