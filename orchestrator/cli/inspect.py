@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -20,6 +20,7 @@ from warmrank.orchestrator.cli.options import (
     refuse_shadows,
 )
 from warmrank.orchestrator.others_output import others_on_stderr
+from warmrank.worker.device_kinds import DeviceKind
 
 
 @command
@@ -128,7 +129,7 @@ def explain(
 def doctor(
     config: OptionalConfig = None,
     device: Annotated[
-        Literal["cpu", "cuda", "npu"] | None,
+        DeviceKind | None,
         Option("--device", metavar="KIND", help="cpu, cuda or npu; else the config's, else what is there."),
     ] = None,
     all_nodes: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ from warmrank.orchestrator.cli.options import (
     load_optional,
 )
 from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
+from warmrank.orchestrator.store.sync import Scope
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.store import StoreConfig
@@ -264,7 +265,7 @@ _SigningKey = Annotated[
     ),
 ]
 _Per = Annotated[
-    Literal["node", "rank"],
+    Scope,
     typer.Option("--per", help="One directory for a node, or one for each rank ({rank} in DIR)."),
 ]
 _Rank = Annotated[int | None, typer.Option("--rank", envvar="RANK", help="Global rank, with --per rank.")]
@@ -380,7 +381,7 @@ def _signing_key_named_so(location: str | None) -> Iterator[None]:
 def _targets(
     directories: list[str],
     keys: list[str] | None,
-    per: Literal["node", "rank"],
+    per: Scope,
     rank: int | None,
     world_size: int | None,
 ) -> tuple[Target, ...]:

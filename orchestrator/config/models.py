@@ -21,11 +21,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict
+from warmrank.orchestrator.config.store import OrOff, Seconds, StoreConfig, Strict
 from warmrank.worker import node_caches
+from warmrank.worker.device_kinds import DeviceKind
+from warmrank.worker.node_caches import Collect
 from warmrank.worker.runtime.options import EngineChoice, GuardMode
 
-DeviceKind = Literal["cpu", "cuda", "npu"]
 AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -219,9 +220,8 @@ class NodeCacheConfig(Strict):
         default=("*",), min_length=1, description="list of patterns of paths below it; * stands for / too"
     )
     scope: Literal["node"] = Field(default="node", description="node: its files are kept once a node")
-    collect: Literal["new", "all", "none"] = Field(
-        default="new",
-        description="new: what a launch adds or changes; all: also what was there before; none: nothing",
+    collect: Collect = Field(
+        default="new", description="new: what a launch adds or changes; all: also what was there before"
     )
 
 
@@ -306,17 +306,16 @@ class Config(Strict):
     )
     ranks: int = Field(default=1, ge=1, description="number of ranks, a whole number from 1")
     parallel: Parallel = Field(default=Parallel(), description="tp, pp and dp; their product is ranks")
-    device: DeviceKind = Field(default="cpu", description="cpu, cuda or npu")
+    device: DeviceKind = Field(default="cpu", description="device kind")
     cache_dir: Path = Field(
         default=Path(".torchair_cache"), description="cache directory, on each node's disk"
     )
     store: StoreConfig | None = Field(
         default=None, description="mapping with path, mode and trust; or with tiers and trust"
     )
-    guards: GuardMode = Field(default="always", description="always, once or skip: when guards are checked")
+    guards: GuardMode = Field(default="always", description="when guards are checked")
     engine: EngineChoice = Field(
-        default="auto",
-        description="auto, graph, aoti or torchair: which engine compiles, for functions that do not say",
+        default="auto", description="which engine compiles, for functions that do not say"
     )
     env: dict[VariableName, str] = Field(
         default={}, description="mapping of environment variables of every rank, such as HCCL_IF_BASE_PORT"
@@ -325,9 +324,8 @@ class Config(Strict):
         default={},
         description="mapping of a name to {path, patterns, collect}, or to null to leave an engine's own out",
     )
-    audit: AuditMode = Field(
-        default="one",
-        description="one, all or off: ranks that trace too while a class compiles, and must come to the same",
+    audit: OrOff[AuditMode] = Field(
+        default="one", description="ranks that trace too while a class compiles, and must come to the same"
     )
     no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")
     max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")

@@ -13,18 +13,30 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from warmrank.cache_store.backends.durability import FlushChoice
 from warmrank.cache_store.backends.objects.client import KNOWN_OPTIONS, SCHEMES, is_usable
 from warmrank.cache_store.backends.places import ANSWER_S
+from warmrank.cache_store.connect import SpecMode
 from warmrank.cache_store.signing.trust import TrustPolicy
 from warmrank.cache_store.signing.trust_policy import PolicyChoice, choose_policy
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.settings import settings
+
+logger = logging.getLogger(__name__)
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -35,8 +47,14 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-TierMode = Literal["off", "ro", "rw", "required"]
-Flush = Literal["auto", "syncfs", "fsync"]
+T = TypeVar("T")
+
+
+def _off_is_a_word(value: object) -> object:
+    return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
+
+
+OrOff = Annotated[T, BeforeValidator(_off_is_a_word)]
 
 KEY_ID_PATTERN = r"^[0-9a-f]{32}$"
 IN_ENVIRON = (
@@ -68,10 +86,10 @@ def is_secret(name: str) -> bool:
 class TrustConfig(Strict):
     """Whose artifacts may run. An artifact is code."""
 
-    policy: Literal["require", "warn", "off"] | None = Field(
+    policy: OrOff[TrustPolicy | None] = Field(
         default=None,
-        description="require, warn or off: what to do about a signature that is not trusted; "
-        "without it off for a store of your own on a local disk, else require",
+        description="what to do about a signature that is not trusted; without it off for a store of your "
+        "own on a local disk, else require",
     )
     signing_key: Path | None = Field(
         default=None,
@@ -93,11 +111,6 @@ class TrustConfig(Strict):
         key = self.signing_key
         return key is not None and len(key.parts) == 1 and key.suffix != ".pem" and str(key) != "~"
 
-    @field_validator("policy", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
-        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
-
 
 class TierConfig(Strict):
     """One place of the store, such as a node's own disk, or what all nodes share."""
@@ -106,12 +119,11 @@ class TierConfig(Strict):
         min_length=1,
         description="directory of the store, the same on all nodes, or a URL such as s3://bucket/prefix",
     )
-    mode: TierMode = Field(
-        default="rw",
-        description="off, ro, rw, or required: a launch without it fails, where it would go on otherwise",
+    mode: OrOff[SpecMode] = Field(
+        default="rw", description="how it is used; a launch goes on without it, but for required"
     )
-    flush: Flush = Field(
-        default="auto", description="auto (by file system), syncfs or fsync: how a directory is made durable"
+    flush: FlushChoice = Field(
+        default="auto", description="how a directory is made durable; auto: by file system"
     )
     answer_s: Seconds = Field(
         default=ANSWER_S, description="seconds without an answer after which it is left alone for this launch"
@@ -120,11 +132,6 @@ class TierConfig(Strict):
         default={},
         description="mapping of strings for the object store, such as {region: eu-central-1}; never a secret",
     )
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
-        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
     @field_validator("path")
     @classmethod
@@ -217,8 +224,6 @@ class StoreConfig(Strict):
         """Where the store is, for people."""
         return ", ".join(tier.path for tier in self.tiers)
 
-
-logger = logging.getLogger(__name__)
 
 LOOK_S = 0.9
 """Longest look at a place: it counts to the 5 s that a dead store may cost a launch."""
