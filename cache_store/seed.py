@@ -24,6 +24,7 @@ from warmrank.cache_store.keys import explain_miss
 from warmrank.cache_store.records.documents import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
+from warmrank.cache_store.text import count_text
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[Stored
         return (), _none_fits(launches, wanted, faults)
     newest = chosen[0].record
     earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
-    ranks = "1 rank" if newest.world_size == 1 else f"{newest.world_size} ranks"
+    ranks = count_text(newest.world_size, "rank")
     return chosen, f"launch {wanted.launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
 
 
@@ -188,7 +189,8 @@ def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tu
 
 def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequence[str]) -> str:
     launch = f"no launch {wanted.launch_key[:12]}"
-    skipped = f"; {len(faults)} records could not be used, the first: {faults[0]}" if faults else ""
+    records = count_text(len(faults), "record")
+    skipped = f"; {records} could not be used, the first: {faults[0]}" if faults else ""
     others = [item for item in launches if wanted.environment not in item.environments]
     if not others:
         return f"{launch} is in the store{skipped}"

@@ -7,6 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from warmrank.cache_store.text import count_text
+
+__all__ = [
+    "brief_names",
+    "brief_ranks",
+    "count_text",
+    "first_lines",
+    "runs_text",
+    "seconds_text",
+    "size_text",
+    "time_text",
+]
+
 MAX_RUNS = 6
 """Runs of neighbouring ranks that a text names before it counts the others."""
 
@@ -26,15 +39,6 @@ def size_text(size_bytes: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def count_text(count: int, noun: str) -> str:
-    """A number of things, such as ``1 launch`` or ``2 launches``."""
-    if count == 1:
-        return f"1 {noun}"
-    if noun.endswith("y") and not noun.endswith("ey"):
-        return f"{count} {noun[:-1]}ies"
-    return f"{count} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
 
 
 def time_text(created: str) -> str:
@@ -66,3 +70,10 @@ def brief_names(names: Iterable[str], *, max_names: int = 4) -> str:
     every = list(dict.fromkeys(names))
     more = len(every) - max_names
     return ", ".join(every[:max_names]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def first_lines(lines: Iterable[str], *, max_lines: int, what: str = "more") -> list[str]:
+    """The first few lines, and the number of the others: ``and 3 more``."""
+    every = list(lines)
+    more = len(every) - max_lines
+    return [*every[:max_lines], *([f"and {more:,} {what}"] if more > 0 else [])]

@@ -5,6 +5,10 @@ Every type is its own kind. Tests, whose emulated NPU keeps its tensors on the C
 
 from __future__ import annotations
 
+from typing import Literal
+
+DeviceKind = Literal["cpu", "cuda", "npu"]
+
 _KINDS: dict[str, str] = {}
 
 

@@ -49,7 +49,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from warmrank.cache_store.cache_dir.node_files import Destination, is_reserved
 from warmrank.cache_store.cache_dir.private_files import (
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from warmrank.worker.engines import Site
 
 _log = logging.getLogger(__name__)
+Collect = Literal["new", "all", "none"]
 STATIC_KERNELS = "static_kernels"
 GE = "ge"
 OPERATORS = "operators"
@@ -98,7 +99,7 @@ class NodeCache(Value):
     name: str
     directory: str
     patterns: tuple[str, ...] = ("*",)
-    collect: str = "new"
+    collect: Collect = "new"
     in_sets: bool = False
 
 
@@ -140,7 +141,7 @@ def _overlap(one: str, other: str) -> bool:
     return first.startswith(second) or second.startswith(first)
 
 
-def own(name: str, cache_dir: Path, *, collect: str = "all") -> NodeCache:
+def own(name: str, cache_dir: Path, *, collect: Collect = "all") -> NodeCache:
     """A node cache that engine torchair fills; what scripts and failed launches made there counts too."""
     directory = str(engine_directory(cache_dir, name))
     return NodeCache(

@@ -33,6 +33,7 @@ from warmrank.cache_store.parallel import each
 from warmrank.cache_store.paths import collisions
 from warmrank.cache_store.records.documents import READERS, Documents
 from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.text import count_text
 
 INDEX_NAME = "node"
 MAX_FILES = 8192
@@ -169,7 +170,7 @@ def _offers(
             unit = (file.cache, f"{artifact}/{conditions}")
         by_unit.setdefault(unit, {}).setdefault(offer, {}).setdefault(file.relative, file)
     left_out += [
-        f"node/{name}: {number} file{'' if number == 1 else 's'}, of which this node's config declares "
+        f"node/{name}: {count_text(number, 'file')}, of which this node's config declares "
         "no directory or no pattern"
         for name, number in sorted(strange.items())
     ]

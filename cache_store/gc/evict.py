@@ -30,6 +30,7 @@ from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import age, dated_ahead
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step, reached
+from warmrank.cache_store.text import count_text
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -305,7 +306,8 @@ def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
     if not inventory.files and not inventory.trash:
         what, reason = "the listing", "it is empty, as that of a store that is not mounted"
     elif policy.expects_records and not any(map(is_record, inventory.files)) and inventory.files:
-        what, reason = "the listing", f"it has {len(inventory.files)} files and not one record of a launch"
+        files = count_text(len(inventory.files), "file")
+        what, reason = "the listing", f"it has {files} and not one record of a launch"
     else:
         return
     raise EvictRefused(
@@ -329,7 +331,7 @@ def _choose_records(
     for name in sorted(unused, key=lambda name: (rank[name], -unused[name], name)):
         reason = protected.get(name, "")
         if not reason and unused[name] <= policy.grace_s:
-            reason = f"used {_age(unused[name])} ago, within the grace"
+            reason = f"{_last_use_text(unused[name])}, within the grace"
         if reason:
             kept.append(_choice(inventory, name, reason))
         elif policy.older_than_s is not None and unused[name] > policy.older_than_s:
@@ -339,7 +341,7 @@ def _choose_records(
             taken.append(_choice(inventory, name, f"{over} bytes too many, unused for {_age(unused[name])}"))
             room.take(name)
         else:
-            kept.append(_choice(inventory, name, f"used {_age(unused[name])} ago"))
+            kept.append(_choice(inventory, name, _last_use_text(unused[name])))
     return taken, kept
 
 
@@ -381,6 +383,10 @@ def _spent(inventory: Inventory, policy: EvictPolicy, needed: frozenset[str]) ->
 def _choice(inventory: Inventory, name: str, reason: str) -> Choice:
     kind: Kind = "record" if is_record(name) else "manifest" if name.startswith(MANIFESTS) else "blob"
     return Choice(kind=kind, name=name, stored_bytes=inventory.files[name].stored_bytes, reason=reason)
+
+
+def _last_use_text(unused_s: float) -> str:
+    return "used just now" if unused_s < 1.0 else f"used {_age(unused_s)} ago"
 
 
 def _age(seconds: float) -> str:

@@ -53,6 +53,7 @@ from warmrank.cache_store.records.manifest import (
     parse_manifest,
 )
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, signer_id
+from warmrank.cache_store.text import count_text
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -186,7 +187,7 @@ def take_usable(
         if not isinstance(outcome, StoreError):
             found.append(outcome)
         elif not isinstance(outcome, NotInStore):  # else evicted, or put into quarantine, since the listing
-            logger.warning("Skipped a document: %s", outcome)
+            logger.info("Skipped a document: %s", outcome)  # callers show the problems
             problems.append(str(outcome))
             quarantine_if_damaged(backend, name, outcome)
     return tuple(found)
@@ -209,7 +210,7 @@ def dated_ahead(infos: Mapping[str, FileInfo], created_s: Mapping[str, float]) -
     if not wrong:
         return ()
     seconds, name = wrong[-1]
-    records = f"{len(wrong)} records are" if len(wrong) > 1 else "a record is"
+    records = count_text(len(wrong), "record") + (" are" if len(wrong) > 1 else " is")
     how_far = timedelta(seconds=round(seconds))
     line = (
         f"{records} dated in the future, by up to {how_far} ({name}): the clock of the node that made it "

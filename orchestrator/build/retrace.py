@@ -13,7 +13,7 @@ from pathlib import Path
 
 from warmrank.cache_store.cache_dir.local import is_companion_name
 from warmrank.cache_store.records.manifest import PartitionManifest, utc_now
-from warmrank.cache_store.seed import pick_launch
+from warmrank.cache_store.seed import pick_launches
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
 from warmrank.orchestrator.build.plan import built_ranks, check_target
@@ -58,7 +58,7 @@ class NotCompared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheAudit:
-    """What an audit of a store or a cache directory, the ``source``, found; names as in a launch's report.
+    """Outcome of an audit of a store or a cache directory, the ``source``; names as in a launch's report.
 
     The outcome is fresh (all equal), stale (something differs) or incomplete (something could not be
     compared). ``functions`` are all artifacts that were traced again, or should have been; ``not_compared``
@@ -101,7 +101,7 @@ def audit_cache(
     check_target(config, options.target, real_tensors=options.real_tensors)
     started = utc_now()
     ranks = built_ranks(config, every_rank=options.every_rank)
-    manifests: tuple[PartitionManifest, ...] = ()
+    stored: list[list[PartitionManifest]] = []
     with tempfile.TemporaryDirectory(prefix="warmrank-audit-") as scratch:
         root = Path(scratch) if config.store is not None else config.cache_dir
         here = config.model_copy(update={"cache_dir": root, "store": None})
@@ -115,7 +115,7 @@ def audit_cache(
             with stages.stage("compile", tuple(asked)):
                 found = stages.ask("compile", OfflineHost.retrace, asked)
             if store is not None:
-                manifests = _manifests(stages, store, config, options)
+                stored = _manifests(stages, store, config, options)
             stages.close()
         finally:
             with undisturbed():
@@ -126,7 +126,7 @@ def audit_cache(
             NotCompared(function=item.function, digest="", ranks=ranks, reason=item.reason)
             for item in left_out
         ),
-        *_unseen(manifests, found),
+        *min((_unseen(manifests, found) for manifests in stored), key=len, default=()),
     )
     outcomes = {item.outcome for item in functions}
     is_fresh = outcomes == {"equal"} and not others
@@ -149,17 +149,23 @@ def audit_cache(
 
 def _manifests(
     stages: Stages, store: Store, config: Config, options: BuildOptions
-) -> tuple[PartitionManifest, ...]:
-    """All partitions of the record that a launch would take."""
-    records = store.launches(launch_key(config))
-    record = pick_launch(records, environment=options.target.environment, world_size=config.ranks)
-    if record is None:
-        stages.problem("the store holds no launch of this config for this environment")
-        return ()
-    return tuple(
-        store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
-        for ref in sorted(record.partitions, key=lambda ref: ref.rank)
+) -> list[list[PartitionManifest]]:
+    """The partitions of each record that a launch would take, those of its own size where there are any."""
+    environment = options.target.environment
+    picked = pick_launches(
+        store.launch_summaries(launch_key(config)), environment=environment, world_size=config.ranks
     )
+    own = [item for item in picked if item.world_size == config.ranks]
+    records = [taken.record for taken in store.take_launches([item.name for item in own or picked])]
+    if not records:
+        stages.problem("the store holds no launch of this config for this environment")
+    return [
+        [
+            store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
+            for ref in sorted(record.made_in(environment), key=lambda ref: ref.rank)
+        ]
+        for record in records
+    ]
 
 
 def _grouped(found: Mapping[int, Iterable[Retraced]]) -> tuple[RetraceReport, ...]:
@@ -191,7 +197,7 @@ def _grouped(found: Mapping[int, Iterable[Retraced]]) -> tuple[RetraceReport, ..
 def _unseen(
     manifests: Iterable[PartitionManifest], found: Mapping[int, Iterable[Retraced]]
 ) -> tuple[NotCompared, ...]:
-    """What partitions hold beside the artifacts that were traced again."""
+    """The artifacts of a record's partitions that were not traced again."""
     seen = {item.digest for items in found.values() for item in items}
     ranks: dict[tuple[str, str], list[int]] = {}
     for manifest in manifests:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, output, session
-from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Debug, Overrides, ReportFile
+from warmrank.orchestrator.cli.console import ExitCode, answer, command, output
+from warmrank.orchestrator.cli.options import AsJson, ConfigFile, Overrides, ReportFile
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.build.driver import BuildOptions
@@ -35,6 +35,7 @@ _EveryRank = Annotated[
 _Jobs = Annotated[int | None, Option("--jobs", metavar="J", min=1, help="Ranks that work at a time.")]
 
 
+@command
 def build(  # noqa: PLR0913, PLR0917 - options of a command
     config: ConfigFile,
     world_size: _WorldSize = None,
@@ -45,33 +46,32 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
     jobs: _Jobs = None,
     overrides: Overrides = None,
     json_file: ReportFile = None,
-    debug: Debug = False,
 ) -> None:
     """Make the partitions of all ranks on this machine, without devices and without a cluster."""
-    with session(debug=debug):
-        from warmrank.orchestrator.build.driver import build as run
-        from warmrank.orchestrator.build.plan import to_json
-        from warmrank.orchestrator.ui.progress import progress
-        from warmrank.orchestrator.ui.table import render_build
-        from warmrank.orchestrator.whole_file import make_way, write_whole
+    from warmrank.orchestrator.build.driver import build as run
+    from warmrank.orchestrator.build.plan import to_json
+    from warmrank.orchestrator.ui.command_tables import render_build
+    from warmrank.orchestrator.ui.progress import progress
+    from warmrank.orchestrator.whole_file import make_way, write_whole
 
-        loaded = _load(config, overrides, device, world_size)
-        options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)
-        to_stdout = json_file == Path("-")
-        if json_file and not to_stdout:
-            make_way(json_file)
-        console = output(stderr=to_stdout)
-        with progress(console, loaded.ranks) as listener:
-            report = run(loaded, options, listener=listener)
-        console.print()
-        console.print(render_build(report))
-        if to_stdout:
-            typer.echo(to_json(report), nl=False)
-        elif json_file:
-            write_whole(json_file, to_json(report))
-            console.print(f"report: {json_file}", soft_wrap=True, markup=False)
+    loaded = _load(config, overrides, device, world_size)
+    options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)
+    to_stdout = json_file == Path("-")
+    if json_file and not to_stdout:
+        make_way(json_file)
+    console = output(stderr=to_stdout)
+    with progress(console, loaded.ranks) as listener:
+        report = run(loaded, options, listener=listener)
+    console.print()
+    console.print(render_build(report))
+    if to_stdout:
+        typer.echo(to_json(report), nl=False)
+    elif json_file:
+        write_whole(json_file, to_json(report))
+        console.print(f"report: {json_file}", soft_wrap=True, markup=False)
 
 
+@command
 def audit(  # noqa: PLR0913, PLR0917 - options of a command
     config: ConfigFile,
     world_size: _WorldSize = None,
@@ -82,20 +82,18 @@ def audit(  # noqa: PLR0913, PLR0917 - options of a command
     jobs: _Jobs = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Trace again what a store holds, and compare: is it what would be compiled now?"""
-    with session(debug=debug):
-        from warmrank.orchestrator.build.retrace import audit_cache
-        from warmrank.orchestrator.look.store_contents import open_if_there
-        from warmrank.orchestrator.ui.progress import progress
-        from warmrank.orchestrator.ui.table import render_audit
+    from warmrank.orchestrator.build.retrace import audit_cache
+    from warmrank.orchestrator.inspect.store_contents import open_if_there
+    from warmrank.orchestrator.ui.command_tables import render_audit
+    from warmrank.orchestrator.ui.progress import progress
 
-        loaded = _load(config, overrides, device, world_size)
-        options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)
-        with progress(output(stderr=True), loaded.ranks) as listener:
-            found = audit_cache(loaded, options, open_if_there(loaded), listener=listener)
-        answer(found, render_audit, as_json=as_json)
+    loaded = _load(config, overrides, device, world_size)
+    options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)
+    with progress(output(stderr=True), loaded.ranks) as listener:
+        found = audit_cache(loaded, options, open_if_there(loaded), listener=listener)
+    answer(found, render_audit, as_json=as_json)
     if found.outcome != "fresh":
         raise typer.Exit(ExitCode.FAULT if found.outcome == "stale" else ExitCode.MISSED)
 

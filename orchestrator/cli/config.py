@@ -12,69 +12,60 @@ import typer
 import yaml
 from typer import Option
 
-from warmrank.orchestrator.cli.console import ExitCode, output, plain, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, command, output, plain, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
-    ConfigGroup,
-    Debug,
     Overrides,
-    doubts_here,
+    group_of_commands,
+    lint_here,
     load_config,
 )
+from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.text import count_text
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.config.doubts import Doubt
+    from warmrank.orchestrator.config.lint import LintFinding
 
-app = typer.Typer(
-    name="config",
-    cls=ConfigGroup,
-    no_args_is_help=True,
-    help="Check a config, show what it comes to, and print the schema of its keys.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group_of_commands("Check a config, show what it comes to, and print the schema of its keys.")
 
 SchemaOf = Literal["config", "report"]
 
 
 @app.command()
+@command
 def check(
     config: ConfigFile,
     overrides: Overrides = None,
     strict: Annotated[bool, Option("--strict", help="End with 2 for warnings too.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Find everything that is wrong with a config, also between keys, without launching."""
-    with session(debug=debug):
-        from warmrank.orchestrator.ui.table import render_doubts
+    from warmrank.orchestrator.ui.command_tables import render_lint
 
-        with _told(config, overrides, as_json=as_json):
-            loaded = load_config(config, overrides)
-        found = doubts_here(loaded)
-        if as_json:
-            print_json(found)
-        elif found:
-            output().print(render_doubts(found))
-        else:
-            ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
-            output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
-    if any(strict or doubt.level == "error" for doubt in found):
+    with _told(config, overrides, as_json=as_json):
+        loaded = load_config(config, overrides)
+    found = lint_here(loaded)
+    if as_json:
+        print_json(found)
+    elif found:
+        output().print(render_lint(found))
+    else:
+        ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
+        output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
+    if any(strict or finding.level == "error" for finding in found):
         raise typer.Exit(ExitCode.BAD_INPUT)
 
 
 @app.command()
-def show(
-    config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False
-) -> None:
+@command
+def show(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show a config as a launch would use it, with all defaults and absolute paths."""
-    with session(debug=debug):
-        values = load_config(config, overrides).model_dump(mode="json")
-        if as_json:
-            print_json(values)
-        else:
-            typer.echo(yaml.safe_dump(values, sort_keys=False, width=100), nl=False)
+    values = load_config(config, overrides).model_dump(mode="json")
+    if as_json:
+        print_json(values)
+    else:
+        typer.echo(yaml.safe_dump(values, sort_keys=False, width=100), nl=False)
 
 
 @app.command()
@@ -108,22 +99,21 @@ def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterat
     """Say that mistakes in single keys hide others, and print them as JSON where that was asked for."""
     from warmrank.orchestrator.config.problems import AXES
     from warmrank.orchestrator.config.reading import read_data
-    from warmrank.orchestrator.errors import ConfigError
-    from warmrank.orchestrator.ui.table import render_doubts
+    from warmrank.orchestrator.ui.command_tables import render_lint
 
     try:
         yield
     except ConfigError as error:
-        found: tuple[Doubt, ...] = ()
+        found: tuple[LintFinding, ...] = ()
         if [problem.key for problem in error.problems] == [AXES]:
             # Only the axes do not fill the ranks, and nothing else depends on them: look with others.
             ranks = read_data(config, tuple(overrides or ()))["ranks"]
-            found = doubts_here(load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"]))
+            found = lint_here(load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"]))
         elif any(problem.key for problem in error.problems):
             error.add_note("what does not go together is looked for once these keys are right")
         if as_json:
             problems = [{"level": "error", **plain(problem)} for problem in error.problems]
             print_json([*problems, *found])
         elif found:
-            output().print(render_doubts(found))
+            output().print(render_lint(found))
         raise

@@ -10,6 +10,7 @@ feeds and tabs; styles and progress bars, which are ours, stay; libraries' codes
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import logging
 import os
@@ -19,8 +20,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel
@@ -56,7 +58,7 @@ PLAIN_WIDTH = 10_000
 
 
 class ExitCode(IntEnum):
-    """What a command ends with."""
+    """Exit status of a command."""
 
     OK = 0
     FAILED = 1
@@ -183,6 +185,29 @@ def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()
         ) from None
 
 
+_DEBUG = Annotated[bool, typer.Option("--debug", help="Log everything, and show the traceback of an error.")]
+
+
+def command(
+    function: Callable[..., None] | None = None, *, bad_input: tuple[type[StoreError], ...] = ()
+) -> Callable[..., Any]:
+    """Decorate a command: it takes ``--debug``, and runs in a `session`."""
+    if function is None:
+        return partial(command, bad_input=bad_input)
+
+    @wraps(function)
+    def run(*args: Any, debug: bool = False, **options: Any) -> None:
+        with session(debug=debug, bad_input=bad_input):
+            function(*args, **options)
+
+    signature = inspect.signature(function, eval_str=True)
+    flag = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DEBUG)
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # which typer reads
+        parameters=[*signature.parameters.values(), flag]
+    )
+    return run
+
+
 def exit_code_of(error: BaseException) -> int:
     """The exit code that stands for an error."""
     if isinstance(error, KeyboardInterrupt):
@@ -221,21 +246,19 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
     if isinstance(error, ConfigError):
         num = len(error.problems)
         head = f"the {error.document} cannot be used" + (f": {num} problems" if num > 1 else "")
-        return head, tuple(_problem_rows(problem) for problem in error.problems), _notes(error)
+        notes = tuple(f"  note: {note}" for note in getattr(error, "__notes__", ()))
+        return head, tuple(_problem_rows(problem) for problem in error.problems), notes
     if isinstance(error, StoreError):
         rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
         if isinstance(error, NoStoreYet) and "://" not in error.where:
             rows.append(("note", f"relative paths are read from {Path.cwd()}"))
         if isinstance(error, StoreUnavailable) and error.required:
             rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
-        return f"{_words(type(error).__name__)}: {error.what}", (tuple(rows),), ()
+        name = re.sub(r"(?<!^)([A-Z])", r" \1", type(error).__name__).lower()
+        return f"{name}: {error.what}", (tuple(rows),), ()
     text = str(error).strip() or type(error).__name__
     head, *rest = text.splitlines()
     return head, (), tuple(rest)
-
-
-def _notes(error: Exception) -> tuple[str, ...]:
-    return tuple(f"  note: {note}" for note in getattr(error, "__notes__", ()))
 
 
 _STORE_ROWS = (
@@ -249,10 +272,6 @@ _STORE_ROWS = (
     ("remedy", "remedy"),
 )
 """Fields of the store's errors, by the names under which they are shown."""
-
-
-def _words(name: str) -> str:
-    return re.sub(r"(?<!^)([A-Z])", r" \1", name).lower()
 
 
 def _problem_rows(problem: ConfigProblem) -> Rows:

@@ -32,34 +32,26 @@ _STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """One launch of the demo.
+    """One launch of the demo."""
 
-    Attributes:
-        report: the launch's own report.
-        process_s: wall seconds of its process, from start to exit.
-    """
-
-    report: Report
-    process_s: float
+    report: Report  # the launch's own report
+    process_s: float  # wall seconds of its process, from start to exit
 
 
 Run = Callable[[Sequence[str]], int]
 
 
 def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
-    """Launch cold, launch warm, and compare.
-
-    Args:
-        out: directory for cache, store and reports; relative to the current one.
-        console: where to write.
-        run: runs a command to its end and returns its exit status; none starts a process.
+    """Launch cold, launch warm, and compare; ``run`` runs a command and returns its exit status.
 
     Raises:
         NotOurs: ``out`` holds something that no demo made; nothing was touched.
         DemoFailed: a launch failed, or the warm one compiled.
     """
     prepare(out)
-    config = packaged_config()
+    config = Path(str(importlib.resources.files("warmrank.cluster_configs") / "llama-cpu.yaml"))
+    if config.is_relative_to(Path.cwd()):  # as people would name it from here
+        config = config.relative_to(Path.cwd())
     cold = _launch("cold", config, out, console, run or run_process)
     warm = _launch("warm", config, out, console, run or run_process)
     console.print()
@@ -67,17 +59,9 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
     console.print(comparison(cold, warm))
     if warm.report.totals.num_compiled:
         compiled = count_text(warm.report.totals.num_compiled, "function")
-        msg = f"the warm launch compiled {compiled}; expected none"
-        raise DemoFailed(msg, exit_code=1)
+        raise DemoFailed(f"the warm launch compiled {compiled}; expected none", exit_code=1)
     for line in closing_lines(warm.report, config, out):
         console.print(line, soft_wrap=True)
-
-
-def packaged_config() -> Path:
-    """The embedded default, as people would name it from here."""
-    found = Path(str(importlib.resources.files("warmrank.cluster_configs") / "llama-cpu.yaml"))
-    here = Path.cwd()
-    return found.relative_to(here) if found.is_relative_to(here) else found
 
 
 def prepare(out: Path) -> None:
@@ -87,11 +71,10 @@ def prepare(out: Path) -> None:
         NotOurs: it holds something, and no demo made it.
     """
     if out.exists() and not (out.is_dir() and ((out / MARKER).is_file() or not any(out.iterdir()))):
-        msg = (
+        raise NotOurs(
             f"{out} exists, and no demo made it (it has no {MARKER}), so it is left alone; "
             "move it away, or name another directory"
         )
-        raise NotOurs(msg)
     for name in _STATE:
         path = out / name
         if path.is_dir():
@@ -100,13 +83,6 @@ def prepare(out: Path) -> None:
             path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     (out / MARKER).write_text("`warmrank launch --demo` empties this directory when it runs again.\n")
-
-
-def launch_command(config: Path, out: Path, report: Path) -> tuple[str, ...]:
-    """The command of one launch."""
-    settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
-    files = ("--json", str(report), "--report", str(report.with_suffix(".html")))
-    return (sys.executable, "-m", "warmrank", "launch", str(config), *settings, *files)
 
 
 def run_process(command: Sequence[str]) -> int:
@@ -123,7 +99,7 @@ def run_process(command: Sequence[str]) -> int:
 
 
 def saving(cold: Launched, warm: Launched) -> Text:
-    """What the cache saved, on the rank that waited longest."""
+    """Time that the cache saved, on the rank that waited longest."""
     before_s, after_s = (max(map(_saved_s, launched.report.ranks)) for launched in (cold, warm))
     text = Text.assemble(
         ("To get warm: ", "bold"),
@@ -133,7 +109,7 @@ def saving(cold: Launched, warm: Launched) -> Text:
 
 
 def comparison(cold: Launched, warm: Launched) -> Table:
-    """How much faster warm was: first for the work that a cache can save, last for the whole process."""
+    """Speed-ups of the warm launch: first of the work that a cache can save, last of the whole process."""
     table = table_of("what the seconds span", ">cold", ">warm", ">faster", title="cold and warm")
     for before, after in zip(cold.report.ranks, warm.report.ranks, strict=True):
         _add(table, f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
@@ -163,7 +139,7 @@ def closing_lines(report: Report, config: Path, out: Path) -> tuple[Text, ...]:
 
 
 def program() -> str:
-    """How this program is called from here: by its name where it is on the path, as in no fresh checkout."""
+    """The command to call this program from here: its name where it is on the path."""
     if shutil.which("warmrank"):
         return "warmrank"
     script = Path(sys.executable).with_name("warmrank")
@@ -177,11 +153,15 @@ def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> L
     console.print()
     console.print(Rule(Text(f"{name} launch", style="bold"), align="left"), width=min(console.width, WIDE))
     started = time.perf_counter()
-    status = run(launch_command(config, out, path))
+    settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
+    files = ("--json", str(path), "--report", str(path.with_suffix(".html")))
+    status = run((sys.executable, "-m", "warmrank", "launch", str(config), *settings, *files))
     process_s = time.perf_counter() - started
     if status != 0:
-        msg = f"the {name} launch ended with status {status}; its own message stands above"
-        raise DemoFailed(msg, exit_code=status if status > 0 else 128 - status)
+        raise DemoFailed(
+            f"the {name} launch ended with status {status}; its own message stands above",
+            exit_code=status if status > 0 else 128 - status,
+        )
     return Launched(report=from_json(path.read_text(encoding="utf-8")), process_s=process_s)
 
 

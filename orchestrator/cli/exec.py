@@ -1,8 +1,9 @@
-"""``warmrank exec``: the user's own command on warm nodes."""
+"""The user's own command on warm nodes, ``exec``, and a script of TorchAir's users as it is, ``run``."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from warmrank.orchestrator.cli.console import output, plain, session
+from warmrank.orchestrator import signals
+from warmrank.orchestrator.cli.console import command, output, plain
 from warmrank.orchestrator.cli.options import (
     ConfigFile,
-    Debug,
+    NodeNames,
     Overrides,
     check_line,
     load_config,
     refuse_what_fails,
 )
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
@@ -60,17 +63,13 @@ _When = Annotated[
 ]
 
 
+@command
 def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     config: ConfigFile,
     words: _Words,
     *,
     here: Annotated[bool, typer.Option("--here", help="This node only, without Ray.")] = False,
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node", metavar="ID", help="Node id, address or host name. Repeatable; else those needed."
-        ),
-    ] = None,
+    nodes: NodeNames = None,
     nnodes: Annotated[
         int, typer.Option(min=1, help="With --here: hosts that each run this, for one world of ranks.")
     ] = 1,
@@ -125,7 +124,6 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         ),
     ] = None,
     overrides: Overrides = None,
-    debug: Debug = False,
 ) -> None:
     """Run your own command (vLLM, torchrun) on warm nodes, and publish what it added.
 
@@ -145,53 +143,69 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     def say(line: str) -> None:
         output(stderr=True).print(f"warmrank: {line}", soft_wrap=True, markup=False)
 
-    with session(debug=debug):
-        from warmrank.orchestrator.exec.driver import Options, execute
-        from warmrank.orchestrator.exec.placement import HostGroup, parse_when
+    from warmrank.orchestrator.exec.driver import Options, execute
+    from warmrank.orchestrator.exec.placement import HostGroup, parse_when
 
-        hosts = HostGroup(
-            nnodes=nnodes,
-            node_rank=node_rank or 0,
-            run_id=run_id,
-            master_addr=master_addr,
-            master_port=master_port,
-        )
-        options = Options(
-            here=here or not has_config,
-            nodes=tuple(nodes or ()),
-            when=parse_when(publish_when),
-            grace_s=grace,
-            hosts=hosts if nnodes > 1 else None,
-        )
-        loaded = (
-            load_config(config, overrides)
-            if has_config
-            else _without_config(store, signing_key, keys, caches)
-        )
-        refuse_what_fails(loaded, str(config), overrides, reads_only=publish_when == "none", starts_ray=False)
-        if loaded.ranks % nnodes:
-            raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
-        if json_file is not None:
-            json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
-        out, err = sys.stdout.buffer, sys.stderr.buffer
-        with others_on_stderr():
-            outcome = execute(loaded, words, options, say=say, out=out, err=err)
-        if json_file is not None:
-            json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
+    hosts = HostGroup(
+        nnodes=nnodes,
+        node_rank=node_rank or 0,
+        run_id=run_id,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+    options = Options(
+        here=here or not has_config,
+        nodes=tuple(nodes or ()),
+        when=parse_when(publish_when),
+        grace_s=grace,
+        hosts=hosts if nnodes > 1 else None,
+    )
+    loaded = (
+        load_config(config, overrides) if has_config else _without_config(store, signing_key, keys, caches)
+    )
+    refuse_what_fails(loaded, str(config), overrides, reads_only=publish_when == "none", starts_ray=False)
+    if loaded.ranks % nnodes:
+        raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
+    out, err = sys.stdout.buffer, sys.stderr.buffer
+    with others_on_stderr():
+        outcome = execute(loaded, words, options, say=say, out=out, err=err)
+    if json_file is not None:
+        json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(outcome.exit_code)
 
 
 def _without_config(
     store: str | None, signing_key: Path | None, keys: list[str] | None, caches: list[str] | None
 ) -> Config:
-    from warmrank.orchestrator.errors import BadArgument
     from warmrank.orchestrator.exec.without_config import config_without_file
     from warmrank.orchestrator.store.stores import named_store
 
     if store is None:
-        msg = "expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE"
-        raise BadArgument(msg)
+        raise BadArgument("expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE")
     if unnamed := [cache for cache in caches or () if ":" not in cache.strip(":")]:
-        msg = f"--cache {unnamed[0]}: expected TOOL:VARIABLE, such as deepgemm:DG_JIT_CACHE_DIR"
-        raise BadArgument(msg)
+        raise BadArgument(f"--cache {unnamed[0]}: expected TOOL:VARIABLE, such as deepgemm:DG_JIT_CACHE_DIR")
     return config_without_file(named_store(store, signing_key=signing_key), keys or (), caches or ())
+
+
+def run(
+    script: Annotated[Path, typer.Argument(help="A Python script.", exists=True, dir_okay=False)],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+) -> None:
+    """Run a script written for TorchAir, unchanged: its `import torchair` gives warmrank.
+
+    So it does in the Python processes that the script starts.
+    """
+    from warmrank.worker.torchair_script import run_script
+
+    try:
+        run_script(script, arguments or [])
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as Python ends; the command line would say less
+        traceback, file = error.__traceback__, os.path.abspath(script)  # noqa: PTH100 - as the script's own
+        while traceback is not None and traceback.tb_frame.f_code.co_filename != file:
+            traceback = traceback.tb_next
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+        raise SystemExit(signals.EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1) from None

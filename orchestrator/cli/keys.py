@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from warmrank.cache_store.errors import Conflict
-from warmrank.orchestrator.cli.console import answer, output, print_json, session
-from warmrank.orchestrator.cli.options import AsJson, ConfigGroup, Debug, check_line
+from warmrank.orchestrator.cli.console import answer, command, output, print_json
+from warmrank.orchestrator.cli.options import AsJson, check_line, group_of_commands
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.look.key_list import KeyList
+    from warmrank.orchestrator.inspect.key_list import KeyList
 
 KeyringPath = Annotated[
     Path | None,
@@ -23,59 +23,53 @@ KeyringPath = Annotated[
     ),
 ]
 
-app = typer.Typer(
-    cls=ConfigGroup,
-    name="keys",
-    no_args_is_help=True,
-    help="Make, list, trust and revoke the keys that say whose artifacts may run.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group_of_commands("Make, list, trust and revoke the keys that say whose artifacts may run.")
 
 
 @app.command()
+@command(bad_input=(Conflict,))
 def generate(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="What people will call it, e.g. ci.", show_default=False)
     ],
     keyring: KeyringPath = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Make a key pair and trust its public half."""
-    with session(debug=debug, bad_input=(Conflict,)):
-        from warmrank.cache_store.signing.keyring import generate as run
-        from warmrank.cache_store.signing.keyring import key_id, private_path, public_path, read_keyring
+    from warmrank.cache_store.signing.keyring import generate as run
+    from warmrank.cache_store.signing.keyring import key_id, private_path, public_path, read_keyring
 
-        place = _place(keyring)
-        called = _name(name)
-        read_keyring(place)  # a key must not be added where nobody can tell what is revoked
-        wanted = key_id(run(place, called).public_key)
-        private, public = private_path(place, name), public_path(place, name)
-        if as_json:
-            print_json({"name": name, "key_id": wanted, "private": private, "public": public})
-            return
-        _say(
-            f"key {name} {wanted}",
-            f"  private  {private}",
-            f"  public   {public}",
-            f"To sign with it, set store.trust.signing_key: {name}"
-            + ("" if keyring is None else f" and store.trust.keyring: {place}"),
-            "The private file stays here and goes to nobody. Others who should use what you publish need a",
-            f"copy of the public file: warmrank keys trust {public.name}",
-        )
+    place = _place(keyring)
+    called = _name(name)
+    read_keyring(place)  # a key must not be added where nobody can tell what is revoked
+    wanted = key_id(run(place, called).public_key)
+    private, public = private_path(place, name), public_path(place, name)
+    if as_json:
+        print_json({"name": name, "key_id": wanted, "private": private, "public": public})
+        return
+    _say(
+        f"key {name} {wanted}",
+        f"  private  {private}",
+        f"  public   {public}",
+        f"To sign with it, set store.trust.signing_key: {name}"
+        + ("" if keyring is None else f" and store.trust.keyring: {place}"),
+        "The private file stays here and goes to nobody. Others who should use what you publish need a",
+        f"copy of the public file: warmrank keys trust {public.name}",
+    )
 
 
 @app.command("list")
-def list_(keyring: KeyringPath = None, as_json: AsJson = False, debug: Debug = False) -> None:
+@command
+def list_(keyring: KeyringPath = None, as_json: AsJson = False) -> None:
     """List the keys: which sign, which are trusted, which are revoked."""
-    with session(debug=debug):
-        from warmrank.orchestrator.look.key_list import list_keys
-        from warmrank.orchestrator.ui.table import render_keys
+    from warmrank.orchestrator.inspect.key_list import list_keys
+    from warmrank.orchestrator.ui.inspect_tables import render_keys
 
-        answer(list_keys(_place(keyring)), render_keys, as_json=as_json)
+    answer(list_keys(_place(keyring)), render_keys, as_json=as_json)
 
 
 @app.command()
+@command
 def trust(
     file: Annotated[
         Path,
@@ -91,24 +85,23 @@ def trust(
         str | None, typer.Option("--name", metavar="NAME", help="What to call it; else as the file.")
     ] = None,
     keyring: KeyringPath = None,
-    debug: Debug = False,
 ) -> None:
     """Trust a public key: what it signed may run here."""
-    with session(debug=debug):
-        from warmrank.cache_store.signing.keyring import key_id, load_public_key, trust_key
+    from warmrank.cache_store.signing.keyring import key_id, load_public_key, trust_key
 
-        place = _place(keyring)
-        called = _name(name or file.name.removesuffix(".pem").removesuffix(".pub"))
-        public_key = load_public_key(file)
-        is_new = trust_key(place, called, public_key)
-        done = "is trusted now" if is_new else "was trusted already"
-        _say(
-            f"key {called} {key_id(public_key)} {done}, in {place}",
-            "Compare the id with what its owner reads out to you: what this key signs runs as you.",
-        )
+    place = _place(keyring)
+    called = _name(name or file.name.removesuffix(".pem").removesuffix(".pub"))
+    public_key = load_public_key(file)
+    is_new = trust_key(place, called, public_key)
+    done = "is trusted now" if is_new else "was trusted already"
+    _say(
+        f"key {called} {key_id(public_key)} {done}, in {place}",
+        "Compare the id with what its owner reads out to you: what this key signs runs as you.",
+    )
 
 
 @app.command()
+@command
 def revoke(
     key: Annotated[
         str,
@@ -118,29 +111,27 @@ def revoke(
         str, typer.Option("--reason", metavar="TEXT", help="Why; shown whenever the key is refused.")
     ] = "",
     keyring: KeyringPath = None,
-    debug: Debug = False,
 ) -> None:
     """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
-    with session(debug=debug):
-        from warmrank.cache_store.signing.keyring import Revocation
-        from warmrank.cache_store.signing.keyring import revoke as run
-        from warmrank.orchestrator.look.key_list import list_keys
+    from warmrank.cache_store.signing.keyring import Revocation
+    from warmrank.cache_store.signing.keyring import revoke as run
+    from warmrank.orchestrator.inspect.key_list import list_keys
 
-        check_line(reason, "--reason")
-        place = _place(keyring)
-        name, wanted = _meant(list_keys(place), key)
-        when = datetime.now(UTC).isoformat(timespec="seconds")
-        revocation = Revocation(key_id=wanted, name=name, reason=reason, when=when)
-        standing, is_new = run(place, revocation)
-        shown = f"key {name} {wanted}" if name else f"key {wanted}"
-        if not is_new:
-            _say(f"{shown} was {standing} already, in {place}")
-            return
-        _say(
-            f"{shown} is revoked now, in {place}",
-            "A launch refuses what it signed, on every node, and the next publish replaces that. Others",
-            f"revoke it themselves: warmrank keys revoke {wanted}, or store.trust.revoked in a config.",
-        )
+    check_line(reason, "--reason")
+    place = _place(keyring)
+    name, wanted = _meant(list_keys(place), key)
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    revocation = Revocation(key_id=wanted, name=name, reason=reason, when=when)
+    standing, is_new = run(place, revocation)
+    shown = f"key {name} {wanted}" if name else f"key {wanted}"
+    if not is_new:
+        _say(f"{shown} was {standing} already, in {place}")
+        return
+    _say(
+        f"{shown} is revoked now, in {place}",
+        "A launch refuses what it signed, on every node, and the next publish replaces that. Others",
+        f"revoke it themselves: warmrank keys revoke {wanted}, or store.trust.revoked in a config.",
+    )
 
 
 def _place(keyring: Path | None) -> Path:
@@ -159,7 +150,7 @@ def _name(name: str) -> str:
 
 
 def _meant(found: KeyList, text: str) -> tuple[str, str]:
-    from warmrank.orchestrator.look.key_list import meant_keys
+    from warmrank.orchestrator.inspect.key_list import meant_keys
 
     meant = meant_keys(found, text)
     if not meant:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from warmrank.orchestrator.cli.console import exit_code_of, output, session
+from warmrank.orchestrator.cli.console import command, exit_code_of, output
 from warmrank.orchestrator.cli.options import (
-    Debug,
+    NodeNames,
     Overrides,
     ReportFile,
     load_config,
@@ -40,6 +40,7 @@ MetricsFile = Annotated[
 ]
 
 
+@command
 def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: OptionalLaunch = None,
     overrides: Overrides = None,
@@ -47,10 +48,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     html_file: HtmlFile = None,
     trace_file: TraceFile = None,
     metrics_file: MetricsFile = None,
-    node: Annotated[
-        list[str] | None,
-        typer.Option("--node", metavar="NODE", help="Start ranks on this node alone. Repeatable."),
-    ] = None,
+    node: NodeNames = None,
     exclude_node: Annotated[
         list[str] | None,
         typer.Option("--exclude-node", metavar="NODE", help="Start no rank on this node. Repeatable."),
@@ -67,69 +65,63 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             "store and reports in DIR, and compare.",
         ),
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Bring every rank to a warm state; compile only what is nowhere stored."""
     if (config is None) == (demo is None):
         raise typer.BadParameter("expected either a CONFIG or --demo DIR", param_hint="CONFIG")
-    with session(debug=debug):
-        if config is None:
-            from warmrank.orchestrator.cli.demo import demo as run_demo
+    if config is None:
+        from warmrank.orchestrator.cli.demo import demo as run_demo
 
-            run_demo(demo or Path(), output())
-            return
-        from warmrank.orchestrator.config.reading import require_workload
-        from warmrank.orchestrator.launch.driver import Launch
-        from warmrank.orchestrator.launch.report import keep_last, to_json
-        from warmrank.orchestrator.launch.state import all_of
-        from warmrank.orchestrator.ui.metrics import RayMetrics
-        from warmrank.orchestrator.ui.outputs import Outputs
-        from warmrank.orchestrator.ui.progress import progress
-        from warmrank.orchestrator.ui.report_table import render
+        run_demo(demo or Path(), output())
+        return
+    from warmrank.orchestrator.config.reading import require_workload
+    from warmrank.orchestrator.launch.driver import Launch
+    from warmrank.orchestrator.launch.report import keep_last, to_json
+    from warmrank.orchestrator.launch.state import all_of
+    from warmrank.orchestrator.ui.metrics import RayMetrics
+    from warmrank.orchestrator.ui.outputs import Outputs
+    from warmrank.orchestrator.ui.progress import progress
+    from warmrank.orchestrator.ui.report_table import render
 
-        overrides = [*(overrides or ()), *chosen_nodes(node, exclude_node)]
-        loaded = load_config(config, overrides)
-        require_workload(loaded, str(config))
-        refuse_what_fails(loaded, str(config), overrides, reads_only=no_compile or settings().no_compile)
-        outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
-        outputs.prepare()
-        console = output(stderr=outputs.json_to_stdout)
+    nodes = {"ray.nodes": node, "ray.exclude_nodes": exclude_node}
+    overrides = [*(overrides or ()), *(f"{key}={json.dumps(names)}" for key, names in nodes.items() if names)]
+    loaded = load_config(config, overrides)
+    require_workload(loaded, str(config))
+    refuse_what_fails(loaded, str(config), overrides, reads_only=no_compile or settings().no_compile)
+    outputs = Outputs(json=json_file, html=html_file, trace=trace_file, metrics=metrics_file)
+    outputs.prepare()
+    console = output(stderr=outputs.json_to_stdout)
 
-        named_by = (str(config), *(word for each in overrides for word in ("--set", each)))
+    named_by = (str(config), *(word for each in overrides for word in ("--set", each)))
 
-        def tell(report: Report) -> None:
-            keep_last(report)
-            if outputs.json_to_stdout:
-                typer.echo(to_json(report), nl=False)
-            for what, path in outputs.write(report):
-                console.print(f"{what}: {path}", soft_wrap=True, markup=False)
+    def tell(report: Report) -> None:
+        keep_last(report)
+        if outputs.json_to_stdout:
+            typer.echo(to_json(report), nl=False)
+        for what, path in outputs.write(report):
+            console.print(f"{what}: {path}", soft_wrap=True, markup=False)
 
-        with progress(console, loaded.ranks, name=loaded.name) as shown:
-            run = Launch(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
-            try:
-                with others_on_stderr(), named():
-                    report = replace(run.run(), config=named_by)
-            except (Exception, KeyboardInterrupt) as error:
-                if isinstance(error, KeyboardInterrupt):
-                    leave_at_once_later()  # all has ended; a Ray that was cut short may crash at the end
-                failed = replace(run.failed(error, exit_code=exit_code_of(error)), config=named_by)
-                with undisturbed():
-                    try:
-                        tell(failed)
-                    except OSError as trouble:  # the disk is full, perhaps: what ended the launch counts more
-                        output(stderr=True).print(f"report not written: {trouble}", markup=False)
-                raise
-        console.print()
-        console.print(render(report))
-        tell(report)
-
-
-def chosen_nodes(nodes: list[str] | None, excluded: list[str] | None) -> list[str]:
-    """Overrides of a config that let ranks start on nodes that are named on the command line."""
-    named = (("ray.nodes", nodes), ("ray.exclude_nodes", excluded))
-    return [f"{key}={json.dumps(names)}" for key, names in named if names]
+    with progress(console, loaded.ranks, name=loaded.name) as shown:
+        run = Launch(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))
+        try:
+            with others_on_stderr(), named():
+                report = replace(run.run(), config=named_by)
+        except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt):
+                leave_at_once_later()  # all has ended; a Ray that was cut short may crash at the end
+            failed = replace(run.failed(error, exit_code=exit_code_of(error)), config=named_by)
+            with undisturbed():
+                try:
+                    tell(failed)
+                except OSError as trouble:  # the disk is full, perhaps: what ended the launch counts more
+                    output(stderr=True).print(f"report not written: {trouble}", markup=False)
+            raise
+    console.print()
+    console.print(render(report))
+    tell(report)
 
 
+@command
 def report(
     json_file: Annotated[
         Path | None,
@@ -144,20 +136,18 @@ def report(
     ] = None,
     trace_file: TraceFile = None,
     metrics_file: MetricsFile = None,
-    debug: Debug = False,
 ) -> None:
     """Show the report of a launch again: as a table, a page, a trace, metrics."""
-    with session(debug=debug):
-        from warmrank.orchestrator.launch.report import read_last, read_report
-        from warmrank.orchestrator.ui.outputs import Outputs
-        from warmrank.orchestrator.ui.report_table import render
+    from warmrank.orchestrator.launch.report import read_last, read_report
+    from warmrank.orchestrator.ui.outputs import Outputs
+    from warmrank.orchestrator.ui.report_table import render
 
-        found = read_report(json_file) if json_file else read_last()
-        outputs = Outputs(html=html_file, trace=trace_file, metrics=metrics_file)
-        outputs.prepare()
-        console = output()
-        written = outputs.write(found)
-        if not written:
-            console.print(render(found))
-        for what, path in written:
-            console.print(f"{what}: {path}", soft_wrap=True, markup=False)
+    found = read_report(json_file) if json_file else read_last()
+    outputs = Outputs(html=html_file, trace=trace_file, metrics=metrics_file)
+    outputs.prepare()
+    console = output()
+    written = outputs.write(found)
+    if not written:
+        console.print(render(found))
+    for what, path in written:
+        console.print(f"{what}: {path}", soft_wrap=True, markup=False)

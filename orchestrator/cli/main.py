@@ -14,27 +14,24 @@ import typer
 from warmrank.orchestrator.cli import build as cli_build
 from warmrank.orchestrator.cli import config as cli_config
 from warmrank.orchestrator.cli import exec as cli_exec
+from warmrank.orchestrator.cli import inspect as cli_inspect
 from warmrank.orchestrator.cli import keys as cli_keys
 from warmrank.orchestrator.cli import launch as cli_launch
-from warmrank.orchestrator.cli import look as cli_look
 from warmrank.orchestrator.cli import preseed as cli_preseed
-from warmrank.orchestrator.cli import run as cli_run
 from warmrank.orchestrator.cli import store as cli_store
 from warmrank.orchestrator.cli import submit as cli_submit
-from warmrank.orchestrator.cli.options import ConfigGroup
+from warmrank.orchestrator.cli.options import group_of_commands
 from warmrank.orchestrator.signals import leave_at_once_if_needed
 
 # The panels of --help; a command that belongs to none of them is hard to find.
 LAUNCH, LOOK, STORE = "Launch", "Look", "Store, keys and config"
 
 
-app = typer.Typer(
+app = group_of_commands(
+    "Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere.",
     name="warmrank",
-    cls=ConfigGroup,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 every rank is warm; 1 the launch failed; 2 bad input or config; "
     "3 something missed that must not be compiled; 4 a fault in store or cache; 5 ranks, nodes or cluster "
     "were lost; 130 stopped (Ctrl-C); 143 stopped (SIGTERM).",
@@ -51,16 +48,14 @@ def main() -> None:
 
 
 def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"warmrank {_version()}")
-        raise typer.Exit
-
-
-def _version() -> str:
+    if not wanted:
+        return
     try:
-        return importlib.metadata.version("warmrank")
+        version = importlib.metadata.version("warmrank")
     except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+        version = "(not installed)"
+    typer.echo(f"warmrank {version}")
+    raise typer.Exit
 
 
 @app.callback()
@@ -69,7 +64,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
+    """Take the options of the program itself."""
 
 
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
@@ -78,16 +73,16 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "submit": cli_submit.submit,
         "preseed": cli_preseed.preseed,
         "exec": cli_exec.exec_,
-        "run": cli_run.run,
+        "run": cli_exec.run,
         "build": cli_build.build,
         "audit": cli_build.audit,
     },
     LOOK: {
-        "explain": cli_look.explain,
+        "explain": cli_inspect.explain,
         "report": cli_launch.report,
-        "ls": cli_look.list_,
-        "show": cli_look.show,
-        "doctor": cli_look.doctor,
+        "ls": cli_inspect.list_,
+        "show": cli_inspect.show,
+        "doctor": cli_inspect.doctor,
     },
 }
 _AS_GIVEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -11,8 +11,11 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
+
 if TYPE_CHECKING:
-    from warmrank.orchestrator.config.doubts import Doubt
+    from warmrank.orchestrator.config.lint import LintFinding
     from warmrank.orchestrator.config.reading import Config
 
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
@@ -30,13 +33,17 @@ StorePath = Annotated[
 ]
 NodeNames = Annotated[
     list[str] | None,
-    Option("--node", metavar="ID", help="Node id, address or host name. Repeatable; else those needed."),
+    Option("--node", metavar="ID", help="Only this node: id, address or host name. Repeatable."),
 ]
 ReportFile = Annotated[
     Path | None, Option("--json", metavar="FILE", help="Write the report there; - for stdout.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON on stdout, and nothing else there.")]
-Debug = Annotated[bool, Option("--debug", help="Log everything, and show the traceback of an error.")]
+
+
+def is_config_name(name: str) -> bool:
+    """True for the name of a config; no launch or partition is called so."""
+    return Path(name).suffix.lower() in {".yaml", ".yml", ".json"}
 
 
 def check_line(text: str, option: str) -> None:
@@ -55,17 +62,15 @@ def load_config(config: Path, overrides: list[str] | None) -> Config:
 def load_optional(config: Path | None, overrides: list[str] | None) -> Config | None:
     """Load a config where one was named; raises `ConfigError`, or `BadArgument` for a directory."""
     if config is not None and config.is_dir():
-        from warmrank.orchestrator.errors import BadArgument
-
         raise BadArgument(
             f"{config}: expected a config, found a directory; a store's is named with --store {config}"
         )
     return None if config is None else load_config(config, overrides)
 
 
-def doubts_here(
+def lint_here(
     config: Config, *, reads_only: bool = False, starts_ray: bool = True, is_elsewhere: bool = False
-) -> tuple[Doubt, ...]:
+) -> tuple[LintFinding, ...]:
     """Everything that does not go together in a config, and with this machine.
 
     Args:
@@ -74,7 +79,7 @@ def doubts_here(
         starts_ray: a Ray of its own may be started here, for its workload.
         is_elsewhere: it runs as a job of a cluster, whose nodes have what is missing on this machine.
     """
-    from warmrank.orchestrator.config.doubts import doubts, look
+    from warmrank.orchestrator.config.lint import lint, machine_here
     from warmrank.orchestrator.gang.ray_session import way_in_now
 
     way = way_in_now(config.ray)
@@ -84,12 +89,12 @@ def doubts_here(
     if is_elsewhere or not starts_ray or way in {"address", "initialized"}:
         changes["ray"] = config.ray.model_copy(update={"address": config.ray.address or "auto"})
     config = config.model_copy(update=changes)
-    machine = look(config)
+    machine = machine_here(config)
     if is_elsewhere:
         machine = replace(machine, requires_signature="", has_signing_key=True)
     if way == "job":
         machine = replace(machine, num_cpus=None)
-    return doubts(config, machine)
+    return lint(config, machine)
 
 
 def refuse_what_fails(
@@ -101,26 +106,25 @@ def refuse_what_fails(
     starts_ray: bool = True,
     is_elsewhere: bool = False,
 ) -> None:
-    """Refuse, before Ray starts, what `config check` calls an error; see `doubts_here`.
+    """Refuse, before Ray starts, what `config check` calls an error; see `lint_here`.
 
     ``place`` is the config's file. Raises `ConfigError`, or `UnusableCache` if the ranks of an own Ray could
     not use the cache directory.
     """
     from warmrank.orchestrator.config.problems import place_of
-    from warmrank.orchestrator.errors import ConfigError, ConfigProblem
     from warmrank.orchestrator.gang.ray_session import way_in_now
     from warmrank.orchestrator.gang.upload import own_places, refuse_in_job
 
     way = way_in_now(config.ray)
     if way == "job":
         refuse_in_job(own_places(config, Path.cwd()), place)
-    found = doubts_here(config, reads_only=reads_only, starts_ray=starts_ray, is_elsewhere=is_elsewhere)
+    found = lint_here(config, reads_only=reads_only, starts_ray=starts_ray, is_elsewhere=is_elsewhere)
     problems = []
-    for doubt in found:
-        if doubt.level == "error":
-            key = ", ".join(doubt.keys)
+    for finding in found:
+        if finding.level == "error":
+            key = ", ".join(finding.keys)
             where = place_of(key, place, overrides or ())
-            problems.append(ConfigProblem(place=where, key=key, found=doubt.found, remedy=doubt.remedy))
+            problems.append(ConfigProblem(place=where, key=key, found=finding.found, remedy=finding.remedy))
     if problems:
         raise ConfigError(problems)
     if way == "local" and starts_ray and not is_elsewhere:
@@ -130,7 +134,6 @@ def refuse_what_fails(
 def _refuse_unusable(cache_dir: Path) -> None:
     """Refuse a cache directory that is not private to this user, or cannot be made or written."""
     from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-    from warmrank.cache_store.errors import UnusableCache
     from warmrank.orchestrator.bounded import all_within
     from warmrank.orchestrator.config.store import LOOK_S
 
@@ -149,14 +152,13 @@ def _refuse_unusable(cache_dir: Path) -> None:
 
 def refuse_shadows() -> None:
     """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`."""
-    from warmrank.orchestrator.config.doubts import shadow_doubt
     from warmrank.orchestrator.config.entrypoint import shadow
-    from warmrank.orchestrator.errors import BadArgument
+    from warmrank.orchestrator.config.lint import shadow_finding
 
     path = shadow(Path.cwd())
     if path is not None:
-        doubt = shadow_doubt(path)
-        raise BadArgument(f"{doubt.found}: {doubt.remedy}")
+        finding = shadow_finding(path)
+        raise BadArgument(f"{finding.found}: {finding.remedy}")
 
 
 _OPTION = "--config"
@@ -242,3 +244,11 @@ def as_argument(words: Sequence[str], arguments: Sequence[str | None]) -> list[s
             continue
         return [value, *others, *rest] if arguments[0] == "config" else [*others, value, *rest]
     return [*own, *rest]
+
+
+def group_of_commands(about: str, **options: Any) -> typer.Typer:
+    """A group that shows its help where no command is named."""
+    help_options = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(
+        cls=ConfigGroup, no_args_is_help=True, help=about, context_settings=help_options, **options
+    )

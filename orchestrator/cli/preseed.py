@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from warmrank.orchestrator.cli.console import ExitCode, defused_json, output, plain, print_json, session
+from warmrank.orchestrator.cli.console import ExitCode, command, defused_json, output, plain, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
-    Debug,
+    NodeNames,
     Overrides,
     load_config,
     refuse_shadows,
 )
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
@@ -28,17 +29,13 @@ if TYPE_CHECKING:
 FanOutChoice = Literal["auto", "always", "never"]
 
 
+@command
 def preseed(  # noqa: PLR0913, PLR0917 - options of a command
     config: ConfigFile,
     here: Annotated[
         bool, typer.Option("--here", help="This node only; imports neither torch nor Ray.")
     ] = False,
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node", metavar="ID", help="Node id, address or host name. Repeatable; else all nodes."
-        ),
-    ] = None,
+    nodes: NodeNames = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep running: seed nodes as they join, try failed ones again.")
     ] = False,
@@ -58,7 +55,6 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Bring a launch's partitions from the store onto nodes' local disks, verified."""
     if here and nodes:
@@ -67,21 +63,20 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
         raise typer.BadParameter("--here and --watch exclude each other: a node seeds itself once, at boot")
     if (for_s is not None or until is not None) and not watch:
         raise typer.BadParameter("--for and --until say when a --watch ends")
-    with session(debug=debug):
-        from warmrank.orchestrator.seed.here import check_store
-        from warmrank.orchestrator.seed.seeding import SeedPlan
+    from warmrank.orchestrator.seed.here import check_store
+    from warmrank.orchestrator.seed.seeding import SeedPlan
 
-        loaded = load_config(config, overrides)
-        check_store(loaded)
-        plan = SeedPlan(wanted=tuple(nodes or ()), fan_out=fan_out, verify=verify)
-        if watch:
-            seeds = _watch(loaded, plan, for_s, until, as_json=as_json)
+    loaded = load_config(config, overrides)
+    check_store(loaded)
+    plan = SeedPlan(wanted=tuple(nodes or ()), fan_out=fan_out, verify=verify)
+    if watch:
+        seeds = _watch(loaded, plan, for_s, until, as_json=as_json)
+    else:
+        seeds = _here(loaded, plan) if here else _once(loaded, plan)
+        if as_json:
+            print_json(seeds)
         else:
-            seeds = _here(loaded, plan) if here else _once(loaded, plan)
-            if as_json:
-                print_json(seeds)
-            else:
-                _print_table(seeds)
+            _print_table(seeds)
     raise typer.Exit(_exit_code(seeds, wanted=until or 1))
 
 
@@ -113,13 +108,13 @@ def _watch(
     config: Config, plan: SeedPlan, seconds: float | None, num_nodes: int | None, *, as_json: bool
 ) -> tuple[NodeSeed, ...]:
     """Watch; show a table also when interrupted, with ``as_json`` a line for each node that ended instead."""
-    from warmrank.orchestrator.errors import BadArgument
     from warmrank.orchestrator.seed.on_ray import Watch, is_this_machine, seeding_process
     from warmrank.orchestrator.seed.show import seed_lines
 
     if is_this_machine(config):
-        msg = "--watch: expected a cluster, because nodes join one; set ray.address, or RAY_ADDRESS"
-        raise BadArgument(msg)
+        raise BadArgument(
+            "--watch: expected a cluster, because nodes join one; set ray.address, or RAY_ADDRESS"
+        )
     refuse_shadows()
     results: tuple[NodeSeed, ...] = ()
     try:

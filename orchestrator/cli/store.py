@@ -2,86 +2,104 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from warmrank.cache_store.errors import Conflict, NotInStore
-from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, session
+from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore, Untrusted
+from warmrank.orchestrator.cli.console import ExitCode, answer, command, output, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
-    ConfigGroup,
-    Debug,
     OptionalConfig,
     Overrides,
     StorePath,
     check_line,
+    group_of_commands,
+    is_config_name,
     load_config,
     load_optional,
 )
-from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.store.sync import Scope
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.store import StoreConfig
     from warmrank.orchestrator.store.sync import Target
 
-app = typer.Typer(
-    cls=ConfigGroup,
-    no_args_is_help=True,
-    help="Make, fill, check and clean a store.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-sync_app = typer.Typer(
-    cls=ConfigGroup,
-    no_args_is_help=True,
+app = group_of_commands("Make, fill, check and clean a store.")
+sync_app = group_of_commands(
+    "Store and restore cache directories of other tools: Inductor, Triton, vLLM, .torchair_cache.",
     rich_markup_mode="rich",
-    help="Store and restore cache directories of other tools: Inductor, Triton, vLLM, .torchair_cache.",
     epilog="A directory comes back only where every key is the same. Example: warmrank store sync pull vllm "
     "~/.cache/vllm --store /mnt/warmrank --key torch --key vllm --key model=llama-8b",
 )
 app.add_typer(sync_app, name="sync")
 
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|h|d|w)", re.ASCII)
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(B|[kMGT]B|[KMGT]iB)", re.ASCII)
+_PREFIXES = "kMGT"
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of a duration such as ``30d``, ``12h``, ``90min``; raises ``typer.BadParameter``."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"expected a number with s, min, h, d or w, such as 30d; found {text!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes of a size such as ``500GiB`` or ``2TB``; raises ``typer.BadParameter``."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(
+            f"expected a number with GiB, GB, MiB and so on, such as 500GiB; found {text!r}"
+        )
+    unit = match[2]
+    base = 1024 if "i" in unit else 1000
+    power = 0 if unit == "B" else _PREFIXES.index(unit[0].replace("K", "k")) + 1
+    return int(float(match[1]) * base**power)
+
 
 @app.command()
-def init(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
+@command
+def init(config: ConfigFile, overrides: Overrides = None) -> None:
     """Make the store of a config where there is none yet; a launch makes none that is required."""
-    with session(debug=debug):
-        from warmrank.orchestrator.errors import BadArgument
-        from warmrank.orchestrator.store.stores import make
+    from warmrank.orchestrator.store.stores import make
 
-        loaded = load_config(config, overrides)
-        if loaded.store is None:
-            msg = f"{config} names no store; expected store.path in it"
-            raise BadArgument(msg)
-        for place, is_new in make(loaded.store).items():
-            output().print(f"{'made' if is_new else 'there already'}: {place}", soft_wrap=True, markup=False)
+    loaded = load_config(config, overrides)
+    if loaded.store is None:
+        raise BadArgument(f"{config} names no store; expected store.path in it")
+    for place, is_new in make(loaded.store).items():
+        output().print(f"{'made' if is_new else 'there already'}: {place}", soft_wrap=True, markup=False)
 
 
 @app.command()
-def publish(
-    config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False, debug: Debug = False
-) -> None:
+@command
+def publish(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Publish what launches left on this node while the store was away; imports neither torch nor Ray."""
-    with session(debug=debug):
-        from warmrank.orchestrator.store.stores import publish_late
-        from warmrank.orchestrator.ui.table import render_queue
+    from warmrank.orchestrator.store.stores import publish_late
+    from warmrank.orchestrator.ui.command_tables import render_queue
 
-        loaded = load_config(config, overrides)
-        found = publish_late(loaded)
-        if as_json:
-            print_json(found)
-        else:
-            output().print(render_queue(found, loaded.cache_dir), soft_wrap=True)
+    loaded = load_config(config, overrides)
+    found = publish_late(loaded)
+    if as_json:
+        print_json(found)
+    else:
+        output().print(render_queue(found, loaded.cache_dir), soft_wrap=True)
     if found.kept or found.dropped or found.problems:
         raise typer.Exit(ExitCode.FAULT)
 
 
 @app.command()
-def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
+@command
+def verify(
     config: OptionalConfig = None,
     store: StorePath = None,
     cache: Annotated[
@@ -97,34 +115,33 @@ def verify(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Read store and cache again, byte for byte, and say what is wrong."""
-    with session(debug=debug):
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.look.verify import verify as run
-        from warmrank.orchestrator.ui.progress import fetch_progress
-        from warmrank.orchestrator.ui.table import render_verified
+    from warmrank.orchestrator.inspect import store_contents as look
+    from warmrank.orchestrator.inspect.verify import verify as run
+    from warmrank.orchestrator.ui.inspect_tables import render_verified
+    from warmrank.orchestrator.ui.progress import fetch_progress
 
-        loaded = load_optional(config, overrides)
-        only_cache = cache is not None and loaded is None and store is None
-        opened = None if only_cache else look.open_to_look(loaded, store)
-        if cache is None and loaded is not None and loaded.cache_dir.is_dir():
-            cache = loaded.cache_dir
-        with fetch_progress(output(stderr=True), "verify") as on_progress:
-            found = run(
-                opened,
-                cache,
-                signatures_checked=loaded is not None,
-                repair=repair,
-                on_progress=on_progress,
-            )
-        answer(found, render_verified, as_json=as_json)
+    loaded = load_optional(config, overrides)
+    only_cache = cache is not None and loaded is None and store is None
+    opened = None if only_cache else look.open_to_look(loaded, store)
+    if cache is None and loaded is not None and loaded.cache_dir.is_dir():
+        cache = loaded.cache_dir
+    with fetch_progress(output(stderr=True), "verify") as on_progress:
+        found = run(
+            opened,
+            cache,
+            signatures_checked=loaded is not None,
+            repair=repair,
+            on_progress=on_progress,
+        )
+    answer(found, render_verified, as_json=as_json)
     if found.faults:
         raise typer.Exit(ExitCode.FAULT)
 
 
 @app.command()
+@command(bad_input=(NotInStore,))
 def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: OptionalConfig = None,
     store: StorePath = None,
@@ -164,68 +181,66 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go, and why.")] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Take away what no launch needs any more; the trash keeps it for the grace."""
-    with session(debug=debug, bad_input=(NotInStore,)):
-        from warmrank.cache_store.gc.evict import EvictPolicy
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.ui.table import render_evicted
+    from warmrank.cache_store.gc.evict import EvictPolicy
+    from warmrank.orchestrator.inspect import store_contents as look
+    from warmrank.orchestrator.ui.command_tables import render_evicted
 
-        opened = look.open_to_evict(load_optional(config, overrides), store)
-        policy = EvictPolicy(
-            older_than_s=older_than_s,
-            max_bytes=max_bytes,
-            keep=keep,
-            grace_s=grace_s,
-            expects_records=not no_records,
-        )
-        done = opened.evict(policy, place=tier, dry_run=dry_run)
-        if as_json:
-            print_json({"dry_run": dry_run, "places": done.reports, "faults": done.faults})
-        else:
-            output().print(render_evicted(done, dry_run=dry_run))
+    opened = look.open_to_evict(load_optional(config, overrides), store)
+    policy = EvictPolicy(
+        older_than_s=older_than_s,
+        max_bytes=max_bytes,
+        keep=keep,
+        grace_s=grace_s,
+        expects_records=not no_records,
+    )
+    done = opened.evict(policy, place=tier, dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, "places": done.reports, "faults": done.faults})
+    else:
+        output().print(render_evicted(done, dry_run=dry_run))
     if done.faults:
         raise typer.Exit(ExitCode.FAULT)
 
 
 @app.command()
+@command(bad_input=(Conflict,))
 def pin(  # noqa: PLR0913, PLR0917 - as evict
     launch: Annotated[
         str | None,
         typer.Argument(metavar="LAUNCH", help="First characters of a launch key or record digest."),
     ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="Config that names the store.")
-    ] = None,
+    config: OptionalConfig = None,
     store: StorePath = None,
     reason: Annotated[str, typer.Option(help="Why, for whoever asks later.")] = "",
     remove: Annotated[bool, typer.Option("--remove", help="Remove the pin.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Only list what is pinned.")] = False,
+    overrides: Overrides = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Keep a launch from being evicted, until the pin is removed."""
     check_line(reason, "--reason")
+    if config is None and launch is not None and (list_ or is_config_name(launch)):
+        config, launch = Path(launch), None
     if list_ == (launch is not None) or (list_ and remove):
         raise typer.BadParameter("expected either LAUNCH, or --list")
-    with session(debug=debug, bad_input=(Conflict,)):
-        from warmrank.orchestrator.look import store_contents as look
-        from warmrank.orchestrator.ui.table import render_pins
+    from warmrank.orchestrator.inspect import store_contents as look
+    from warmrank.orchestrator.ui.command_tables import render_pins
 
-        opened = look.open_to_look(load_optional(Path(config) if config else None, None), store)
-        if launch is not None and remove:
-            removed = opened.unpin(launch)
-        elif launch is not None:
-            pinned = opened.pin(launch, reason=reason)
-            if reason and any(each.reason != reason for each in pinned):
-                note = "note: pinned before, and the first reason stays; to change it, --remove the pin first"
-                output(stderr=True).print(note)
-        pins = opened.pins()
-        if as_json:
-            print_json({"removed": removed if launch and remove else (), "pins": pins})
-        else:
-            output().print(render_pins(pins))
+    opened = look.open_to_look(load_optional(config, overrides), store)
+    if launch is not None and remove:
+        removed = opened.unpin(launch)
+    elif launch is not None:
+        pinned = opened.pin(launch, reason=reason)
+        if reason and any(each.reason != reason for each in pinned):
+            note = "note: pinned before, and the first reason stays; to change it, --remove the pin first"
+            output(stderr=True).print(note)
+    pins = opened.pins()
+    if as_json:
+        print_json({"removed": removed if launch and remove else (), "pins": pins})
+    else:
+        output().print(render_pins(pins))
 
 
 _Name = Annotated[
@@ -268,7 +283,7 @@ _SigningKey = Annotated[
     ),
 ]
 _Per = Annotated[
-    Literal["node", "rank"],
+    Scope,
     typer.Option("--per", help="One directory for a node, or one for each rank ({rank} in DIR)."),
 ]
 _Rank = Annotated[int | None, typer.Option("--rank", envvar="RANK", help="Global rank, with --per rank.")]
@@ -278,6 +293,7 @@ _WorldSize = Annotated[
 
 
 @sync_app.command()
+@command
 def push(  # noqa: PLR0913 - a command has one parameter for each option
     name: _Name,
     directories: _Directories,
@@ -290,27 +306,25 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     world_size: _WorldSize = None,
     signing_key: _SigningKey = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Store directories; locks and temporary files are left out."""
-    with session(debug=debug):
-        from warmrank.orchestrator.errors import BadArgument
-        from warmrank.orchestrator.store.stores import open_store
-        from warmrank.orchestrator.ui.table import render_pushes
+    from warmrank.orchestrator.store.stores import open_store
+    from warmrank.orchestrator.ui.command_tables import render_pushes
 
-        wanted = _targets(directories, keys, per, rank, world_size)
-        if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
-            msg = f"{absent[0]}: expected a directory to push, found {_kind(absent[0])}"
-            raise BadArgument(msg)
-        opened = open_store(_named(config, store, signing_key))
-        reports = []
-        for each in wanted:
-            with _signing_key_named_so(store):
-                reports.append(opened.push_directory(name, each.directory, each.components))
-        answer(reports, render_pushes, as_json=as_json)
+    wanted = _targets(directories, keys, per, rank, world_size)
+    if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
+        found = "something else" if Path(absent[0]).exists() else "nothing"
+        raise BadArgument(f"{absent[0]}: expected a directory to push, found {found}")
+    opened = open_store(_named(config, store, signing_key))
+    reports = []
+    for each in wanted:
+        with _signing_key_named_so(store):
+            reports.append(opened.push_directory(name, each.directory, each.components))
+    answer(reports, render_pushes, as_json=as_json)
 
 
 @sync_app.command()
+@command
 def pull(  # noqa: PLR0913 - a command has one parameter for each option
     name: _Name,
     directories: _Directories,
@@ -329,52 +343,42 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         ),
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Restore directories, verified; nothing comes into one whose files differ from those that were pushed.
 
     Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
     """
-    from warmrank.cache_store.errors import NoStoreYet
+    from warmrank.cache_store.cache_dir.marks import check_marks
+    from warmrank.orchestrator.store.stores import load, open_to_fetch
+    from warmrank.orchestrator.ui.command_tables import render_pulls
 
-    with session(debug=debug):
-        from warmrank.cache_store.cache_dir.marks import check_marks
-        from warmrank.orchestrator.store.stores import load, open_to_fetch
-        from warmrank.orchestrator.ui.table import render_pulls
-
-        wanted = _targets(directories, keys, per, rank, world_size)
-        named = _named(config, store, None)
-        reports, misses = [], []
+    wanted = _targets(directories, keys, per, rank, world_size)
+    named = _named(config, store, None)
+    reports, misses = [], []
+    try:
+        opened = open_to_fetch(named)
+    except NoStoreYet as absent:
+        trust = load(named, to_sign=False)
+        for each in wanted:  # after a miss the tool uses what is there
+            check_marks(each.directory, trust.policy, trust.revoked)
+        wanted = ()
+        misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
+    for each in wanted:
         try:
-            opened = open_to_fetch(named)
-        except NoStoreYet as absent:
-            trust = load(named, to_sign=False)
-            for each in wanted:  # after a miss the tool uses what is there
-                check_marks(each.directory, trust.policy, trust.revoked)
-            wanted = ()
-            misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
-        for each in wanted:
-            try:
-                reports.append(opened.pull_directory(name, each.directory, each.components, replace=replace_))
-            except NotInStore as miss:
-                misses.append(miss)
-        if as_json:
-            print_json({"pulled": reports, "missed": [str(miss) for miss in misses]})
-        else:
-            output().print(render_pulls(reports, misses))
+            reports.append(opened.pull_directory(name, each.directory, each.components, replace=replace_))
+        except NotInStore as miss:
+            misses.append(miss)
+    if as_json:
+        print_json({"pulled": reports, "missed": [str(miss) for miss in misses]})
+    else:
+        output().print(render_pulls(reports, misses))
     if misses:
         raise typer.Exit(ExitCode.MISSED)
-
-
-def _kind(path: str) -> str:
-    return "something else" if Path(path).exists() else "nothing"
 
 
 @contextmanager
 def _signing_key_named_so(location: str | None) -> Iterator[None]:
     """Without a config there is no ``store.trust.signing_key`` to set."""
-    from warmrank.cache_store.errors import Untrusted
-
     try:
         yield
     except Untrusted as error:
@@ -387,7 +391,7 @@ def _signing_key_named_so(location: str | None) -> Iterator[None]:
 def _targets(
     directories: list[str],
     keys: list[str] | None,
-    per: Literal["node", "rank"],
+    per: Scope,
     rank: int | None,
     world_size: int | None,
 ) -> tuple[Target, ...]:
@@ -397,20 +401,18 @@ def _targets(
 
 
 def _named(config: Path | None, location: str | None, key: Path | None) -> StoreConfig:
-    from warmrank.orchestrator.errors import BadArgument
     from warmrank.orchestrator.store.stores import named_store
 
     loaded = load_optional(config, None)
     if (loaded is None) == (location is None):
-        msg = "expected either --config FILE or --store LOCATION, to say which store"
-        raise BadArgument(msg)
+        raise BadArgument("expected either --config FILE or --store LOCATION, to say which store")
     if loaded is not None and key is not None:
-        msg = "--signing-key goes with --store; a config names its own in store.trust.signing_key"
-        raise BadArgument(msg)
+        raise BadArgument(
+            "--signing-key goes with --store; a config names its own in store.trust.signing_key"
+        )
     store = (
         named_store(location, signing_key=key) if location is not None else loaded.store if loaded else None
     )
     if store is None:
-        msg = f"{config} names no store; expected store.path in it, or --store LOCATION"
-        raise BadArgument(msg)
+        raise BadArgument(f"{config} names no store; expected store.path in it, or --store LOCATION")
     return store

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.cli.console import output, session
+from warmrank.orchestrator.cli.console import command, output
 from warmrank.orchestrator.cli.launch import HtmlFile, MetricsFile, TraceFile
-from warmrank.orchestrator.cli.options import ConfigFile, Debug, Overrides, load_config, refuse_what_fails
+from warmrank.orchestrator.cli.options import ConfigFile, Overrides, load_config, refuse_what_fails
 from warmrank.orchestrator.errors import BadArgument, SubmitFailed, first_line
 from warmrank.worker.settings import settings
 
@@ -34,6 +34,7 @@ _STOP_TIMEOUT_S = 30.0
 _MAX_SILENT = 5
 
 
+@command
 def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     config: ConfigFile,
     address: Annotated[
@@ -55,48 +56,45 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         list[str] | None,
         typer.Option("--metadata", metavar="KEY=VALUE", help="Kept with the job by Ray. Repeatable."),
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Run a launch as a Ray job and follow its log; Ctrl-C stops the job.
 
     Files to write are absolute paths on the node that the job's driver runs on.
     """
-    with session(debug=debug):
-        from warmrank.orchestrator.config.reading import relative_places, require_workload
-        from warmrank.orchestrator.gang import upload
+    from warmrank.orchestrator.config.reading import relative_places, require_workload
+    from warmrank.orchestrator.gang import upload
 
-        loaded = load_config(config, overrides)
-        require_workload(loaded, str(config))
-        upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
-        refuse_what_fails(loaded, str(config), overrides, is_elsewhere=True)
-        here, notes = Path.cwd(), output(stderr=True)
-        words = ["python", "-m", "warmrank", "launch", _inside(config, here)]
-        words += [word for override in overrides or () for word in ("--set", override)]
-        files = {"--json": json_file, "--report": html_file, "--trace": trace_file, "--metrics": metrics_file}
-        for option, path in files.items():
-            words += [] if path is None else [option, _absolute(path, option)]
-        if no_compile or settings().no_compile:  # the job has an environment of its own
-            words.append("--no-compile")
-        pairs = _metadata(metadata or [])
-        for line in upload.upload_notes(here, loaded):
-            notes.print(f"note: {line}", soft_wrap=True, markup=False)
-        client = _connect(address)
-        try:
-            job = client.submit_job(
-                entrypoint=shlex.join(words),
-                runtime_env=upload.runtime_env(here, loaded),
-                submission_id=job_id,
-                metadata=pairs,
-            )
-        except (RuntimeError, ValueError, OSError) as error:
-            msg = f"the cluster refused the job: {first_line(error)}"
-            raise SubmitFailed(msg) from error
-        write = partial(typer.echo, nl=False)
-        write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
-        if no_wait:
-            raise typer.Exit
-        code, said = follow(client, job, write=write)
-        notes.print(f"job {job} {said}", soft_wrap=True, markup=False)
+    loaded = load_config(config, overrides)
+    require_workload(loaded, str(config))
+    upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
+    refuse_what_fails(loaded, str(config), overrides, is_elsewhere=True)
+    here, notes = Path.cwd(), output(stderr=True)
+    words = ["python", "-m", "warmrank", "launch", _inside(config, here)]
+    words += [word for override in overrides or () for word in ("--set", override)]
+    files = {"--json": json_file, "--report": html_file, "--trace": trace_file, "--metrics": metrics_file}
+    for option, path in files.items():
+        words += [] if path is None else [option, _absolute(path, option)]
+    if no_compile or settings().no_compile:  # the job has an environment of its own
+        words.append("--no-compile")
+    pairs = _metadata(metadata or [])
+    for line in upload.upload_notes(here, loaded):
+        notes.print(f"note: {line}", soft_wrap=True, markup=False)
+    client = _connect(address)
+    try:
+        job = client.submit_job(
+            entrypoint=shlex.join(words),
+            runtime_env=upload.runtime_env(here, loaded),
+            submission_id=job_id,
+            metadata=pairs,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise SubmitFailed(f"the cluster refused the job: {first_line(error)}") from error
+    write = partial(typer.echo, nl=False)
+    write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
+    if no_wait:
+        raise typer.Exit
+    code, said = follow(client, job, write=write)
+    notes.print(f"job {job} {said}", soft_wrap=True, markup=False)
     raise typer.Exit(code)
 
 
@@ -145,11 +143,10 @@ async def _ended(
         except (RuntimeError, OSError) as error:
             num_silent += 1
             if num_silent > _MAX_SILENT:
-                msg = (
+                raise SubmitFailed(
                     f"the cluster does not answer any more, so how job {job} ended is not known: "
                     f"{first_line(error)}. Once it answers, ask with: ray job status {job}"
-                )
-                raise SubmitFailed(msg) from error
+                ) from error
         else:
             if info.status.is_terminal():
                 return info
@@ -180,36 +177,32 @@ def _connect(address: str | None) -> JobSubmissionClient:
         return JobSubmissionClient()
     except (RuntimeError, ValueError, OSError, RayError) as error:
         where = f"at {asked}" if asked else "on this machine (no --address, no RAY_ADDRESS)"
-        msg = (
+        raise SubmitFailed(
             f"no Ray job server answers {where}: {first_line(error)}; start a cluster with one by "
             "`ray start --head --include-dashboard=true`, or name it with --address http://HEAD:8265"
-        )
-        raise SubmitFailed(msg) from error
+        ) from error
 
 
 def _inside(config: Path, directory: Path) -> str:
     if config.resolve().is_relative_to(directory.resolve()):
         return config.resolve().relative_to(directory.resolve()).as_posix()
-    msg = (
+    raise BadArgument(
         f"{config} lies outside the current directory {directory}, which is what goes to the cluster; "
         "change into a directory above it, or copy it here"
     )
-    raise BadArgument(msg)
 
 
 def _absolute(path: Path, option: str) -> str:
     if path.is_absolute():
         return str(path)
-    msg = (
+    raise BadArgument(
         f"{option}: expected an absolute path, found {path}; the file is written by the job, on the node "
         "that its driver runs on, where the working directory goes with the job"
     )
-    raise BadArgument(msg)
 
 
 def _metadata(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair or pair.startswith("="):
-            msg = f"--metadata {pair!r}: expected KEY=VALUE"
-            raise BadArgument(msg)
+            raise BadArgument(f"--metadata {pair!r}: expected KEY=VALUE")
     return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}

@@ -28,20 +28,15 @@ _MAX_HOPS = 8
 """Imports and other names that are followed from an entrypoint to the function behind it."""
 
 _WRITE_NAMES = frozenset({"globals", "exec", "vars"})
-"""What a module may call to bind names that stand nowhere in its text."""
+"""Functions by which a module can bind names that stand nowhere in its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntrypointFault:
-    """An entrypoint that cannot be called.
+    """An entrypoint that cannot be called."""
 
-    Attributes:
-        error: what a rank would raise.
-        source: the file that was read; None where the module is not found.
-    """
-
-    error: WorkloadError
-    source: Path | None = None
+    error: WorkloadError  # what a rank would raise
+    source: Path | None = None  # the file that was read; None where the module is not found
 
 
 def entrypoint_fault(entrypoint: str, arguments: Mapping[str, object]) -> EntrypointFault | None:
@@ -74,7 +69,7 @@ def entrypoint_fault(entrypoint: str, arguments: Mapping[str, object]) -> Entryp
 
 
 def missing_module(name: str) -> str:
-    """What an import of a module would say that is not there; empty where it is, or may be."""
+    """Error text if the module cannot be imported, else ``""``."""
     importlib.invalidate_caches()
     with _current_directory_first(), redirect_stdout(sys.stderr):
         try:
@@ -108,16 +103,14 @@ def _nearest_module(name: str) -> str:
 def shadow(directory: Path) -> Path | None:
     """A module in a directory that ranks, which look there first, would import in place of `warmrank`."""
     spec = PathFinder.find_spec("warmrank", [str(directory)])
-    origin = None if spec is None or spec.origin is None else Path(spec.origin)
-    return None if origin is None or _is_warmrank(origin) else origin
-
-
-def _is_warmrank(origin: Path) -> bool:
-    """Whether a file is our package, wherever it lies: a job has it in a directory of its own."""
-    try:
-        return origin.name == "__init__.py" and b"warmrank" in origin.read_bytes().partition(b"\n")[0]
+    if spec is None or spec.origin is None:
+        return None
+    origin = Path(spec.origin)
+    try:  # our package is known by its words: a job has it in a directory of its own
+        is_ours = origin.name == "__init__.py" and b"warmrank" in origin.read_bytes().partition(b"\n")[0]
     except OSError:
-        return True  # the import tells of it
+        return None  # the import tells of it
+    return None if is_ours else origin
 
 
 @contextmanager
@@ -174,7 +167,7 @@ def _read(source: Path | None) -> ast.Module | None:
 
 
 def _is_plain(tree: ast.Module) -> bool:
-    """Whether every name that the module binds stands in its text."""
+    """True if every name that the module binds stands in its text."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(names=[ast.alias(name="*")]) | ast.FunctionDef(name="__getattr__"):
@@ -189,15 +182,18 @@ def _is_plain(tree: ast.Module) -> bool:
 
 
 def _bindings(tree: ast.Module) -> dict[str, list[ast.AST | None]]:
-    """What each name of a module is bound to, in order; None for what cannot be followed."""
+    """The nodes that each name of a module is bound to, in order; None for one that cannot be followed."""
     found: dict[str, list[ast.AST | None]] = {}
 
     def visit(node: ast.AST, *, is_certain: bool) -> None:
         for child in ast.iter_child_nodes(node):
             for name, value in _bound_by(child):
                 found.setdefault(name, []).append(value if is_certain else None)
-            if not isinstance(child, _OWN_SCOPES) and not (is_certain and _plain_assignment(child)):
-                visit(child, is_certain=False)
+            match child:
+                case ast.Assign(targets=[ast.Name()]) if is_certain:
+                    pass  # `_bound_by` tells the only name that it binds
+                case _ if not isinstance(child, _OWN_SCOPES):
+                    visit(child, is_certain=False)
 
     visit(tree, is_certain=True)
     for node in ast.walk(tree):
@@ -228,13 +224,8 @@ def _bound_by(node: ast.AST) -> list[tuple[str, ast.AST | None]]:
             return []
 
 
-def _plain_assignment(node: ast.AST) -> bool:
-    """Whether the only name that an assignment binds is told by `_bound_by`."""
-    return isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
-
-
 def _behind(module: str, name: str, *, hops: int) -> ast.AST | None:
-    """What a name of a module stands for, through imports and other names; None where that is not certain."""
+    """The node behind a name of a module, through imports and other names; None where that is not certain."""
     source = _source_of(module)
     try:
         tree = _read(source)
@@ -259,7 +250,7 @@ def _behind(module: str, name: str, *, hops: int) -> ast.AST | None:
 
 
 def _returned_instead(found: ast.AST | None) -> str:
-    """What a call is certain to return that is no workload; empty where it may be one."""
+    """The type that a call is certain to return in place of a workload; empty where it may return one."""
     match found:
         case ast.ClassDef(name=name, bases=bases, keywords=[], decorator_list=[]):
             own = {getattr(node, "name", "") for node in found.body}
@@ -284,7 +275,7 @@ _PLAIN_BASES = frozenset({"Module", "object"})
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """What stands in a function, but not in functions and classes within it."""
+    """The nodes of a function, without those of functions and classes within it."""
     for child in ast.iter_child_nodes(function):
         yield child
         if not isinstance(child, _OWN_SCOPES):

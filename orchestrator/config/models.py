@@ -21,11 +21,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict
+from warmrank.orchestrator.config.store import OrOff, Seconds, StoreConfig, Strict
 from warmrank.worker import node_caches
+from warmrank.worker.device_kinds import DeviceKind
+from warmrank.worker.node_caches import Collect
 from warmrank.worker.runtime.options import EngineChoice, GuardMode
 
-DeviceKind = Literal["cpu", "cuda", "npu"]
 AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -66,7 +67,7 @@ class SyncedCache(Strict):
 
 
 class ExecConfig(Strict):
-    """What `warmrank exec` does for the user's command besides the ranks' own caches."""
+    """Caches that `warmrank exec` keeps for the user's command besides the ranks' own."""
 
     sync: tuple[SyncedCache, ...] = Field(
         default=(), description="list of mappings with tool, and path or variable if need be"
@@ -93,7 +94,6 @@ def variable_of(cache: SyncedCache) -> str:
 
 
 ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-NODE_CACHE_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 AXIS_PATTERN = r"^[a-z][a-z0-9]{0,15}$"
 OWN_VARIABLES = {
     **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"), "ranks"),
@@ -147,8 +147,7 @@ class Parallel(Strict):
     @classmethod
     def _names_are_free(cls, given: dict[str, int]) -> dict[str, int]:
         if taken := given.keys() & {"world", "none", *cls.model_fields}:
-            msg = f"axes has {', '.join(sorted(taken))}, which stands for something else"
-            raise ValueError(msg)
+            raise ValueError(f"axes has {', '.join(sorted(taken))}, which stands for something else")
         return given
 
     def sizes(self) -> dict[str, int]:
@@ -164,7 +163,7 @@ NodeName = Annotated[str, Field(min_length=1)]
 
 
 class RayConfig(Strict):
-    """How ranks are placed on Ray."""
+    """Placement of ranks on Ray."""
 
     address: str | None = Field(
         default=None,
@@ -219,13 +218,12 @@ class NodeCacheConfig(Strict):
         default=("*",), min_length=1, description="list of patterns of paths below it; * stands for / too"
     )
     scope: Literal["node"] = Field(default="node", description="node: its files are kept once a node")
-    collect: Literal["new", "all", "none"] = Field(
-        default="new",
-        description="new: what a launch adds or changes; all: also what was there before; none: nothing",
+    collect: Collect = Field(
+        default="new", description="new: what a launch adds or changes; all: also what was there before"
     )
 
 
-NodeCacheName = Annotated[str, Field(pattern=NODE_CACHE_PATTERN)]
+NodeCacheName = Annotated[str, Field(pattern=TOOL_PATTERN)]
 
 
 class Timeouts(Strict):
@@ -249,7 +247,7 @@ class Timeouts(Strict):
 
 
 class Retries(Strict):
-    """How often ranks are started again, by what ended the attempt before; other failures end the launch."""
+    """Numbers of further attempts, by what ended the attempt before; other failures end the launch."""
 
     rank: int = Field(default=1, ge=0, description="attempts more after a rank died")
     node: int = Field(default=2, ge=0, description="attempts more after a node was lost")
@@ -258,7 +256,7 @@ class Retries(Strict):
 
 
 class WatchConfig(Strict):
-    """How nodes and ranks are watched while a launch runs."""
+    """Intervals of the watch over nodes and ranks while a launch runs."""
 
     every_s: Seconds = Field(default=1.0, description="seconds between two looks at a node's ranks")
     node_silent_s: Seconds = Field(
@@ -276,8 +274,9 @@ class WatchConfig(Strict):
         """Between two looks nothing is known, and no lease is renewed."""
         for name in ("node_silent_s", "lease_s"):
             if getattr(self, name) < 2 * self.every_s:
-                msg = f"{name} {getattr(self, name):g} is less than two looks, every_s {self.every_s:g} apart"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"{name} {getattr(self, name):g} is less than two looks, every_s {self.every_s:g} apart"
+                )
         return self
 
 
@@ -306,17 +305,16 @@ class Config(Strict):
     )
     ranks: int = Field(default=1, ge=1, description="number of ranks, a whole number from 1")
     parallel: Parallel = Field(default=Parallel(), description="tp, pp and dp; their product is ranks")
-    device: DeviceKind = Field(default="cpu", description="cpu, cuda or npu")
+    device: DeviceKind = Field(default="cpu", description="device kind")
     cache_dir: Path = Field(
         default=Path(".torchair_cache"), description="cache directory, on each node's disk"
     )
     store: StoreConfig | None = Field(
         default=None, description="mapping with path, mode and trust; or with tiers and trust"
     )
-    guards: GuardMode = Field(default="always", description="always, once or skip: when guards are checked")
+    guards: GuardMode = Field(default="always", description="when guards are checked")
     engine: EngineChoice = Field(
-        default="auto",
-        description="auto, graph, aoti or torchair: which engine compiles, for functions that do not say",
+        default="auto", description="which engine compiles, for functions that do not say"
     )
     env: dict[VariableName, str] = Field(
         default={}, description="mapping of environment variables of every rank, such as HCCL_IF_BASE_PORT"
@@ -325,9 +323,8 @@ class Config(Strict):
         default={},
         description="mapping of a name to {path, patterns, collect}, or to null to leave an engine's own out",
     )
-    audit: AuditMode = Field(
-        default="one",
-        description="one, all or off: ranks that trace too while a class compiles, and must come to the same",
+    audit: OrOff[AuditMode] = Field(
+        default="one", description="ranks that trace too while a class compiles, and must come to the same"
     )
     no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")
     max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")
@@ -365,20 +362,16 @@ class Config(Strict):
         return given
 
     @model_validator(mode="after")
-    def _axes_fill_the_ranks(self) -> Config:
+    def _axes_fill_the_ranks_and_one_is_packed(self) -> Config:
         sizes = self.parallel.sizes()
         if (product := math.prod(sizes.values())) != self.ranks:
             factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
-            msg = f"parallel {factors} = {product}, but ranks = {self.ranks}"
-            raise ValueError(msg)
-        return self
-
-    @model_validator(mode="after")
-    def _packed_axis_is_there(self) -> Config:
-        known = [*self.parallel.sizes(), "none"]
+            raise ValueError(f"parallel {factors} = {product}, but ranks = {self.ranks}")
+        known = [*sizes, "none"]
         if self.ray.pack not in known:
-            msg = f"ray.pack is {self.ray.pack}; expected one of the axes, or none: {', '.join(known)}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"ray.pack is {self.ray.pack}; expected one of the axes, or none: {', '.join(known)}"
+            )
         return self
 
 
@@ -404,7 +397,7 @@ def groups(config: Config) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def packed_ranks(config: Config) -> int:
-    """How many ranks that follow each other are to be on one node."""
+    """Number of consecutive ranks that are to be on one node."""
     if config.ray.pack == "none":
         return 1
     stride, size = _strides(config)[config.ray.pack]

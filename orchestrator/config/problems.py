@@ -1,4 +1,4 @@
-"""What pydantic refuses in a config, told by the key as the user wrote it; no secret is ever shown."""
+"""Pydantic's refusals of a config, told by the key as the user wrote it; no secret is ever shown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ _WORD = re.compile(r"\w+")
 _PATTERNS = {
     models.ENTRYPOINT_PATTERN: "",
     models.NAME_PATTERN: "",
-    models.NODE_CACHE_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
     models.TOOL_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
     models.VARIABLE_PATTERN: "a name of letters, digits and '_'",
     models.PATH_PATTERN: "",
@@ -50,21 +49,23 @@ _PATTERNS = {
 """The patterns of a config in words; none where the key's description says the same."""
 
 _OF_JSON = {"an object": "a mapping", "a valid dictionary": "a mapping", "a valid array": "a list"}
-"""What pydantic calls a value of JSON: what YAML calls it."""
+"""Pydantic's word for a value of JSON: YAML's word."""
 
 _FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
 
 
 def is_short(data: Mapping[str, Any]) -> bool:
-    """Whether a config's store is a single tier's keys with ``trust`` among them."""
+    """True if a config's store is a single tier's keys with ``trust`` among them."""
     store = data.get("store")
     return isinstance(store, Mapping) and "tiers" not in store
 
 
 def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, short: bool) -> ConfigProblem:
     """One problem out of one of pydantic's details; ``short`` as `is_short` says of the data."""
-    where, given = _blamed(detail)
+    where, given = tuple(str(part) for part in detail["loc"]), detail["input"]
+    if (option := detail.get("ctx", {}).get("option")) is not None:  # of a mapping of options that one
+        where, given = (*where, option), given[option]
     dotted = _as_written(where, short=short)
     key = ".".join(dotted) or AXES
     secret = detail["type"] == "secret" or _is_secret(where)
@@ -75,7 +76,9 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
         nearest = ".".join((*dotted[:-1], *close)) if close else ""
     elif detail["type"] == "extra_forbidden":
         found = f"an unknown key with value {found}"
-        known = _known(where, short=short)
+        known = tuple(MODELS[_place(where[:-1])].model_fields)
+        if short and where[:3] == _FIRST_TIER:
+            known += ("trust", "tiers")
         expected, nearest = f"only {', '.join(known)}", _nearest(where, dotted, known)
     elif detail["type"] == "missing":
         found, expected = "nothing", f"this key: {_description(where)}"
@@ -88,26 +91,15 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
 
 
 def place_of(key: str, place: str, overrides: Sequence[str], *, hides: bool = False) -> str:
-    """Where the values of keys, which stand with commas between them, are from: an override, or the file.
+    """The source of the values of dotted keys with commas between them: an override, or the file.
 
-    Args:
-        key: dotted paths.
-        place: the file.
-        overrides: the last one that set any of the keys counts.
-        hides: leave out the override's value.
+    The last override that set any of the keys counts; its value can be left out (``hides``).
     """
     for override in reversed(overrides):
         name = override.partition("=")[0]
         if any(_covers(name, each) or _covers(each, name) for each in key.split(", ")):
             return f"--set {name if hides or _is_secret(tuple(name.split('.'))) else override}"
     return place
-
-
-def _blamed(detail: ErrorDetails) -> tuple[tuple[str, ...], object]:
-    """Where the mistake stands, and the value there: of a mapping of options that one option."""
-    where, given = tuple(str(part) for part in detail["loc"]), detail["input"]
-    option = detail.get("ctx", {}).get("option")
-    return (where, given) if option is None else ((*where, option), given[option])
 
 
 def _is_secret(where: tuple[str, ...]) -> bool:
@@ -128,28 +120,16 @@ def _place(where: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part for part in where if not part.isdigit())
 
 
-def _known(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
-    known = tuple(MODELS[_place(where[:-1])].model_fields)
-    return (*known, "trust", "tiers") if short and where[:3] == _FIRST_TIER else known
-
-
 def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
-    """What may stand there; a pattern in plain words only, because few can read one."""
+    """Allowed values in pydantic's words and the key's own; not twice where those list the same."""
     description = _description(where)
-    pattern = detail.get("ctx", {}).get("pattern")
-    if pattern not in _PATTERNS:
-        return _expected_text(detail["msg"], description)
-    return f"{words}: {description}" if (words := _PATTERNS[pattern]) else description
-
-
-def _expected_text(message: str, description: str) -> str:
-    """What may stand there, in pydantic's words and the key's own; not twice where those list the same."""
-    what = message.removeprefix("Input should be ")
-    what = _OF_JSON.get(what, what)
+    pattern = str(detail.get("ctx", {}).get("pattern"))  # which few can read
+    what = detail["msg"].removeprefix("Input should be ")
+    what = _PATTERNS.get(pattern, _OF_JSON.get(what, what))
     words = [word for word in _WORD.findall(what) if word != "a"]
-    if _WORD.findall(description)[: len(words)] == words:
+    if pattern not in _PATTERNS and _WORD.findall(description)[: len(words)] == words:
         return description
-    return f"{what}: {description}" if description else what
+    return ": ".join(filter(None, (what, description)))
 
 
 def _covers(override_key: str, key: str) -> bool:
@@ -170,7 +150,7 @@ def _nearest(where: tuple[str, ...], dotted: tuple[str, ...], known: tuple[str, 
 
 
 def _description(where: tuple[str, ...]) -> str:
-    """What the schema says of a key, or of the nearest key above it that it describes."""
+    """The schema's description of a key, or of the nearest key above it that has one."""
     for depth in range(len(where), 0, -1):
         model = MODELS.get(_place(where[: depth - 1]))
         if model is not None and where[depth - 1] in model.model_fields:

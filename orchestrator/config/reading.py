@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
 from warmrank.orchestrator.config.problems import is_short, shown, translate
-from warmrank.orchestrator.config.store import StoreConfig, absolute, is_url, locate_trust, warn_of_off
+from warmrank.orchestrator.config.store import absolute, is_url, locate_trust, warn_of_off
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.worker import node_caches
 from warmrank.worker.node_caches import NodeCache
@@ -52,7 +52,7 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
 
 
 def read_data(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a config file says once overrides are applied, unchecked.
+    """The data of a config file with overrides applied, unchecked.
 
     Raises:
         ConfigError: the file is no YAML mapping, or an override cannot be set.
@@ -102,11 +102,16 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
     refuse_odd_values(data, place)
     try:
         # JSON, because strict mode then knows lists and paths, but takes neither "2" for 2 nor 1 for true.
-        return _in_use(Config.model_validate_json(json.dumps(_in_full(data)), strict=True))
+        config = Config.model_validate_json(json.dumps(_in_full(data)), strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
         problems = [translate(detail, place, overrides, short=is_short(data)) for detail in details]
         raise ConfigError(problems) from None
+    if config.store is None:
+        return config
+    tiers = tuple(tier for tier in config.store.tiers if tier.mode != "off")
+    store = config.store.model_copy(update={"tiers": tiers}) if tiers else None
+    return config.model_copy(update={"store": store})
 
 
 def _check_node_caches(config: Config, place: str) -> None:
@@ -142,16 +147,6 @@ def _in_full(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**data, "store": {"tiers": [tier], **trust}}
 
 
-def _in_use(config: Config) -> Config:
-    """The config without tiers that are off."""
-    if config.store is None:
-        return config
-    tiers = tuple(tier for tier in config.store.tiers if tier.mode != "off")
-    return config.model_copy(
-        update={"store": config.store.model_copy(update={"tiers": tiers}) if tiers else None}
-    )
-
-
 def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
@@ -159,7 +154,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise ConfigError([problem(f"--set {override}", "", repr(override), "key=value, such as ranks=4")])
     here: Any = data
     for depth, part in enumerate(parts):
-        if not _can_hold(here, part):
+        is_item = isinstance(here, list) and part.isdecimal() and int(part) < len(here)
+        if not (is_item or isinstance(here, dict)):
             at = ".".join(parts[:depth])
             raise ConfigError([problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
         if depth < len(parts) - 1:
@@ -167,17 +163,18 @@ def _apply(data: dict[str, Any], override: str) -> None:
     here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = read_yaml(text, f"--set {override}")
 
 
-def _can_hold(here: object, part: str) -> bool:
-    """Whether something has room under that key, or an item of that index."""
-    if isinstance(here, list):
-        return part.isdecimal() and int(part) < len(here)
-    return isinstance(here, dict)
-
-
 def _resolved(config: Config, base: Path) -> Config:
     changes: dict[str, Any] = {"cache_dir": absolute(config.cache_dir, base)}
     if config.store is not None:
-        changes["store"] = _resolved_store(config.store, base)
+        tiers = tuple(
+            tier
+            if is_url(tier.path)
+            else tier.model_copy(update={"path": str(absolute(Path(tier.path), base))})
+            for tier in config.store.tiers
+        )
+        trust = locate_trust(config.store.trust, base=base)
+        warn_of_off(trust, [tier.path for tier in tiers])
+        changes["store"] = config.store.model_copy(update={"tiers": tiers, "trust": trust})
     if isinstance(config.workload, ScriptWorkload):
         script = Path(config.workload.script).expanduser()
         if script.is_relative_to(base):
@@ -186,22 +183,8 @@ def _resolved(config: Config, base: Path) -> Config:
     return config.model_copy(update=changes)
 
 
-def _resolved_store(store: StoreConfig, base: Path) -> StoreConfig:
-    tiers = tuple(
-        tier if is_url(tier.path) else tier.model_copy(update={"path": str(absolute(Path(tier.path), base))})
-        for tier in store.tiers
-    )
-    trust = locate_trust(store.trust, base=base)
-    warn_of_off(trust, [tier.path for tier in tiers])
-    return store.model_copy(update={"tiers": tiers, "trust": trust})
-
-
 def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
-    """The mapping at the top level of a YAML file.
-
-    Args:
-        path: the file.
-        expected: what the mapping should hold, for the error, e.g. ``keys such as workload and ranks``.
+    """The mapping at the top level of a YAML file; ``expected`` says for the error what it should hold.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.
@@ -219,7 +202,7 @@ def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
 
 
 def read_yaml(text: str, place: str) -> Any:
-    """What a text holds, be it a file's or an override's.
+    """The data in a text of YAML, be it a file's or an override's.
 
     Raises:
         ConfigError: it is no YAML, or has a key twice.
@@ -285,7 +268,7 @@ class _TooMuch(Exception):
 
 
 def _extent(value: object, known: dict[int, int], above: tuple[int, ...]) -> int:
-    """How many values there are, those of an alias counted at each place; raises `_TooMuch`."""
+    """Number of values, those of an alias counted at each place; raises `_TooMuch`."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) in above:
@@ -331,7 +314,7 @@ def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
 
 
 def place_faults(config: Config) -> dict[str, str]:
-    """Why node caches cannot lie where the config says, as this process understands its paths, by name."""
+    """Faults of the places of node caches, as this process understands the config's paths, by name."""
     own = {name: node_caches.engine_directory(config.cache_dir, name) for name in node_caches.OWN}
     named = [cache for cache in declared_caches(config) if cache.name not in own]
     return node_caches.place_faults(named, config.cache_dir, own)

@@ -13,18 +13,30 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from warmrank.cache_store.backends.durability import FlushChoice
 from warmrank.cache_store.backends.objects.client import KNOWN_OPTIONS, SCHEMES, is_usable
 from warmrank.cache_store.backends.places import ANSWER_S
+from warmrank.cache_store.connect import SpecMode
 from warmrank.cache_store.signing.trust import TrustPolicy
 from warmrank.cache_store.signing.trust_policy import PolicyChoice, choose_policy
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.settings import settings
+
+logger = logging.getLogger(__name__)
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -35,8 +47,14 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-TierMode = Literal["off", "ro", "rw", "required"]
-Flush = Literal["auto", "syncfs", "fsync"]
+T = TypeVar("T")
+
+
+def _off_is_a_word(value: object) -> object:
+    return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
+
+
+OrOff = Annotated[T, BeforeValidator(_off_is_a_word)]
 
 KEY_ID_PATTERN = r"^[0-9a-f]{32}$"
 IN_ENVIRON = (
@@ -51,7 +69,7 @@ _SLASH_LOST = re.compile(r"([A-Za-z0-9]+):/")
 
 
 def is_url(path: str) -> bool:
-    """Whether a store's path is a URL, and no directory."""
+    """True if a store's path is a URL, and no directory."""
     return "://" in path
 
 
@@ -61,17 +79,17 @@ def _normalised(path: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option of that name holds what nobody else should read."""
+    """True if an option of that name holds a secret."""
     return _SECRET.search(name) is not None
 
 
 class TrustConfig(Strict):
     """Whose artifacts may run. An artifact is code."""
 
-    policy: Literal["require", "warn", "off"] | None = Field(
+    policy: OrOff[TrustPolicy | None] = Field(
         default=None,
-        description="require, warn or off: what to do about a signature that is not trusted; "
-        "without it off for a store of your own on a local disk, else require",
+        description="what to do about a signature that is not trusted; without it off for a store of your "
+        "own on a local disk, else require",
     )
     signing_key: Path | None = Field(
         default=None,
@@ -89,14 +107,9 @@ class TrustConfig(Strict):
 
     @property
     def names_a_key(self) -> bool:
-        """Whether `signing_key` is the name of a key of the keyring, and no path."""
+        """True if `signing_key` is the name of a key of the keyring, and no path."""
         key = self.signing_key
         return key is not None and len(key.parts) == 1 and key.suffix != ".pem" and str(key) != "~"
-
-    @field_validator("policy", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
-        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
 
 class TierConfig(Strict):
@@ -106,12 +119,11 @@ class TierConfig(Strict):
         min_length=1,
         description="directory of the store, the same on all nodes, or a URL such as s3://bucket/prefix",
     )
-    mode: TierMode = Field(
-        default="rw",
-        description="off, ro, rw, or required: a launch without it fails, where it would go on otherwise",
+    mode: OrOff[SpecMode] = Field(
+        default="rw", description="how it is used; a launch goes on without it, but for required"
     )
-    flush: Flush = Field(
-        default="auto", description="auto (by file system), syncfs or fsync: how a directory is made durable"
+    flush: FlushChoice = Field(
+        default="auto", description="how a directory is made durable; auto: by file system"
     )
     answer_s: Seconds = Field(
         default=ANSWER_S, description="seconds without an answer after which it is left alone for this launch"
@@ -120,11 +132,6 @@ class TierConfig(Strict):
         default={},
         description="mapping of strings for the object store, such as {region: eu-central-1}; never a secret",
     )
-
-    @field_validator("mode", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
-        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
 
     @field_validator("path")
     @classmethod
@@ -171,8 +178,7 @@ def tier_at(location: str) -> TierConfig:
         (detail, *_) = error.errors(include_url=False)
         expected = detail["msg"] if location else "a directory or a URL"
         found = "" if detail["type"] == "secret" else f", found {location!r}"
-        msg = f"--store: expected {expected}{found}"
-        raise BadArgument(msg) from None
+        raise BadArgument(f"--store: expected {expected}{found}") from None
     if is_url(location):
         return tier
     return tier.model_copy(update={"path": str(Path(location).expanduser().absolute())})
@@ -191,17 +197,12 @@ class StoreConfig(Strict):
 
     @field_validator("tiers")
     @classmethod
-    def _one_or_two(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
+    def _one_or_two_places(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
         # Not as min_length: a tier that is refused would be refused a second time, as missing.
         if not value:
             raise PydanticCustomError("empty", "at least one tier")
         if sum(tier.mode != "off" for tier in value) > 2:
             raise PydanticCustomError("many", "at most two tiers: a near place and a far one")
-        return value
-
-    @field_validator("tiers")
-    @classmethod
-    def _each_place_once(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
         # Two of one place would each wait for it, and count what it holds twice.
         seen: set[str] = set()
         for tier in value:
@@ -218,8 +219,6 @@ class StoreConfig(Strict):
         return ", ".join(tier.path for tier in self.tiers)
 
 
-logger = logging.getLogger(__name__)
-
 LOOK_S = 0.9
 """Longest look at a place: it counts to the 5 s that a dead store may cost a launch."""
 
@@ -232,13 +231,18 @@ def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
         BadArgument: the keyring that the config names is not there.
         cache_store.errors.UnusableCache: others can write it.
     """
-    keyring = _keyring(trust, base)
+    from warmrank.cache_store.signing.keyring import read_keyring
+
+    keyring, revoked = _keyring(trust, base), trust.revoked
+    if trust.policy != "off":
+        known = read_keyring(keyring).revoked if keyring else {}
+        revoked = tuple(sorted({*revoked, *known}))
     return trust.model_copy(
         update={
             "signing_key": _signing_key(trust, keyring, base),
             "trusted_keys": {name: absolute(path, base) for name, path in trust.trusted_keys.items()},
             "keyring": keyring,
-            "revoked": trust.revoked if trust.policy == "off" else _revoked(trust, keyring),
+            "revoked": revoked,
         }
     )
 
@@ -273,7 +277,7 @@ def choice_of(trust: TrustConfig, locations: Iterable[str]) -> tuple[TrustPolicy
 
 
 def _choices(locations: Iterable[str]) -> dict[str, PolicyChoice]:
-    """What is chosen for each place, of which one may lie on a network disk that went away."""
+    """The choice for each place, of which one may lie on a network disk that went away."""
     places = tuple(locations)
     found = all_within([partial(choose_policy, place) for place in places], timeout_s=LOOK_S)
     silent = PolicyChoice(policy="require", reason=f"it did not answer within {LOOK_S:g} s")
@@ -298,13 +302,6 @@ def _signing_key(trust: TrustConfig, keyring: Path | None, base: Path) -> Path |
     if keyring is None:
         raise _missing_keyring(f"signing key {key}", "no keyring")
     return keyring / f"{key}.pem"
-
-
-def _revoked(trust: TrustConfig, keyring: Path | None) -> tuple[str, ...]:
-    from warmrank.cache_store.signing.keyring import read_keyring
-
-    known = read_keyring(keyring).revoked if keyring else {}
-    return tuple(sorted({*trust.revoked, *known}))
 
 
 def _missing_keyring(where: str, actual: str) -> BadArgument:

@@ -51,7 +51,7 @@ _UNENDING_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a command is run, and ``when`` what it added is published.
+    """Options for the run of a command.
 
     ``here``: on this node only, without Ray; else on the named ``nodes``, or as many as the ranks need.
     ``grace_s`` are the seconds from SIGTERM to SIGKILL; ``hosts`` those that each run this, without Ray.
@@ -365,7 +365,7 @@ class Output:
 
     @property
     def is_behind(self) -> bool:
-        """Whether more should not be written now."""
+        """True while no more should be written."""
         return self._error is None and self._waiting.qsize() > MAX_WAITING * max(1, len(self._prefixes))
 
     def write(self, node: int, chunks: Sequence[Chunk]) -> None:

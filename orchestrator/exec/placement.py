@@ -17,6 +17,7 @@ from typing import Literal
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import BadArgument, CannotStart
 from warmrank.orchestrator.nodes import Node
+from warmrank.orchestrator.text import count_text
 
 _PORT = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):)?(?P<port>[0-9]{1,5})", re.ASCII)
 _CONNECT_S = 1.0
@@ -95,7 +96,7 @@ def choose_nodes(rooms: Mapping[Node, int], num_ranks: int, *, named: bool) -> t
         if count and num_ranks % count == 0 and rooms[roomy[count - 1]] >= num_ranks // count:
             return tuple(node for node in rooms if node in roomy[:count])
     there = ", ".join(f"{node.host} ({node.address}) holds {room}" for node, room in rooms.items())
-    ranks = "1 rank does" if num_ranks == 1 else f"{num_ranks} ranks do"
+    ranks = count_text(num_ranks, "rank") + (" does" if num_ranks == 1 else " do")
     msg = (
         f"{ranks} not fit with as many on each node: {there or 'no node is there'}. Change ranks or "
         "ray.num_cpus_per_rank, or name nodes with --node"

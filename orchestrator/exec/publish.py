@@ -44,7 +44,7 @@ _LOOK_S = 1.0
 
 
 def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
-    """Why what all ranks of this command did makes no launch; empty when it does.
+    """Error text if the ranks' work makes no launch, else ``""``.
 
     Of ``num_ranks`` in the world this command runs ``num_here``; the others run on other hosts.
     """
@@ -55,7 +55,7 @@ def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
         others = ", ".join(map(str, sizes))
         return f"the command ran ranks of a world of {others}, and the config has ranks: {num_ranks}"
     if num_here < num_ranks:
-        return f"{len(there)} of the {num_here} ranks here loaded or compiled something"
+        return f"{len(there)} of the {count_text(num_here, 'rank')} here loaded or compiled something"
     return f"{ranks_text(set(range(num_ranks)) - there)} of {num_ranks} loaded or compiled nothing here"
 
 
@@ -136,7 +136,7 @@ class Publisher:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it publishes, or did, or never will."""
+        """True if it publishes, has published, or never will."""
         return self.is_over or self._thread is not None
 
     def begin(self) -> None:

@@ -205,7 +205,7 @@ def await_all(
 
 
 def answer_of(ref: Any, rank: int, stage: str) -> Any:
-    """What a rank answered; a `WorkerFailure` where Ray says that something happened to it."""
+    """A rank's answer; a `WorkerFailure` where Ray says that something happened to it."""
     import ray
 
     try:

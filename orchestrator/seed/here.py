@@ -68,7 +68,7 @@ def failed(node: Node, why: str) -> NodeSeed:
 
 
 def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions | None = None) -> NodeSeed:
-    """Seed this node; ``node`` is this one, where it is one of a cluster.
+    """Seed this node; ``node`` is this one, where it is one of a cluster. No store yet is a miss.
 
     Raises:
         NoStore: the config names no store.

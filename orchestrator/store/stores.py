@@ -34,25 +34,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What the driver found of the store.
+    """The driver's access to the store."""
 
-    Attributes:
-        store: the driver's own access; None when the store is away.
-        config: the store's config, the trust policy decided.
-        for_ranks: the same without places that are silent; None when ranks must not ask the store at all.
-        tiers: its places, and what had become of each when it was opened.
-        why_required: the place that asks for signatures, and why, where the config leaves the policy open.
-    """
-
-    store: Store | None
-    config: StoreConfig
-    for_ranks: StoreConfig | None
-    tiers: tuple[TierState, ...]
-    why_required: str = ""
+    store: Store | None  # the driver's own access; None when the store is away
+    config: StoreConfig  # the store's config, the trust policy decided
+    for_ranks: StoreConfig | None  # without silent places; None where ranks must not ask the store
+    tiers: tuple[TierState, ...]  # its places, and what had become of each when it was opened
+    why_required: str = ""  # which place asks for signatures, and why, if the config does not say
 
     @property
     def is_behind(self) -> bool:
-        """Whether a writable place of it is away, and has yet to take what is published now."""
+        """True if a writable place is away, and has yet to take what is published now."""
         return self.store is None or self.store.is_behind
 
     def found(self) -> tuple[TierState, ...]:
@@ -67,13 +59,16 @@ def access(config: StoreConfig) -> Access:
         cache_store.errors.StoreUnavailable: a required place is away.
         cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
     """
-    config, why_required = _decided(config)
+    config, why_required = decided(config)
     try:
         store = open_store(config)
     except StoreUnavailable as error:
         if error.required:
             raise
-        tiers = tiers_away(config, error)
+        tiers = tuple(
+            TierState(location=tier.path, mode=tier.mode, state="away", reason=str(error))
+            for tier in config.tiers
+        )
         return Access(store=None, config=config, for_ranks=None, tiers=tiers, why_required=why_required)
     # A place that is away but not silent may be there for ranks: a disk of their node.
     silent = silent_places(config)
@@ -88,19 +83,16 @@ def access(config: StoreConfig) -> Access:
 
 
 def open_store(config: StoreConfig, *, create: bool = True, to_sign: bool = True) -> Store:
-    """Open the store with the trust that the config asks for.
+    """Open the store with the trust that the config asks for, made if need be (``create``).
 
-    Args:
-        config: the store.
-        create: make it if need be.
-        to_sign: the signing key must be here; a node that only reads can do without.
+    The signing key must be here ``to_sign``; a node that only reads can do without.
 
     Raises:
         cache_store.errors.StoreUnavailable: it cannot be read or written, or does not answer.
         cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
     """
     trust = load(config, to_sign=to_sign)
-    return connect.open_store([_spec(tier) for tier in config.tiers], trust=trust, create=create)
+    return connect.open_store([tier_spec(tier) for tier in config.tiers], trust=trust, create=create)
 
 
 def make(config: StoreConfig) -> dict[str, bool]:
@@ -116,7 +108,7 @@ def make(config: StoreConfig) -> dict[str, bool]:
     for tier in config.tiers:
         if tier.mode == "ro":
             continue
-        spec = replace(_spec(tier), mode="rw")
+        spec = replace(tier_spec(tier), mode="rw")
         made[tier.path] = False
         try:
             connect.open_store([spec], trust=Trust(policy="off"), create=False)
@@ -152,7 +144,7 @@ def open_unchecked(location: str) -> Store:
         BadArgument: no store can be at such a location.
         cache_store.errors.StoreError: there is no store, or it cannot be used.
     """
-    return connect.open_store([_spec(tier_at(location))], trust=Trust(policy="off"), create=False)
+    return connect.open_store([tier_spec(tier_at(location))], trust=Trust(policy="off"), create=False)
 
 
 def named_store(location: str, *, signing_key: Path | None = None) -> StoreConfig:
@@ -191,13 +183,11 @@ def leave_alone(config: StoreConfig, places: Collection[str]) -> None:
             connect.leave_alone(tier.path, tier.options, reason="it gave other ranks no answer")
 
 
-def decided(config: StoreConfig) -> StoreConfig:
-    """The config with a trust policy, where it left that open."""
-    return _decided(config)[0]
+def decided(config: StoreConfig) -> tuple[StoreConfig, str]:
+    """The config with a trust policy, and why signatures are required where it left that open.
 
-
-def _decided(config: StoreConfig) -> tuple[StoreConfig, str]:
-    """Likewise, and why signatures are required; see `orchestrator.config.store.choice_of`."""
+    See `orchestrator.config.store.choice_of`.
+    """
     policy, reason = choice_of(config.trust, [tier.path for tier in config.tiers])
     return config.model_copy(update={"trust": config.trust.model_copy(update={"policy": policy})}), reason
 
@@ -209,14 +199,13 @@ def load(config: StoreConfig, *, to_sign: bool) -> Trust:
         BadArgument: there is no such key.
         cache_store.errors.StoreError: a key file is unusable.
     """
-    trust = decided(config).trust
+    trust = decided(config)[0].trust
     has_key = trust.signing_key is not None and trust.signing_key.exists()
     if to_sign and trust.signing_key is not None and not has_key:
-        msg = (
+        raise BadArgument(
             f"signing key {trust.signing_key}: no such file; make it with warmrank keys generate, or name "
             "another as store.trust.signing_key or --signing-key"
         )
-        raise BadArgument(msg)
     return load_trust(
         cast("TrustPolicy", trust.policy),
         signing_key=trust.signing_key if has_key else None,
@@ -227,28 +216,17 @@ def load(config: StoreConfig, *, to_sign: bool) -> Trust:
 
 
 def may_publish(trust: TrustConfig) -> bool:
-    """Whether manifests that others would accept can be made here; where not, the store is only read."""
+    """True if manifests that others would accept can be made here; where not, the store is only read."""
     return trust.policy != "require" or trust.signing_key is not None
 
 
 def is_writable(tiers: Iterable[TierConfig]) -> bool:
-    """Whether there is a place that may be written at all."""
+    """True if any place may be written."""
     return any(tier.mode != "ro" for tier in tiers)
 
 
-def tiers_away(config: StoreConfig, error: StoreUnavailable) -> tuple[TierState, ...]:
-    """All places as away."""
-    return tuple(
-        TierState(location=tier.path, mode=tier.mode, state="away", reason=str(error))
-        for tier in config.tiers
-    )
-
-
-def _spec(tier: TierConfig) -> connect.TierSpec:
+def tier_spec(tier: TierConfig) -> connect.TierSpec:
+    """A place of a config as `connect` takes it."""
     return connect.TierSpec(
-        location=tier.path,
-        mode=tier.mode,
-        flush=tier.flush,
-        answer_s=tier.answer_s,
-        options=tier.options,
+        location=tier.path, mode=tier.mode, flush=tier.flush, answer_s=tier.answer_s, options=tier.options
     )

@@ -50,7 +50,8 @@ def targets(directories: Sequence[str], keys: Sequence[str], seat: Seat) -> tupl
         BadArgument: a key cannot be found out, or the seat is not whole.
     """
     _check_seat(directories, seat)
-    components = _components(keys)
+    # Apart from the names used here, so that `--key rank=x` does not pass for the seat.
+    components = {f"key {name}": value for name, value in _components(keys).items()}
     whose: dict[str, str] = {"per": seat.scope}
     if seat.scope == "rank":
         whose |= {"rank": str(seat.rank), "world_size": str(seat.world_size)}
@@ -58,7 +59,7 @@ def targets(directories: Sequence[str], keys: Sequence[str], seat: Seat) -> tupl
     return tuple(
         Target(
             directory=Path(directory.replace("{rank}", str(seat.rank))).expanduser(),
-            components={**_named(components), **whose, "directory": f"{index} of {number}"},
+            components={**components, **whose, "directory": f"{index} of {number}"},
         )
         for index, directory in enumerate(directories, start=1)
     )
@@ -71,34 +72,25 @@ def _components(keys: Sequence[str]) -> dict[str, str]:
         found = value if given else found_out(name) if keys else environment()[name]
         if not name or found is None:
             known = ", ".join(environment())
-            msg = (
+            raise BadArgument(
                 f"--key {key}: this machine has no such component; expected NAME=VALUE, the name of an "
                 f"installed package, or one of {known}"
             )
-            raise BadArgument(msg)
         if components.setdefault(name, found) != found:
-            msg = f"--key {key}: expected each name once, found {name}={components[name]} before"
-            raise BadArgument(msg)
+            raise BadArgument(f"--key {key}: expected each name once, found {name}={components[name]} before")
     return components
-
-
-def _named(components: dict[str, str]) -> dict[str, str]:
-    # Apart from the names used here, so that `--key rank=x` does not pass for the seat.
-    return {f"key {name}": value for name, value in components.items()}
 
 
 def _check_seat(directories: Sequence[str], seat: Seat) -> None:
     rank, world_size = seat.rank, seat.world_size
     if seat.scope == "node":
         if mine := [directory for directory in directories if "{rank}" in directory]:
-            msg = f"{mine[0]}: {{rank}} stands for a rank; expected --per rank with it"
-            raise BadArgument(msg)
+            raise BadArgument(f"{mine[0]}: {{rank}} stands for a rank; expected --per rank with it")
     elif rank is None or world_size is None or not 0 <= rank < world_size:
-        msg = (
+        raise BadArgument(
             "--per rank: expected --rank and --world-size (or RANK and WORLD_SIZE in the environment) with "
             f"0 <= rank < world size, found rank {rank} of {world_size}"
         )
-        raise BadArgument(msg)
 
 
 def found_out(name: str) -> str | None:

@@ -43,13 +43,7 @@ _GOING = {"compile": "compiling", "load": "loading"}
 
 
 class LiveView:
-    """The state of a launch as something that rich can draw.
-
-    Args:
-        num_ranks: ranks of the launch.
-        name: the launch's.
-        clock: seconds that only rise.
-    """
+    """The state of a launch as something that rich can draw; ``clock`` gives seconds that only rise."""
 
     def __init__(
         self, num_ranks: int, *, name: str = "", clock: Callable[[], float] = time.perf_counter
@@ -139,7 +133,7 @@ def _strip(state: LaunchState, now_s: float, width: int) -> list[Text]:
 
 
 def _running(stage: StageState, now_s: float, width: int) -> Text:
-    """How many ranks are through the running stage, as a bar where there is room, and in numbers."""
+    """Number of ranks that are through the running stage, in numbers, and as a bar where there is room."""
     num_ranks, num_done = len(stage.ranks), stage.num_done()
     furthest = max(stage.behind, default=0)
     step = f"  step {furthest}" if furthest > 1 else ""
@@ -158,7 +152,7 @@ def _attempts(state: LaunchState) -> list[Text]:
     return [
         Text(
             f"attempt {each.attempt} failed{f' in {each.failed_stage}' if each.failed_stage else ''}: "
-            + _first_line(each.error),
+            + each.error.partition("\n")[0],
             style="red",
         )
         for each in state.failed()[-2:]
@@ -166,14 +160,10 @@ def _attempts(state: LaunchState) -> list[Text]:
 
 
 def _problems(state: LaunchState) -> list[Text]:
-    every = list(state.problems)
-    shown = [Text(f"problem: {_first_line(text)}", style="yellow") for text in every[-MAX_PROBLEMS_SHOWN:]]
+    every = [text.partition("\n")[0] for text in state.problems]
+    shown = [Text(f"problem: {text}", style="yellow") for text in every[-MAX_PROBLEMS_SHOWN:]]
     more = len(every) - len(shown)
     return [Text(f"{count_text(more, 'problem')} before these", style="yellow"), *shown] if more else shown
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else ""
 
 
 def _rank_table(state: LaunchState, now_s: float, width: int) -> Table:
@@ -258,7 +248,7 @@ def _function_cell(state: LaunchState, rank: int, function: str, now_s: float) -
 
 
 def _waiting_cell(planned: ClassState, rank: int, state: LaunchState, now_s: float) -> Text:
-    """What a rank does about a function that it does not have yet, or did when the attempt failed."""
+    """A rank's step towards a function that it lacks, or its last one when the attempt failed."""
     running = state.running or state.cut
     if rank in planned.auditors and running is not None and running.stage == "compile":
         if rank in running.ended_s:
@@ -287,7 +277,7 @@ def _sum_cell(state: LaunchState, rank: int, functions: list[str]) -> Text:
 
 
 def _now(state: LaunchState, rank: int, now_s: float) -> Text:
-    """What a rank does in the running stage, or when it was through."""
+    """A rank's work in the running stage, or the time at which it was through."""
     stage = state.running
     if stage is None or rank not in stage.ranks:
         return Text("-", style="dim")

@@ -57,21 +57,15 @@ _ENDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One value of a metric.
+    """One value of a metric."""
 
-    Attributes:
-        name: one of `FAMILIES`.
-        value: its value.
-        labels: name -> value, without the launch's own.
-    """
-
-    name: str
-    value: float
-    labels: tuple[tuple[str, str], ...] = ()
+    name: str  # one of `FAMILIES`
+    value: float  # its value
+    labels: tuple[tuple[str, str], ...] = ()  # name -> value, without the launch's own
 
 
 def exposition(report: Report) -> str:
-    """What a report says in numbers, as the text that a collector reads."""
+    """The numbers of a report as the text that a collector reads."""
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
     registry = CollectorRegistry()
@@ -125,7 +119,7 @@ def held_bytes(report: Report) -> int:
 
 
 def progress_samples(state: LaunchState) -> Iterator[Sample]:
-    """How far a launch is that runs."""
+    """Progress of a running launch."""
     yield from _plain(
         launch_seconds=state.now_s,
         launch_attempts=state.attempt,
@@ -142,7 +136,7 @@ def progress_samples(state: LaunchState) -> Iterator[Sample]:
 
 
 def result_samples(state: LaunchState) -> Iterator[Sample]:
-    """What a launch that runs knows of functions, over all ranks; costs as much as there are of them."""
+    """Outcomes of functions so far, over all ranks; costs as much as there are of them."""
     results = [result for result in state.results.values() if result.ok]
     sizes = {result.digest: result.size_bytes for result in results if result.digest}
     files = sizes | {sha256: size for result in results for sha256, size in result.beside}
@@ -157,11 +151,7 @@ def result_samples(state: LaunchState) -> Iterator[Sample]:
 
 
 class RayMetrics:
-    """Hears a launch, and sets gauges of the Ray that its driver is connected to, if any.
-
-    Args:
-        name: of the launch; a label of every metric.
-    """
+    """Hears a launch of that name, and sets gauges of the Ray that its driver is connected to, if any."""
 
     def __init__(self, name: str) -> None:
         self._name = name

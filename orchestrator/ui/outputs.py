@@ -17,23 +17,16 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files that were asked for; None for none.
+    """The files that were asked for; None for none."""
 
-    Attributes:
-        json: the report as JSON; `STDOUT` is the caller's business.
-        html: the report as one page.
-        trace: the timeline for Perfetto.
-        metrics: the totals for Prometheus.
-    """
-
-    json: Path | None = None
-    html: Path | None = None
-    trace: Path | None = None
-    metrics: Path | None = None
+    json: Path | None = None  # the report as JSON; `STDOUT` is the caller's business
+    html: Path | None = None  # the report as one page
+    trace: Path | None = None  # the timeline for Perfetto
+    metrics: Path | None = None  # the totals for Prometheus
 
     @property
     def json_to_stdout(self) -> bool:
-        """Whether stdout is for the report, and nothing else."""
+        """Stdout is for the report, and nothing else."""
         return self.json == STDOUT
 
     def prepare(self) -> None:
@@ -51,8 +44,7 @@ class Outputs:
         for option, path in files.items():
             earlier = seen.setdefault(path.resolve(), option)
             if earlier != option:
-                msg = f"{earlier} and {option}: expected a file for each, found {path} for both"
-                raise BadArgument(msg)
+                raise BadArgument(f"{earlier} and {option}: expected a file for each, found {path} for both")
         for option, path in files.items():
             if option != "--metrics":
                 make_way(path, option=option)
@@ -152,7 +144,7 @@ def _stages(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _functions(report: Report) -> Iterator[dict[str, Any]]:
-    """What is known of functions: how long each step took; inside its stage, one function after the other."""
+    """The seconds of functions' steps, inside their stage, one function after the other."""
     last = report.course.attempts[-1].attempt if report.course.attempts else 0
     begins: dict[tuple[str, int], tuple[float, float]] = {}
     for span in report.course.timeline:

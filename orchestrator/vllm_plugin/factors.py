@@ -1,4 +1,4 @@
-"""What an entry of vLLM's compile cache depends on, as named components: its key in the store.
+"""The named components that an entry of vLLM's compile cache depends on: its key in the store.
 
 The key is vLLM's own hash, computed by vLLM's functions with paths left out, and what that hash lacks: rank
 and world, device, the machine's environment, the model's parameters, options that vLLM leaves out of its hash
@@ -34,12 +34,7 @@ class UnknownKey(Exception):
 
 
 def components(model: Any, rank: str, vllm_hash: str) -> dict[str, str]:
-    """The named components of the artifact that vLLM looks for.
-
-    Args:
-        model: the module that vLLM is about to compile.
-        rank: name of the rank's directory, such as ``rank_0_0``.
-        vllm_hash: name of the entry's directory.
+    """The named components of the artifact of a rank (``rank_0_0``) that vLLM is about to look for.
 
     Raises:
         UnknownKey: vLLM's functions do not give ``vllm_hash``.
@@ -92,6 +87,7 @@ def graph_components(
 
 
 def _common(config: Any, neutral: Any, rank: str) -> dict[str, str]:
+    parallel = config.parallel_config
     return {
         **_named(neutral),
         **{f"machine {name}": value for name, value in environment().items()},
@@ -99,7 +95,8 @@ def _common(config: Any, neutral: Any, rank: str) -> dict[str, str]:
         # After them: vllm-ascend sets some when its operators are asked for.
         **{f"variable {name}": _variable(name, value) for name, value in ascend.variables(config).items()},
         "rank": rank,
-        "world": _world(config),
+        "world": f"tp={parallel.tensor_parallel_size} pp={parallel.pipeline_parallel_size} "
+        f"dp={parallel.data_parallel_size}",
         "device": _device(config),
     }
 
@@ -177,14 +174,11 @@ def _named(config: Any) -> dict[str, str]:
     for index, factor in enumerate(aot_compile_hash_factors(config)[2:]):
         name = f"inductor {index}"
         named.update(_flat(name, factor) if isinstance(factor, Mapping) else {name: _digest(repr(factor))})
-    return {**named, **_left_out(config)}
-
-
-def _left_out(config: Any) -> dict[str, str]:
-    """What changes a graph and is not in vLLM's hash (vllm 50891, 53366, 55383)."""
+    # These change a graph and are not in vLLM's hash (vllm 50891, 53366, 55383).
     speculative = getattr(config, "speculative_config", None)
     multimodal = getattr(config.model_config, "multimodal_config", None)
     return {
+        **named,
         "num_speculative_tokens": str(getattr(speculative, "num_speculative_tokens", None)),
         "limit_mm_per_prompt": _short(getattr(multimodal, "limit_per_prompt", None)),
     }
@@ -242,16 +236,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _world(config: Any) -> str:
-    parallel = config.parallel_config
-    sizes = {
-        "tp": parallel.tensor_parallel_size,
-        "pp": parallel.pipeline_parallel_size,
-        "dp": parallel.data_parallel_size,
-    }
-    return " ".join(f"{name}={size}" for name, size in sizes.items())
-
-
 def _device(config: Any) -> str:
     """Kernels may have the index of their device in them (SkyRL 2183)."""
     import torch
@@ -280,7 +264,7 @@ def _inputs(graph: Any) -> str:
 
 
 def _operators(graph: Any) -> str:
-    """How often a graph calls each operator that is not torch's own: custom ones were chosen while tracing.
+    """Number of calls of each operator that is not torch's own: custom ones were chosen while tracing.
 
     Torch's own may be rewritten in place between a first trace and an artifact that is loaded.
     """

@@ -26,14 +26,7 @@ logger = logging.getLogger("vllm.warmrank")
 
 
 def hook(backend: Any, opened: Access, publisher: Publisher, counter: Any) -> None:
-    """Serve the graphs that a `VllmBackend` compiles by `AscendCompiler`.
-
-    Args:
-        backend: the class.
-        opened: the store.
-        publisher: takes what this process adds.
-        counter: vLLM's `compilation_counter`.
-    """
+    """Serve the graphs that the class `VllmBackend` compiles by `AscendCompiler`; ``counter`` is vLLM's."""
     original = backend.__call__
 
     @functools.wraps(original)
@@ -60,14 +53,7 @@ def _harmless() -> Iterator[None]:
 
 
 class _Lookup:
-    """One call of a `VllmBackend`, until its directory is known and looked for.
-
-    Args:
-        backend: the `VllmBackend`.
-        graph: this part of the model.
-        opened: the store.
-        counter: vLLM's `compilation_counter`.
-    """
+    """One call of a `VllmBackend` for a part of the model, until its directory is known and looked for."""
 
     def __init__(self, backend: Any, graph: Any, opened: Access, counter: Any) -> None:
         self._backend = backend
@@ -124,7 +110,8 @@ class _Lookup:
             outcome = visit.outcome(is_loaded=False, compile_s=seconds, why=why)
             publisher.compiled(visit.entry, visit.components, outcome)
             return
-        num_absent = sum(not path.exists() for path in _graphs(visit.entry))
+        index = ast.literal_eval(visit.entry.artifact.read_text())
+        num_absent = sum(not Path(value["graph_handle"][1]).exists() for value in index.values())
         why = f"{num_absent} of {num_asked} graphs compiled: vllm-ascend saves none with Triton kernels"
         outcome = visit.outcome(is_loaded=True, compile_s=seconds, why=why if num_absent else "")
         publisher.loaded(visit.entry, outcome)
@@ -135,9 +122,3 @@ def _text(path: str) -> str:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _graphs(entry: Entry) -> list[Path]:
-    """The files that the index names."""
-    index = ast.literal_eval(entry.artifact.read_text())
-    return [Path(value["graph_handle"][1]) for value in index.values()]

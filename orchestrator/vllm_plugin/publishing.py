@@ -16,6 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.text import count_text
+from warmrank.orchestrator.store.stores import open_store
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
@@ -41,12 +43,7 @@ _AT_EXIT_S = 10.0
 
 
 class Publisher:
-    """The entries of this process, and the thread that publishes them.
-
-    Args:
-        opened: the store.
-        counter: vLLM's `compilation_counter`.
-    """
+    """The entries of this process, and the thread that publishes them; ``counter`` is vLLM's."""
 
     waits_for_warm_up = False
 
@@ -184,16 +181,17 @@ class Publisher:
     def _push(self, entry: Entry, ranks: dict[str, dict[str, str]], digest: str) -> str:
         started_s = time.monotonic()
         try:
-            store = self._access.to_publish()
-            reports = [self._access.push(store, entry, ranks[rank]) for rank in ranks]
+            store = open_store(self._access.config)
+            reports = [store.push_directory(entry.kind.value, entry.root, ranks[rank]) for rank in ranks]
         except (StoreError, OSError) as error:
             return f"not published: {error}"
         note_published(entry, digest)
+        files = count_text(reports[0].num_files, "file")
         if not any(report.created for report in reports):
-            return f"the store has all of its {reports[0].num_files} files"
+            return f"the store has all of its {files}"
         seconds, num_bytes = time.monotonic() - started_s, sum(report.bytes_new for report in reports)
         return (
-            f"published {reports[0].num_files} files for {', '.join(ranks)}: {num_bytes} bytes new to the "
+            f"published {files} for {', '.join(ranks)}: {num_bytes} bytes new to the "
             f"store, in {seconds:.2f} s"
         )
 

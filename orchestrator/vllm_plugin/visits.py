@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
+from warmrank.orchestrator.store.stores import load, open_to_fetch
 from warmrank.orchestrator.vllm_plugin import ascend
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
@@ -32,29 +34,17 @@ logger = logging.getLogger("vllm.warmrank")
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """What is known of one artifact while vLLM looks for it.
+    """State of one artifact while vLLM looks for it."""
 
-    Attributes:
-        entry: the artifact's place.
-        model: path or name of the model.
-        components: what it depends on.
-        source: where it came from, if it is there.
-        may_load: vLLM may load what is there.
-        is_over: vLLM does not wait any more.
-        why: why there is none, or none that may be loaded.
-        fetch_s: seconds that vLLM waited for the store.
-        fetched_bytes: bytes copied.
-    """
-
-    entry: Entry
-    model: str
-    components: dict[str, str] = field(default_factory=dict)
-    source: Literal["store", "disk"] = "disk"
-    may_load: bool = True
-    is_over: bool = False
-    why: str = ""
-    fetch_s: float = 0.0
-    fetched_bytes: int = 0
+    entry: Entry  # the artifact's place
+    model: str  # path or name of the model
+    components: dict[str, str] = field(default_factory=dict)  # what it depends on
+    source: Literal["store", "disk"] = "disk"  # where it came from, if it is there
+    may_load: bool = True  # vLLM may load what is there
+    is_over: bool = False  # vLLM does not wait any more
+    why: str = ""  # why there is none, or none that may be loaded
+    fetch_s: float = 0.0  # seconds that vLLM waited for the store
+    fetched_bytes: int = 0  # bytes copied
 
     def outcome(self, *, is_loaded: bool, compile_s: float, why: str) -> Outcome:
         """The visit once vLLM has loaded or compiled; ``why`` counts where the visit knows no reason."""
@@ -77,11 +67,7 @@ def visit_entry(
 ) -> Visit | None:
     """Have the artifact there if the store has it; None where the plugin cannot serve this vLLM.
 
-    Args:
-        opened: the store.
-        entry: what vLLM is about to look for.
-        config: vLLM's.
-        components: gives what the entry depends on.
+    ``config`` is vLLM's; ``components`` gives what the entry depends on.
     """
     visit = Visit(entry=entry, model=str(getattr(config.model_config, "model", "")))
     started_s = time.monotonic()
@@ -126,30 +112,25 @@ def _explain(visit: Visit, why: str) -> None:
 
 
 def _prepare(opened: Access, visit: Visit) -> None:
-    with node_lock(visit.entry, timeout_s=opened.timeout_s):
+    entry = visit.entry
+    with node_lock(entry, timeout_s=opened.timeout_s):
         if visit.is_over:
             return
-        _admit(opened, visit.entry)
-        if not visit.entry.artifact.exists():
-            _pull(opened, visit)
-
-
-def _admit(opened: Access, entry: Entry) -> None:
-    """Put an entry aside whose copies the trust policy refuses."""
-    try:
-        opened.admit(entry.root)
-    except RefusedCache as refusal:
-        logger.warning("warmrank: %s; moved to %s", refusal, set_aside(entry))
-
-
-def _pull(opened: Access, visit: Visit) -> None:
-    try:
-        report = opened.pull(visit.entry, visit.components)
-    except NoStoreYet:
-        _explain(visit, "there is no store yet")
-        return
-    except NotInStore as miss:
-        _explain(visit, f"the store has no such entry: {miss.remedy}")
-        return
-    visit.source, visit.fetched_bytes = "store", report.bytes_copied
-    note_published(visit.entry, files_digest(visit.entry.root))
+        trust = load(opened.config, to_sign=False)
+        try:
+            check_marks(entry.root, trust.policy, trust.revoked)
+        except RefusedCache as refusal:
+            logger.warning("warmrank: %s; moved to %s", refusal, set_aside(entry))
+        if entry.artifact.exists():
+            return
+        try:
+            store = open_to_fetch(opened.config)
+            report = store.pull_directory(entry.kind.value, entry.root, visit.components)
+        except NoStoreYet:
+            _explain(visit, "there is no store yet")
+            return
+        except NotInStore as miss:
+            _explain(visit, f"the store has no such entry: {miss.remedy}")
+            return
+        visit.source, visit.fetched_bytes = "store", report.bytes_copied
+        note_published(entry, files_digest(entry.root))

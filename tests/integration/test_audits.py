@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.support.hidden_ranks import SHIFT, DyingLauncher, HidingLauncher
+from tests.support.launching import store_launch
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import target_here
 from warmrank.orchestrator.cli.main import app
@@ -134,6 +135,16 @@ def test_build_audits_and_a_cache_is_proven_fresh_and_found_stale(
     (differing,) = (item for item in found["functions"] if item["outcome"] == "differs")
     assert (differing["function"], differing["ranks"]) == (SCALED, [0, 1, 3])
     assert "scaled: return" in differing["reason"]
+
+
+@pytest.mark.slow
+def test_cache_is_fresh_after_a_newer_launch_of_other_sources(tmp_path: Path) -> None:
+    path = built_config(tmp_path, kinds=1)
+    config = load(path)
+    build(config, BuildOptions(target=target_here()))
+    store_launch(config, tmp_path / "work", world_size=4)
+    code, found = audited(path)
+    assert (code, found["outcome"], found["not_compared"]) == (0, "fresh", [])
 
 
 @pytest.mark.slow

@@ -14,13 +14,13 @@ from tests.support.stored import store_config
 from tests.support.workloads import MEASURED
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden
+from warmrank.orchestrator.inspect.explain import explain
+from warmrank.orchestrator.inspect.store_contents import show_partition
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.look.explain import explain
-from warmrank.orchestrator.look.store_contents import show_partition
 from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.ui.inspect_tables import render_explanation, render_partition
 from warmrank.orchestrator.ui.report_table import render
-from warmrank.orchestrator.ui.table import render_explanation, render_partition
 
 
 @pytest.fixture(autouse=True)

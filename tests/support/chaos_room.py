@@ -17,8 +17,8 @@ from tests.support.fault_workload import helpers_of
 from tests.support.launching import data_of
 from tests.support.processes import LaunchProcess, await_true
 from tests.support.stored import open_store
+from warmrank.orchestrator.inspect.verify import verify
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.look.verify import verify
 
 # What is silent for eight seconds is lost; ranks whose driver is silent end after six.
 WATCH = {"every_s": 0.5, "node_silent_s": 8, "stopped_s": 1, "lease_s": 6}

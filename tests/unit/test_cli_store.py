@@ -49,8 +49,8 @@ from warmrank.cache_store.sync.pull import plan_pull, pull
 from warmrank.cache_store.sync.push import push
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.look.explain import Explanation, explain
-from warmrank.orchestrator.look.store_contents import open_if_there, open_to_look, show_partition
+from warmrank.orchestrator.inspect.explain import Explanation, explain
+from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
 from warmrank.worker.keys.environment import environment
 
 
@@ -219,6 +219,21 @@ def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
     assert "nothing is pinned" in done("store", "pin", digest[:12], "--store", root, "--remove")
     done("store", "evict", "--store", root, "--older-than", "30d")
     assert len(store.launches()) == 1
+
+
+def test_pin_takes_its_launch_and_then_a_config_as_show_does(tmp_path):
+    config = loaded_config(tmp_path)
+    key = store_launch(config, tmp_path / "work").launch_key
+    path = str(tmp_path / "tiny.yaml")
+    assert key[:12] in done("store", "pin", key[:12], path)
+    for words in ((path, "--list"), ("--list", "--config", path)):
+        assert key[:12] in done("store", "pin", *words)
+    result = run_on_store("store", "pin", path)
+    assert (result.exit_code, "LAUNCH" in result.stderr) == (2, True)
+
+
+def test_record_of_this_moment_was_used_just_now(store, root):
+    assert "used just now" in done("store", "evict", "--store", root, "--dry-run", "--grace", "1s")
 
 
 @pytest.fixture(autouse=True)

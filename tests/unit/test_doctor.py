@@ -13,11 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support import ascend_machine as ascend
-from tests.support.launching import loaded_config, store_launch
+from tests.support.launching import loaded_config, store_launch, write_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
-from warmrank.orchestrator.doctor import Finding, Level, machine, software, storage
-from warmrank.orchestrator.doctor.nodes import check_resources
+from warmrank.orchestrator.inspect import machine, software, storage
+from warmrank.orchestrator.inspect.doctor import check_resources
+from warmrank.orchestrator.inspect.findings import Finding, Level
 from warmrank.worker.ascend import chips
 from warmrank.worker.ascend.chips import Installation, visible_devices
 from warmrank.worker.ascend.places import Places
@@ -66,6 +67,11 @@ def test_bad_config_ends_with_two_and_so_does_all_nodes_without_one(tmp_path: Pa
     assert run(tmp_path / "absent.yaml").exit_code == 2
     result = run("--all-nodes")
     assert (result.exit_code, "CONFIG" in result.stderr) == (2, True)
+
+
+def test_all_nodes_of_no_cluster_ends_with_two_and_names_the_key(tmp_path: Path):
+    result = run(write_config(tmp_path), "--all-nodes")
+    assert (result.exit_code, "ray.address" in result.stderr) == (2, True)
 
 
 def test_room_for_ranks_is_counted_node_by_node():

@@ -12,20 +12,23 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.launching import loaded_config, store_launch
+from tests.support.launching import loaded_config, store_launch, write_config
 from tests.support.processes import python
 from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node
 from tests.support.stored import (
     blob_path,
     overwrite,
+    save_key_pair,
     tree,
 )
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import check_private
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.look.verify import cached_files
+from warmrank.orchestrator.config.reading import load
+from warmrank.orchestrator.inspect.verify import cached_files
 from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.seed import on_ray
 from warmrank.orchestrator.seed.here import NodeSeed, seed_here
@@ -56,6 +59,22 @@ def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
     assert not found.found
     assert "torch 2.12.0 -> " in found.reason
     assert "same components" not in found.reason
+
+
+@pytest.mark.parametrize(("mode", "code"), [("rw", 3), ("required", 4)])
+def test_store_that_nobody_made_yet_is_a_miss_unless_it_is_required(tmp_path: Path, mode: str, code: int):
+    path = write_config(tmp_path, store={"path": str(tmp_path / "none"), "mode": mode})
+    result = CliRunner().invoke(app, ["preseed", str(path), "--here"])
+    assert (result.exit_code, "there is no store" in result.output) == (code, True)
+
+
+def test_record_that_is_refused_is_told_once(tmp_path: Path):
+    _, public = save_key_pair(generate_key_pair("ci"), tmp_path)
+    trust = {"policy": "require", "trusted_keys": {"ci": str(public)}}
+    path = write_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
+    store_launch(load(path), tmp_path / "work")
+    result = CliRunner().invoke(app, ["preseed", str(path), "--here"])
+    assert (result.exit_code, result.output.count("it carries no signature")) == (4, 1)
 
 
 def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):

@@ -223,7 +223,7 @@ def test_seed_says_that_the_only_launch_turned_out_unusable(store, root, source,
     good.unlink()
     report = run(store, cache, world_size=1)
     assert not report.found
-    assert "1 records could not be used, the first: corrupt: launch record" in report.reason
+    assert "1 record could not be used, the first: corrupt: launch record" in report.reason
 
 
 def test_seed_reads_a_blob_of_many_partitions_once(store, source, cache, monkeypatch):

@@ -332,6 +332,7 @@ def test_launch_that_pins_another_manifest_is_refused(store, root, ref):
 
 
 def test_truncated_record_is_skipped_quarantined_and_reported(store, root, ref, caplog):
+    caplog.set_level("INFO")
     store.commit_launch(make_record((ref,)))
     (path,) = stored(root, "launch")
     overwrite(path, path.read_bytes()[:-1])

@@ -64,6 +64,16 @@ def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(mo
     assert "layers: int = 2" in str(raised.value).replace("'", "")
 
 
+def test_misspelt_argument_is_told_with_the_parameter_that_is_meant(monkeypatch):
+    def entry(_context: RankContext, *, layers: int = 2, width: int = 4) -> Workload:
+        raise AssertionError("it was called")
+
+    monkeypatch.setattr("tests.support.small_models.entry", entry, raising=False)
+    with pytest.raises(WorkloadError, match="Did you mean 'layers'") as raised:
+        build_workload("tests.support.small_models:entry", context(), {"layer": 3, "width": 1})
+    assert "'width'" not in str(raised.value)
+
+
 def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(returned):
     model, other = Plain(), Plain()
     calls = (Call(function=cache_compile(model.affine)), Call(function=cache_compile(other.affine)))

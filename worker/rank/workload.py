@@ -121,8 +121,17 @@ def check_arguments(
         msg = (
             f"entrypoint {entrypoint} cannot be called with the config's workload.arguments: {error}. "
             f"Given: {given}; it takes the rank's context and {taken}."
+            + "".join(f" Did you mean {name!r}?" for name in _nearest_parameters(signature, arguments))
         )
         raise WorkloadError(msg, entrypoint=entrypoint) from None
+
+
+def _nearest_parameters(signature: inspect.Signature, arguments: Iterable[str]) -> list[str]:
+    """The parameter whose name comes nearest, for each argument that is none."""
+    given = set(arguments)
+    free = [name for name in list(signature.parameters)[1:] if name not in given]
+    unknown = [name for name in arguments if name not in signature.parameters]
+    return [near for name in unknown for near in difflib.get_close_matches(name, free, n=1)]
 
 
 def _declare(entrypoint: str, workload: Workload) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.doctor import Finding, error, ok, warning
+from warmrank.orchestrator.inspect.findings import Finding, error, ok, warning
 from warmrank.worker.ascend.chips import Installation, installation
 from warmrank.worker.ascend.versions import fit
 from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
@@ -65,21 +65,13 @@ print(json.dumps({name: str(v)[:500] if isinstance(v, str) else v for name, v in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a fresh interpreter said that imported torch as a rank does.
+    """Answer of a fresh interpreter that imported torch as a rank does."""
 
-    Attributes:
-        error: why it did not import, or did not answer; empty if it did.
-        torch: version.
-        num_devices: devices of the kind asked for that torch can use.
-        device_error: why it cannot use them, in torch's words.
-        facts: what compiles rely on: the module that does, the fact, and what is there instead.
-    """
-
-    error: str = ""
-    torch: str = ""
-    num_devices: int = 0
-    device_error: str = ""
-    facts: tuple[tuple[str, str, str], ...] = ()
+    error: str = ""  # why it did not import, or did not answer; empty if it did
+    torch: str = ""  # version
+    num_devices: int = 0  # devices of the kind asked for that torch can use
+    device_error: str = ""  # why it cannot use them, in torch's words
+    facts: tuple[tuple[str, str, str], ...] = ()  # that compiles rely on: module, fact, what is there instead
 
 
 def probe_torch(device: str, environ: Mapping[str, str], *, timeout_s: float = PROBE_S) -> Probe:
@@ -142,7 +134,7 @@ def check_versions(device: str, installed: Mapping[str, str]) -> Iterator[Findin
 
 
 def check_probe(probe: Probe) -> Iterator[Finding]:
-    """Whether torch imports, and is what the modules of `worker.torch_private` rely on."""
+    """Check that torch imports, and has what the modules of `worker.torch_private` rely on."""
     if probe.error:
         yield error(
             "versions.import",

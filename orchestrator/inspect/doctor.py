@@ -12,24 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.doctor import (
+from warmrank.orchestrator.errors import BadArgument, first_line
+from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.node_group import options_on
+from warmrank.orchestrator.inspect import machine, software, storage
+from warmrank.orchestrator.inspect.findings import (
     Diagnosis,
     Finding,
     NodeFindings,
     diagnosis,
     error,
-    machine,
     note,
     ok,
-    software,
-    storage,
     warning,
 )
-from warmrank.orchestrator.errors import first_line
-from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.node_group import options_on
 from warmrank.orchestrator.nodes import Node, alive, this_node
-from warmrank.orchestrator.text import count_text
+from warmrank.orchestrator.text import brief_names, count_text
 from warmrank.worker.keys.environment import environment
 
 NODE_S = 180.0
@@ -38,26 +36,18 @@ NODE_S = 180.0
 SKEW_S = 900.0
 """Object stores refuse signed requests whose time is 15 minutes off (S3: RequestTimeTooSkewed)."""
 
-MAX_HOSTS_SHOWN = 8
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a node is checked for.
+    """Requirements that a node is checked for."""
 
-    Attributes:
-        device: device kind.
-        config: the launch that it should serve; None for the node by itself.
-        in_cluster: the node belongs to a cluster that the config joins.
-    """
-
-    device: str
-    config: Config | None
-    in_cluster: bool
+    device: str  # device kind
+    config: Config | None  # the launch that it should serve; None for the node by itself
+    in_cluster: bool  # the node belongs to a cluster that the config joins
 
 
 def request_of(config: Config | None, device: str | None) -> Request:
-    """What to check for: the device kind asked for, else the config's, else what there seems to be here."""
+    """The request for the device kind asked for, else the config's, else what there seems to be here."""
     way = ray_session.way_in(config.ray, os.environ, initialized=False) if config else "local"
     there = next((kind for kind in ("npu", "cuda") if machine.device_files(kind)), "cpu")
     wanted = device or (config.device if config else there)
@@ -107,14 +97,18 @@ def _checks(
 
 
 def diagnose_nodes(config: Config, device: str | None) -> Diagnosis:
-    """Check every node of the cluster that the config joins; this machine alone where it joins none.
+    """Check every node of the cluster that the config joins.
 
     Raises:
+        BadArgument: the config joins none.
         CannotStart: the cluster cannot be joined.
     """
     request = request_of(config, device)
     if not request.in_cluster:
-        return diagnose_here(config, device)
+        raise BadArgument(
+            f"--all-nodes: expected a cluster, and config {config.name} starts a Ray of its own here; "
+            "set ray.address (or RAY_ADDRESS), or leave --all-nodes out"
+        )
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
         import ray
@@ -181,7 +175,7 @@ def check_clock(clock_s: float, *, sent_s: float, received_s: float) -> Finding:
 def check_resources(
     nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, float], num_ranks: int
 ) -> Iterator[Finding]:
-    """Whether the cluster has room for the ranks, by what Ray believes to have."""
+    """Check that the cluster has room for the ranks, by Ray's count."""
     where, ranks = count_text(len(nodes), "node"), count_text(num_ranks, "rank")
     for name, need in bundle.items():
         total = sum(node.get(name, 0.0) for node in nodes)
@@ -198,7 +192,7 @@ def check_resources(
 
 
 def check_environments(nodes: Iterable[NodeFindings]) -> Iterator[Finding]:
-    """Whether what one node compiles can be loaded on the others."""
+    """Check that artifacts of one node can be loaded on the others."""
     answered = [node for node in nodes if node.environment]
     names = sorted({name for node in answered for name in node.environment})
     differing = False
@@ -209,7 +203,7 @@ def check_environments(nodes: Iterable[NodeFindings]) -> Iterator[Finding]:
         if len(hosts) == 1:
             continue
         differing = True
-        values = "; ".join(f"{value!r} on {hosts_text(who)}" for value, who in hosts.items())
+        values = "; ".join(f"{value!r} on {brief_names(who, max_names=8)}" for value, who in hosts.items())
         yield warning(
             "cluster.environment",
             f"nodes differ in {name}, so they do not share artifacts: {values}",
@@ -219,9 +213,3 @@ def check_environments(nodes: Iterable[NodeFindings]) -> Iterator[Finding]:
         yield ok(
             "cluster.environment", f"{len(answered)} nodes have one environment, so they share artifacts"
         )
-
-
-def hosts_text(hosts: Sequence[str]) -> str:
-    """Names of hosts, of which many are cut short."""
-    shown = ", ".join(hosts[:MAX_HOSTS_SHOWN])
-    return f"{shown} and {len(hosts) - MAX_HOSTS_SHOWN} more" if len(hosts) > MAX_HOSTS_SHOWN else shown

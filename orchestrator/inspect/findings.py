@@ -1,4 +1,4 @@
-"""What stops launches on a node or a cluster, found before a launch meets it: findings, each with its remedy.
+"""Findings of the doctor: obstacles to launches on a node or a cluster, each with its remedy.
 
 A finding is plain data: it crosses Ray, and becomes JSON as it stands. A check that cannot be made is a note
 that says why, never an error of the command.
@@ -22,7 +22,7 @@ LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check, named ``topic.subject``, found; ``remedy`` is empty where there is nothing to do."""
+    """Outcome of one check, named ``topic.subject``; ``remedy`` is empty where there is nothing to do."""
 
     check: str
     level: Level
@@ -41,23 +41,14 @@ class NodeFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What the command prints.
+    """All findings, as the command prints them."""
 
-    Attributes:
-        schema_version: see `SCHEMA_VERSION`.
-        device: the device kind that the nodes were checked for.
-        config: the config's name; empty without one.
-        worst: the worst level of all findings.
-        cluster: findings on what the nodes have in common.
-        nodes: the nodes, by host name.
-    """
-
-    schema_version: int
-    device: str
-    config: str
-    worst: Level
-    cluster: tuple[Finding, ...]
-    nodes: tuple[NodeFindings, ...]
+    schema_version: int  # see `SCHEMA_VERSION`
+    device: str  # the device kind that the nodes were checked for
+    config: str  # the config's name; empty without one
+    worst: Level  # the worst level of all findings
+    cluster: tuple[Finding, ...]  # findings on what the nodes have in common
+    nodes: tuple[NodeFindings, ...]  # the nodes, by host name
 
 
 def diagnosis(

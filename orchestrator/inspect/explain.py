@@ -19,8 +19,7 @@ from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, P
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.launch.identity import identity, launch_key
-from warmrank.orchestrator.look.store_contents import (
+from warmrank.orchestrator.inspect.store_contents import (
     OtherRanks,
     changes_of,
     nearest_record,
@@ -30,7 +29,8 @@ from warmrank.orchestrator.look.store_contents import (
     read_manifests,
     record_changes,
 )
-from warmrank.orchestrator.look.verify import cached_files
+from warmrank.orchestrator.inspect.verify import cached_files
+from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.text import count_text, time_text
 from warmrank.worker.keys.environment import environment
 
@@ -74,7 +74,7 @@ class StateView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionView:
-    """What is stored for one cached function, over all ranks."""
+    """Stored artifacts of one cached function, over all ranks."""
 
     function: str
     num_artifacts: int  # distinct ones
@@ -95,7 +95,7 @@ class CachedView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a launch here would find."""
+    """The findings for a launch here."""
 
     name: str
     launch_key: str
@@ -127,13 +127,9 @@ def explain_if_away(config: Config) -> Explanation:
 def explain(
     config: Config, store: Store | None, here: Mapping[str, str] | None = None, *, away: str = ""
 ) -> Explanation:
-    """Say what a launch of this config would find here.
+    """Say what a launch of this config would find here, by default in this machine's environment.
 
-    Args:
-        config: the launch.
-        store: None if there is none.
-        here: this machine's environment; None computes it.
-        away: why the store cannot be used now; empty if it can.
+    ``away`` says why the store cannot be used now; empty if it can, or there is none.
     """
     here = environment() if here is None else here
     asked, key = identity(config), launch_key(config)
@@ -247,7 +243,7 @@ def judge(
     *,
     has_store: bool,
 ) -> tuple[Outlook, str]:
-    """What the ranks would do, and why, in one line that begins with it."""
+    """The ranks' next action, and the reason, in one line that begins with the action."""
     if config.store is None:
         why = "no store is configured: ranks load what their own cache directory holds, or compile"
         return "compile", f"compile: {why}"

@@ -21,10 +21,10 @@ from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
-from warmrank.orchestrator.doctor import Finding, error, ok, warning
 from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.inspect.findings import Finding, error, ok, warning
 from warmrank.orchestrator.store import stores
-from warmrank.orchestrator.text import size_text
+from warmrank.orchestrator.text import count_text, size_text
 
 PATIENCE_S = 5.0
 LEAST_FREE_BYTES = 2**30
@@ -32,7 +32,7 @@ LEAST_FREE_INODES = 10_000
 
 
 def check_store(config: StoreConfig) -> Iterator[Finding]:
-    """Whether each place of the store answers and takes files, all looked at side by side; then the keys."""
+    """Check that each place of the store answers and takes files, side by side; then the keys."""
     patience_s = max(tier.answer_s for tier in config.tiers) + 1.0
     found = all_within([partial(_tier, tier) for tier in config.tiers], timeout_s=patience_s)
     for index, (tier, findings) in enumerate(zip(config.tiers, found, strict=True)):
@@ -47,17 +47,14 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
         what, remedy = _described(fault)
         yield error("store.keys", f"keys of the config: {what}", remedy or "see `warmrank keys --help`")
     else:
-        policy = stores.decided(config).trust.policy
-        yield ok("store.keys", f"trust policy {policy}, {num_trusted} trusted keys")
+        policy = stores.decided(config)[0].trust.policy
+        yield ok("store.keys", f"trust policy {policy}, {count_text(num_trusted, 'trusted key')}")
 
 
 def _tier(tier: TierConfig) -> list[Finding]:
     """One place; raises nothing."""
-    spec = connect.TierSpec(
-        location=tier.path, mode=tier.mode, flush=tier.flush, answer_s=tier.answer_s, options=tier.options
-    )
     try:
-        backend = connect.open_backend(spec, create=False)
+        backend = connect.open_backend(stores.tier_spec(tier), create=False)
     except (StoreError, OSError) as fault:
         if not is_url(tier.path) and tier.mode == "rw" and _can_be_made(Path(tier.path)):
             return [ok("store.reachable", f"there is no store at {tier.path} yet; the first launch makes it")]
@@ -88,7 +85,7 @@ def _unusable(tier: TierConfig, why: str, remedy: str = "") -> Finding:
 
 
 def _can_be_made(path: Path) -> bool:
-    """Whether a launch could make a store there: nothing is there, or only what belongs to one."""
+    """True if a launch could make a store there: nothing is there, or only parts of one."""
     there = _nearest_there(path)
     if not os.access(there, os.W_OK | os.X_OK):
         return False
@@ -99,7 +96,7 @@ def _can_be_made(path: Path) -> bool:
 
 
 def check_disk(path: Path) -> Iterator[Finding]:
-    """Whether artifacts can be laid out in a cache directory: private files, with room for them."""
+    """Check that a cache directory can hold artifacts: private files, with room for them."""
     (found,) = all_within([partial(_disk, path.absolute())], timeout_s=PATIENCE_S)
     yield from found or [_no_cache(f"no answer within {PATIENCE_S:g} s")]
 
@@ -132,7 +129,7 @@ def _disk(path: Path) -> list[Finding]:
 
 
 def _directory_fault(there: Path, status: os.stat_result, *, exists: bool) -> str:
-    """Why private files cannot be kept in a directory; empty if they can."""
+    """Obstacle to private files in a directory; empty for none."""
     if not stat.S_ISDIR(status.st_mode):
         return "it is no directory"
     if exists and status.st_uid != os.geteuid():
@@ -145,7 +142,7 @@ def _directory_fault(there: Path, status: os.stat_result, *, exists: bool) -> st
 
 
 def _scratch_fault(path: Path) -> str:
-    """Why a private file made for a try cannot be made, flushed, or stay private."""
+    """Obstacle to a trial file that is made, flushed, and stays private; empty for none."""
     try:
         with create_private(path) as file:
             file.write(bytes(4096))
@@ -177,6 +174,6 @@ def _nearest_there(path: Path) -> Path:
 
 
 def _described(fault: Exception) -> tuple[str, str]:
-    """What an error says happened, and what to do."""
+    """Reason and remedy of an error."""
     reason = str(getattr(fault, "reason", "") or getattr(fault, "actual", "") or fault)
     return reason, str(getattr(fault, "remedy", ""))

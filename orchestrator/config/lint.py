@@ -1,7 +1,7 @@
-"""What is wrong, or looks wrong, between keys of a config that are right by themselves.
+"""Contradictions, certain or likely, between keys of a config that are right by themselves.
 
-An error can never work; a warning works somewhere, or does less than whoever wrote it believes. `look` says
-what of this machine the judgement depends on; it makes and changes nothing.
+An error can never work; a warning works somewhere, or does less than whoever wrote it believes. Facts of this
+machine, which the judgement depends on, are gathered by `machine_here`; it makes and changes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.entrypoint import EntrypointFault, entrypoint_fault, shadow
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
+from warmrank.orchestrator.text import count_text
 
 Level = Literal["error", "warning"]
 
@@ -25,57 +26,49 @@ _STAGES_WITH_COLLECTIVES = ("capture_s", "first_call_s", "verify_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
-    """One thing that does not go together.
+class LintFinding:
+    """One thing that does not go together."""
 
-    Attributes:
-        level: whether it can work at all.
-        keys: dotted paths of the keys.
-        found: what stands there, and why that is odd.
-        remedy: what to do.
-    """
-
-    level: Level
-    keys: tuple[str, ...]
-    found: str
-    remedy: str
+    level: Level  # whether it can work at all
+    keys: tuple[str, ...]  # dotted paths of the keys
+    found: str  # what stands there, and why that is odd
+    remedy: str  # what to do
 
 
-def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
+def lint(config: Config, machine: Machine) -> tuple[LintFinding, ...]:
     """Everything that does not go together, errors first."""
-    found = [
-        *_cpus(config, machine),
-        *_code(config, machine),
-        *_cache_dir(config, machine),
-        *_timeouts(config),
-        *_engine(config),
-        *_no_compile(config),
-    ]
+    found = [*_cpus(config, machine), *_code(config, machine), *_timeouts(config), *_choices(config, machine)]
     if config.store is not None:
         found += [*_overlaps(config, config.store), *_reach(config, config.store, machine)]
         found += _trust(config, config.store, machine)
-    return tuple(sorted(found, key=lambda doubt: doubt.level != "error"))
+    return tuple(sorted(found, key=lambda finding: finding.level != "error"))
 
 
-def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
+def _cpus(config: Config, machine: Machine) -> Iterator[LintFinding]:
     asked = config.ranks * config.ray.num_cpus_per_rank
     if machine.num_cpus is not None and asked > machine.num_cpus:
-        ranks = "1 rank asks" if config.ranks == 1 else f"{config.ranks} ranks ask"
-        yield Doubt(
+        usable = f", of which this process may use {machine.usable_cpus}"
+        offer = (
+            f"Ray counts {machine.num_cpus} here{usable if machine.usable_cpus != machine.num_cpus else ''}"
+        )
+        if config.ray.num_cpus:
+            offer = f"ray.num_cpus offers {config.ray.num_cpus}"
+        ranks = count_text(config.ranks, "rank") + (" asks" if config.ranks == 1 else " ask")
+        yield LintFinding(
             level="error",
             keys=("ranks", "ray.num_cpus_per_rank", "ray.num_cpus"),
-            found=f"{ranks} for {asked:g} CPUs, and {_offer(config, machine)}",
+            found=f"{ranks} for {asked:g} CPUs, and {offer}",
             remedy=f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
         )
     if config.ray.address is not None and config.ray.num_cpus is not None:
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=("ray.num_cpus", "ray.address"),
             found="ray.num_cpus is that of a local Ray, and ray.address names a running one",
             remedy="leave one of them out",
         )
     if config.ray.omp_num_threads > max(config.ray.num_cpus_per_rank, 1.0):
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=("ray.omp_num_threads", "ray.num_cpus_per_rank"),
             found=f"a rank runs {config.ray.omp_num_threads} threads, and has "
@@ -84,22 +77,15 @@ def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
         )
 
 
-def _offer(config: Config, machine: Machine) -> str:
-    if config.ray.num_cpus:
-        return f"ray.num_cpus offers {config.ray.num_cpus}"
-    usable = f", of which this process may use {machine.usable_cpus}"
-    return f"Ray counts {machine.num_cpus} here{usable if machine.usable_cpus != machine.num_cpus else ''}"
-
-
-def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
-    """What ranks run that is not here; on a cluster, the nodes may have what this machine lacks."""
+def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
+    """Code that ranks run and that is not here; on a cluster, the nodes may have it."""
     is_cluster = config.ray.address is not None
     started_in = f"start the command in the directory of the code (it is {Path.cwd()} now), or correct"
     only_there = "; where the nodes alone have it, all is well"
     if isinstance(config.workload, ScriptWorkload) and not machine.script:
         script = config.workload.script
         is_certain = not is_cluster or (config.ray.ship_code and not Path(script).is_absolute())
-        yield Doubt(
+        yield LintFinding(
             level="error" if is_certain else "warning",
             keys=("workload.script",),
             found=f"no file {script} from this directory",
@@ -108,19 +94,19 @@ def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
     if (fault := machine.entrypoint) is not None:
         is_certain = not is_cluster or is_shipped(fault, config)
         where = f" (read in {fault.source})" if fault.source else ""
-        yield Doubt(
+        yield LintFinding(
             level="error" if is_certain else "warning",
             keys=("workload.entrypoint",),
             found=f"{fault.error.message.rstrip('.')}{where}",
             remedy=f"{started_in} the config or the code{'' if is_certain else only_there}",
         )
     if machine.shadow is not None:
-        yield shadow_doubt(machine.shadow)
+        yield shadow_finding(machine.shadow)
 
 
-def shadow_doubt(path: Path) -> Doubt:
+def shadow_finding(path: Path) -> LintFinding:
     """A module that bears our package's name."""
-    return Doubt(
+    return LintFinding(
         level="error",
         keys=("workload",),
         found=f"ranks would import {path} in place of the package warmrank",
@@ -128,24 +114,14 @@ def shadow_doubt(path: Path) -> Doubt:
     )
 
 
-def _cache_dir(config: Config, machine: Machine) -> Iterator[Doubt]:
-    if machine.obstacle:
-        yield Doubt(
-            level="error" if config.ray.address is None else "warning",
-            keys=("cache_dir",),
-            found=f"on this machine {machine.obstacle} is no directory, so {config.cache_dir} can be none",
-            remedy="name another cache_dir, or move what is in its place",
-        )
-
-
-def _timeouts(config: Config) -> Iterator[Doubt]:
+def _timeouts(config: Config) -> Iterator[LintFinding]:
     shorter = [
         name
         for name in _STAGES_WITH_COLLECTIVES
         if getattr(config.timeouts, name) < config.timeouts.collective_s
     ]
     if shorter and config.ranks > 1:
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=tuple(f"timeouts.{name}" for name in ("collective_s", *shorter)),
             found=f"a collective waits {config.timeouts.collective_s:g} s, longer than {', '.join(shorter)}: "
@@ -154,19 +130,24 @@ def _timeouts(config: Config) -> Iterator[Doubt]:
         )
 
 
-def _engine(config: Config) -> Iterator[Doubt]:
+def _choices(config: Config, machine: Machine) -> Iterator[LintFinding]:
+    """Single choices that cannot work here, or do nothing."""
+    if machine.obstacle:
+        yield LintFinding(
+            level="error" if config.ray.address is None else "warning",
+            keys=("cache_dir",),
+            found=f"on this machine {machine.obstacle} is no directory, so {config.cache_dir} can be none",
+            remedy="name another cache_dir, or move what is in its place",
+        )
     if config.engine == "torchair" and config.device != "npu":
-        yield Doubt(
+        yield LintFinding(
             level="error",
             keys=("engine", "device"),
             found=f"engine torchair compiles for device npu, and device is {config.device}",
             remedy="set device: npu, or engine: auto",
         )
-
-
-def _no_compile(config: Config) -> Iterator[Doubt]:
     if config.no_compile and config.store is None:
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=("no_compile", "store"),
             found="nothing may be compiled, and no store is named: every rank needs a filled cache_dir",
@@ -174,12 +155,12 @@ def _no_compile(config: Config) -> Iterator[Doubt]:
         )
 
 
-def _overlaps(config: Config, store: StoreConfig) -> Iterator[Doubt]:
+def _overlaps(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
     cache = Path(os.path.normpath(config.cache_dir))
     for tier in store.tiers:
         place = Path(os.path.normpath(tier.path))
         if not is_url(tier.path) and (cache.is_relative_to(place) or place.is_relative_to(cache)):
-            yield Doubt(
+            yield LintFinding(
                 level="error",
                 keys=("cache_dir", "store"),
                 found=f"the cache directory {cache} and the store {place} lie in one another",
@@ -187,10 +168,10 @@ def _overlaps(config: Config, store: StoreConfig) -> Iterator[Doubt]:
             )
 
 
-def _reach(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Doubt]:
+def _reach(config: Config, store: StoreConfig, machine: Machine) -> Iterator[LintFinding]:
     own = {tier.path for tier in store.tiers} <= set(machine.local_stores)
     if own and config.ray.address is not None:
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=("store", "ray.address"),
             found=f"{store.location} lies on a disk of this machine alone, and the ranks are on a cluster: "
@@ -199,10 +180,10 @@ def _reach(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
         )
 
 
-def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Doubt]:
+def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[LintFinding]:
     trust = store.trust
     if trust.signing_key is not None and not machine.has_signing_key:
-        yield Doubt(
+        yield LintFinding(
             level="error",
             keys=("store.trust.signing_key",),
             found=f"no file {trust.signing_key}",
@@ -211,7 +192,7 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
     if not (trust.policy == "require" or machine.requires_signature) or trust.signing_key is not None:
         return
     if trust.policy and not trust.trusted_keys and trust.keyring is None:
-        yield Doubt(
+        yield LintFinding(
             level="error",
             keys=("store.trust.policy", "store.trust.trusted_keys"),
             found="only signed artifacts are believed, and no key is trusted",
@@ -220,7 +201,7 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
     elif any(tier.mode in {"rw", "required"} for tier in store.tiers):
         why = f" ({machine.requires_signature})" if machine.requires_signature else ""
         own = "; or, for a store of your own, take that right from others (chmod go-w)" if why else ""
-        yield Doubt(
+        yield LintFinding(
             level="warning" if config.no_compile else "error",
             keys=("store.trust.policy", "store.trust.signing_key"),
             found=f"policy require{why}, and no key that signs: nothing that is compiled could be published",
@@ -231,37 +212,25 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
 
 _MOUNTS = Path("/proc/self/mounts")
 RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
-"""What a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
+"""The variable that says what a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What of this machine the judgement of a config depends on.
+    """Facts of this machine that the judgement of a config depends on."""
 
-    Attributes:
-        num_cpus: that a Ray started here counts; None where none is started, or nobody knows.
-        usable_cpus: that this process may run on.
-        local_stores: places of the store that are there, on a disk of this machine alone.
-        entrypoint: why the entrypoint cannot be called; None where it can, or there is none.
-        script: whether the workload's script is there; true where it is none.
-        obstacle: what is no directory, at or above the cache directory; empty for nothing.
-        shadow: a module of the current directory that ranks would import in place of `warmrank`.
-        requires_signature: why nothing unsigned is taken from the store, where the config leaves that open.
-        has_signing_key: whether the file of the signing key is there; true where none is named.
-    """
-
-    num_cpus: int | None
-    usable_cpus: int
-    local_stores: tuple[str, ...] = ()
-    entrypoint: EntrypointFault | None = None
-    script: bool = True
-    obstacle: str = ""
-    shadow: Path | None = None
-    requires_signature: str = ""
-    has_signing_key: bool = True
+    num_cpus: int | None  # that a Ray started here counts; None where none is started, or nobody knows
+    usable_cpus: int  # that this process may run on
+    local_stores: tuple[str, ...] = ()  # places of the store that are there, on a disk of this machine alone
+    entrypoint: EntrypointFault | None = None  # None if it can be called, or there is none
+    script: bool = True  # whether the workload's script is there; true where it is none
+    obstacle: str = ""  # what is no directory, at or above the cache directory; empty for nothing
+    shadow: Path | None = None  # a module here that ranks would import in place of `warmrank`
+    requires_signature: str = ""  # why, where the config leaves that open
+    has_signing_key: bool = True  # true where none is named
 
 
-def look(config: Config) -> Machine:
+def machine_here(config: Config) -> Machine:
     """Look at this machine; a disk that does not answer is taken for a shared one, with all in order."""
     trust = config.store.trust if config.store is not None else None
     paths = [tier.path for tier in config.store.tiers if not is_url(tier.path)] if config.store else []
@@ -285,7 +254,7 @@ def look(config: Config) -> Machine:
 
 
 def fault_of(config: Config) -> EntrypointFault | None:
-    """Why the config's entrypoint cannot be called; None where it can, or there is none."""
+    """Fault of the config's entrypoint; None where it can be called, or there is none."""
     workload = config.workload
     if not isinstance(workload, EntrypointWorkload):
         return None
@@ -293,13 +262,13 @@ def fault_of(config: Config) -> EntrypointFault | None:
 
 
 def is_shipped(fault: EntrypointFault, config: Config) -> bool:
-    """Whether ranks of a cluster run the very file that is at fault, because this directory goes along."""
+    """True if ranks of a cluster run the very file that is at fault, because this directory goes along."""
     source = fault.source
     return config.ray.ship_code and source is not None and source.is_relative_to(Path.cwd())
 
 
 def obstacle_to(path: Path) -> str:
-    """What is no directory, at a path or above it; empty where a directory is or can be."""
+    """The file in the way of a directory, at a path or above it; empty for none."""
     for place in (path, *path.parents):
         try:
             mode = place.stat().st_mode
@@ -312,14 +281,14 @@ def obstacle_to(path: Path) -> str:
 
 
 def _is_local(path: Path, mounts: str) -> bool:
-    """Whether a directory is there, on a disk of this machine alone."""
+    """True for a directory that is there, on a disk of this machine alone."""
     from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
 
     return path.is_dir() and file_system_type(path.resolve(), mounts) in LOCAL_TYPES
 
 
 def _cpus_of_ray(config: RayConfig) -> int | None:
-    """How many CPUs a Ray started here counts: Ray asks control groups, and not what a process may run on."""
+    """Number of CPUs that a Ray started here counts: by control groups, not by where a process may run."""
     if config.address is not None or RAY_OVERRIDE in os.environ:
         return None
     if config.num_cpus is not None:

@@ -1,1 +1,0 @@
-"""Looking into stores and artifacts; nothing is changed."""
