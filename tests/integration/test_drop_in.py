@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import python
+from tests.support.checkout import python
 
 HEAD = """
 import logging

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.processes import ROOT
+from tests.support.checkout import ROOT
 from tests.support.ray_cluster import free_ports
 from tests.support.script_child import ScriptJob
 from tests.support.script_runs import FUNCTIONS, UNKEPT, Runs, ran

@@ -30,7 +30,6 @@ from warmrank.cache_store.store import Store
 from warmrank.worker.runtime.artifact import Artifact, Frame, GraphFacts, PortableGuards, TracedSource
 from warmrank.worker.runtime.asked import RANK
 
-REPOSITORY = Path(__file__).parents[2]
 LAUNCH_KEY = key_of({"entrypoint": "sample:workload"})
 ENVIRONMENT = {"python": "3.11.9", "torch": "2.13.0"}
 CREATED = "2026-01-31T12:00:00+00:00"

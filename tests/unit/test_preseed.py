@@ -12,14 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.support.checkout import python
 from tests.support.launching import loaded_config, store_launch
-from tests.support.processes import python
 from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node
-from tests.support.stored import (
-    blob_path,
-    overwrite,
-    tree,
-)
+from tests.support.stored import blob_path, overwrite, tree
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import check_private
 from warmrank.cache_store.errors import StoreUnavailable
