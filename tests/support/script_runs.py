@@ -27,6 +27,7 @@ FUNCTIONS: Mapping[str, Sequence[str]] = {
     "statics": ["decode", "decode"],  # with all arguments, and without the optional ones
     "programs": ["decode_step", "decode_2", "decode_4", "decode", "switched", "forward"],
     "flat_options": ["decode", "doubled"],
+    "drop_in": ["decode", "decode", "decode", "decode", "head"],
 }
 """Script -> the functions that it caches, in the order of their first calls."""
 UNKEPT = ("gears", "aclgraph", "imports")
