@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.netns_cluster import ROOT, Cluster, CountingStore, blob_reads
+from tests.support.checkout import ROOT
+from tests.support.netns_cluster import Cluster, CountingStore, blob_reads
 from warmrank.orchestrator.launch.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]

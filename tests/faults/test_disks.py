@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.checkout import ROOT
 from tests.support.loop_mounts import NAMESPACE, FileSystem, why_not
-from tests.support.stored import REPOSITORY
 
 pytestmark = pytest.mark.faults
 
@@ -27,7 +27,7 @@ def found_by(module: str, *arguments: str, on: FileSystem = "ext4") -> dict[str,
     if reason := why_not(on):
         pytest.skip(reason)
     command = [*NAMESPACE, sys.executable, "-m", f"tests.support.{module}", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -21,9 +21,8 @@ from typing import Any, Self
 from tests.fuzz.child import BAD, Calls, Job, Result
 from tests.fuzz.generate import Pair, Trial, trial
 from tests.fuzz.program import Program
-from tests.support.processes import PYTHONPATH
+from tests.support.checkout import PYTHONPATH, ROOT
 
-ROOT = Path(__file__).parents[2]
 _COLD_RANK = (0, 2)
 _NUM_RANKS = 2
 _COLD = -1

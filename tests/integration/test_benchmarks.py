@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.stored import REPOSITORY
+from tests.support.checkout import ROOT
 
 
 def run(script: str, root: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    path = str(REPOSITORY / "benchmarks" / f"{script}.py")
+    path = str(ROOT / "benchmarks" / f"{script}.py")
     command = [sys.executable, path, *options, "--json", str(root / "figures.json")]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=False)

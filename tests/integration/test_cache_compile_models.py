@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import printed_by
+from tests.support.checkout import printed_by
 from tests.support.selected import selected
 from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from tests.support.checkout import PYTHONPATH, ROOT
 from tests.support.in_process import InProcessLauncher
-from tests.support.processes import PYTHONPATH
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.launch.driver import launch
 
-ROOT = Path(__file__).parents[2]
 README, QUICKSTART = ROOT / "README.md", ROOT / "docs" / "quickstart-huggingface.md"
 _FILE = re.compile(
     r"`(?P<name>[\w.]+)`[^`\n]*:\n\n```(?:python|yaml)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.checkout import PYTHONPATH, ROOT, ended
 from tests.support.launching import loaded_config, write_config
-from tests.support.processes import PYTHONPATH, marked, still_there
+from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import open_store
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240
 RANK = (sys.executable, "-m", "tests.support.exec_rank", "--ranks={node_rank}")
 
@@ -44,10 +44,7 @@ class Project:
         self.config = loaded_config(directory, **self.changes)
 
     def exec(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "warmrank", "exec", str(self.path), *arguments],
-            env=self._environ, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+        return ended("-m", "warmrank", "exec", str(self.path), *arguments, environ=self._environ)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

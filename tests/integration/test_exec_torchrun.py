@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.checkout import ROOT, ended
 from tests.support.launching import write_config
-from tests.support.processes import PYTHONPATH
 
-ROOT = Path(__file__).parents[2]
 TORCHRUN = (
     *(sys.executable, "-m", "torch.distributed.run", "--nnodes={nnodes}", "--node-rank={node_rank}"),
     *("--master-addr={master_addr}", "--master-port={master_port}", "--nproc-per-node={nproc}"),
@@ -24,14 +21,7 @@ pytestmark = pytest.mark.timeout(480)
 def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tuple[list[str], str]:
     """What each rank printed, and what warmrank said."""
     config = write_config(tmp_path, **changes)
-    done = subprocess.run(
-        [sys.executable, "-m", "warmrank", "exec", str(config), "--here", "--", *command],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = ended("-m", "warmrank", "exec", str(config), "--here", "--", *command)
     assert done.returncode == 0, done.stderr
     return sorted(done.stdout.splitlines()), done.stderr
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +18,7 @@ from tests.fuzz.program import Change, Part, Program
 from tests.fuzz.ranks import ranked_reading
 from tests.fuzz.run import Report, Runner, Servers, fuzz, summary
 from tests.fuzz.shrink import shrunk
-from tests.support.processes import PYTHONPATH
+from tests.support.checkout import ended
 
 FEW, FIRST, SLOW_FIRST = 4, 1, 100_000
 """Pairs of `make test`, and the seeds that it and `make test-slow` begin with."""
@@ -85,10 +82,7 @@ def test_shrunk_failure_is_a_script_that_fails_alone(servers: Servers, tmp_path:
     script = tmp_path / "script.py"
     script.write_text(shrunk(made_of(held, beside, mutate="m.a0 = 7"), 0, servers, guards="skip"))
     assert "111" not in script.read_text()
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
-    )
+    ran = ended(str(script))
     assert ran.returncode == 1, ran.stderr
     assert '"outcome": "wrong"' in ran.stdout
 

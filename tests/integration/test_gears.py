@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import warmrank
+from tests.support.checkout import printed_by
 from tests.support.gears_child import Model
-from tests.support.processes import printed_by
 from warmrank.inference import set_dim_gears
 from warmrank.worker.errors import GearError
 

@@ -16,14 +16,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tests.support.checkout import ROOT
 from tests.support.in_process import InProcessLauncher
-from tests.support.stored import REPOSITORY, overwrite, store_config, stored
+from tests.support.stored import overwrite, store_config, stored
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import to_json
 
-GOLDEN = REPOSITORY / "tests" / "golden"
+GOLDEN = ROOT / "tests" / "golden"
 # What differs from run to run: digests, the two digits of one that are a directory, the names of locks.
 _RANDOM = (
     (r"[0-9a-f]{64}|(?<=_)[0-9a-f]{32}", "DIGEST"),

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.checkout import PYTHONPATH
 from tests.support.fault_workload import fault, helpers_of
 from tests.support.launching import data_of
-from tests.support.processes import PYTHONPATH, LaunchProcess, await_true, still_there
+from tests.support.processes import LaunchProcess, await_true, still_there
 from tests.support.ray_cluster import ray_cluster
 from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST
 from warmrank.orchestrator.cli.console import ExitCode

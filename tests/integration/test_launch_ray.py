@@ -20,8 +20,6 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.nodes import Gang
 
-ROOT = Path(__file__).parents[2]
-
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 

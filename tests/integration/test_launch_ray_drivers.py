@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.checkout import PYTHONPATH, ROOT
 from tests.support.launching import ENTRYPOINT, counts, data_of
-from tests.support.processes import PYTHONPATH, marked, still_there
+from tests.support.processes import marked, still_there
 from warmrank.orchestrator.launch.report import from_json
-
-ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

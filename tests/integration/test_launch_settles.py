@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import nn
 
+from tests.support.checkout import printed_by
 from tests.support.in_process import InProcessLauncher
-from tests.support.processes import printed_by
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,8 @@ import pytest
 import torch
 
 from tests.support import autotune_models as models
+from tests.support.checkout import ROOT, python
 from tests.support.launching import rank_spec
-from tests.support.processes import PYTHONPATH
 from tests.support.stored import open_store
 from tests.support.tracing import compiles_ahead
 from warmrank import CompilerConfig
@@ -33,7 +30,6 @@ from warmrank.worker.runtime.files import remove
 from warmrank.worker.runtime.function import CachedFunction
 from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
-ROOT = Path(__file__).parents[2]
 LAUNCH_KEY = "0f" * 32
 
 pytestmark = compiles_ahead
@@ -84,14 +80,9 @@ def package_in(cache: Path) -> Path:
 
 def child(cache: Path, **environment: str) -> dict[str, Any]:
     """What a fresh process got out of a call."""
-    command = [sys.executable, "-m", "tests.support.autotune_child", str(cache), "1"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
-        capture_output=True, text=True, check=False, cwd=environment.get("HOME", str(ROOT)),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    cwd = Path(environment.get("HOME", ROOT))
+    printed = python("-m", "tests.support.autotune_child", str(cache), "1", cwd=cwd, **environment)
+    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return result
 
 

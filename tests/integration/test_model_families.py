@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -15,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.checkout import python
 from tests.support.families import Found, run
-from tests.support.processes import PYTHONPATH
 
 FAMILIES = {
     "transformers": (
@@ -72,9 +69,6 @@ def test_model_is_compiled_and_loaded_with_other_weights(
     assert not phases["warm"][name]["imported"]
 
 
-ROOT = Path(__file__).parents[2]
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(480)
@@ -83,12 +77,8 @@ def test_only_the_first_replica_compiles(tmp_path: Path) -> None:
         "cache_dir": tmp_path / "cache", "store.path": tmp_path / "store", "workload.arguments.layers": 1,
     }  # fmt: skip
     settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    done = subprocess.run(
-        [sys.executable, "-m", "warmrank.examples.serve_llama", "cluster_configs/llama-cpu.yaml", *settings,
-         "--replicas", "1", "--add", "1", "--json", str(tmp_path / "answers.json")],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHONPATH}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = (*settings, "--replicas", "1", "--add", "1", "--json", str(tmp_path / "answers.json"))
+    python("-m", "warmrank.examples.serve_llama", "cluster_configs/llama-cpu.yaml", *options)
     answers = json.loads((tmp_path / "answers.json").read_text())
     told = [(answer["moment"], answer["way"], answer["compiled"]) for answer in answers]
     assert told == [("start", "launch", 2), ("added", "preseed", 0), ("start again", "preseed", 0)]

@@ -18,10 +18,11 @@ import torch.distributed as dist
 import yaml
 from pydantic import TypeAdapter
 
+from tests.support.checkout import ROOT, python
 from tests.support.devices import fake_world
 from tests.support.offline_ranks import small
-from tests.support.processes import marked, python, still_there
-from tests.support.stored import REPOSITORY, open_store, store_config
+from tests.support.processes import marked, still_there
+from tests.support.stored import open_store, store_config
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.build import ranks as build_launcher
 from warmrank.orchestrator.build.driver import BuildOptions, build
@@ -140,7 +141,7 @@ def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     command = (str(script), "build", str(config), "--world-size", "16", "--device", "cpu", "--json", "-")
     reports = []
     for _ in range(2):
-        printed = python(*command, PYTHONPATH=str(REPOSITORY / "src"))
+        printed = python(*command, PYTHONPATH=str(ROOT / "src"))
         reports.append(TypeAdapter(BuildReport).validate_json(printed))
     assert [item.totals.num_compiled for item in reports] == [1, 0]
     assert reports[0].record == reports[1].record
@@ -211,7 +212,7 @@ def test_build_that_is_stopped_leaves_no_process_and_the_store_as_it_was(number,
         str(path),
     ]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env={**os.environ, "MARK": mark}
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "MARK": mark}
     ) as driver:
         assert driver.stdout is not None
         assert any(line.startswith("build: on") for line in driver.stdout)

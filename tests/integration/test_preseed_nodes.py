@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.checkout import PYTHONPATH, ended
 from tests.support.launching import loaded_config, store_launch
-from tests.support.processes import PYTHONPATH
 from tests.support.ray_cluster import RayCluster, free_ports, ray_cluster
 from tests.support.stored import FUNCTIONS, tree
 from warmrank.orchestrator.inspect.verify import cached_files
@@ -23,7 +23,6 @@ from warmrank.orchestrator.seed.here import NodeSeed
 from warmrank.orchestrator.seed.on_ray import preseed as preseed_cluster
 from warmrank.orchestrator.seed.seeding import SeedPlan
 
-REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 120
 
 pytestmark = pytest.mark.ray
@@ -43,11 +42,8 @@ def project(tmp_path: Path, pair: RayCluster) -> Path:
 
 
 def preseed(pair: RayCluster, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "warmrank", "preseed", "tiny.yaml", "--json", *options]
-    environ = {**pair.environ, "PYTHONPATH": PYTHONPATH}
-    return subprocess.run(
-        command, cwd=project, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    words = ("preseed", "tiny.yaml", "--json", *options)
+    return ended("-m", "warmrank", *words, cwd=project, environ=pair.environ)
 
 
 def test_node_of_a_cluster_is_seeded(cluster: str, tmp_path: Path):
@@ -80,11 +76,8 @@ def disks(pair: RayCluster, project: Path, fan_out: str) -> tuple[list[Any], dic
     """What became of nodes that have a disk each, and how often each opened each blob of the store."""
     config = loaded_config(project, ray={"address": pair.address, "ship_code": False})
     store_launch(config, project / "work", functions={**FUNCTIONS, "Llama.large": LARGE})
-    command = [sys.executable, "-m", "tests.support.fan_out_child", str(project / "tiny.yaml"), fan_out]
-    environ = {**pair.environ, "PYTHONPATH": PYTHONPATH}
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    words = ("tests.support.fan_out_child", str(project / "tiny.yaml"), fan_out)
+    done = ended("-m", *words, environ=pair.environ)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     return answer["seeds"], answer["reads"]

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.processes import PYTHONPATH
+from tests.support.checkout import ended
 
 
 def run(script: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     script.write_text(text)
-    return subprocess.run(
-        [sys.executable, "-m", "warmrank", "run", script.name, *arguments],
-        cwd=script.parent,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    return ended("-m", "warmrank", "run", script.name, *arguments, cwd=script.parent)
 
 
 def test_script_is_the_main_module_with_its_arguments_and_status(tmp_path: Path) -> None:
@@ -31,25 +21,15 @@ assert isinstance(pickle.loads(pickle.dumps(Local())), Local)
 print(__name__, os.path.isabs(__file__), sys.path[0] == os.path.dirname(__file__), *sys.argv)
 sys.exit(3)
 """
-    ended = run(tmp_path / "script.py", text, "--lr", "0.1", "-x", "--", "last")
-    assert ended.stdout.split() == [
-        "__main__",
-        "True",
-        "True",
-        "script.py",
-        "--lr",
-        "0.1",
-        "-x",
-        "--",
-        "last",
-    ]
-    assert ended.returncode == 3
+    done = run(tmp_path / "script.py", text, "--lr", "0.1", "-x", "--", "last")
+    assert done.stdout == "__main__ True True script.py --lr 0.1 -x -- last\n"
+    assert done.returncode == 3
 
 
 def test_error_shows_the_script_alone_and_says_that_there_is_no_npu(tmp_path: Path) -> None:
-    ended = run(tmp_path / "script.py", "import torch, torch_npu\ntorch.ones(2, device='npu')\n")
-    assert ended.returncode == 1
-    _, _, traceback = ended.stderr.partition("Traceback")
+    done = run(tmp_path / "script.py", "import torch, torch_npu\ntorch.ones(2, device='npu')\n")
+    assert done.returncode == 1
+    _, _, traceback = done.stderr.partition("Traceback")
     assert traceback.count("File ") == 1
     assert 'script.py", line 2' in traceback
     assert "torch_npu is not installed" in traceback
@@ -58,11 +38,12 @@ def test_error_shows_the_script_alone_and_says_that_there_is_no_npu(tmp_path: Pa
 def test_missing_part_of_torch_npu_is_named(tmp_path: Path) -> None:
     text = """
 import torch, torch_npu, torchair
-for holder, name in ((torch.npu, "Stream"), (torch_npu, "npu_rms_norm"), (torchair, "dynamo_export")):
+for holder, name in ((torch.npu, "Stream"), (torch_npu, "npu_rms_norm"), (torchair, "dynamo_export"),
+                     (torchair, "register_fx_node_ge_converter")):
     try:
         getattr(holder, name)
     except AttributeError as error:
         print(name in str(error), "torch_npu" in str(error), "not installed" in str(error))
 """
-    ended = run(tmp_path / "script.py", text)
-    assert ended.stdout.splitlines() == ["True True True"] * 3, ended.stdout + ended.stderr
+    done = run(tmp_path / "script.py", text)
+    assert done.stdout.splitlines() == ["True True True"] * 4, done.stdout + done.stderr

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.support.processes import PYTHONPATH
+from tests.support.checkout import ROOT, ended
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import store_config
 from warmrank.orchestrator.launch.report import read_report
 
-REPOSITORY = Path(__file__).parents[2]
 JOB_TIMEOUT_S = 240
 
 pytestmark = pytest.mark.ray
@@ -33,7 +31,7 @@ def project(tmp_path: Path) -> Path:
     """A user's directory: a model and a config, and none of warmrank's packages."""
     directory = tmp_path / "project"
     directory.mkdir()
-    shutil.copy(REPOSITORY / "tests" / "support" / "tiny_workload.py", directory / "tiny.py")
+    shutil.copy(ROOT / "tests" / "support" / "tiny_workload.py", directory / "tiny.py")
     config = {
         "workload": {"entrypoint": "tiny:workload"},
         "ranks": 1,
@@ -45,20 +43,8 @@ def project(tmp_path: Path) -> Path:
 
 
 def submit(cluster: RayCluster, project: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "warmrank",
-        "submit",
-        "tiny.yaml",
-        "--address",
-        cluster.dashboard,
-        *(str(option) for option in options),
-    ]
-    environ = {**cluster.environ, "PYTHONPATH": PYTHONPATH}
-    return subprocess.run(
-        command, cwd=project, env=environ, capture_output=True, text=True, timeout=JOB_TIMEOUT_S, check=False
-    )
+    words = ("submit", "tiny.yaml", "--address", cluster.dashboard, *map(str, options))
+    return ended("-m", "warmrank", *words, cwd=project, environ=cluster.environ)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from tests import npu_emulator
+from tests.support.checkout import ROOT
 from tests.support.loop_mounts import NAMESPACE, why_not
 from tests.support.npu_damage_child import build, cached, is_right
 from warmrank.cache_store.cache_dir.single_flight import LOCKS
@@ -29,7 +30,6 @@ from warmrank.worker.runtime.artifact import Artifact
 
 pytestmark = pytest.mark.torchair
 
-ROOT = Path(__file__).parents[2]
 MODES = ("reduce-overhead", "npugraph_ex")
 NEIGHBOURS = {
     "ge_cache_20260101.om": b"a graph of GE's",

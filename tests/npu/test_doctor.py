@@ -4,16 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.checkout import ROOT
 from warmrank.worker.ascend.chips import installation
 
 pytestmark = pytest.mark.torchair
 
-ROOT = Path(__file__).parents[2]
 VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "RAY_ADDRESS")
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests import npu_emulator
+from tests.support.checkout import ROOT
 from tests.support.launching import rank_spec, write_config
 from warmrank.worker.rank.script import run_script
-
-ROOT = Path(__file__).parents[2]
 
 
 def launch(directory: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.support.processes import PYTHONPATH
+from tests.support.checkout import printed_by
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.runtime.function import CachedFunction
@@ -31,7 +30,6 @@ Cached = Callable[[Any], CachedFunction]
 Calls = tuple[list[CachedFunction], float]
 Found = dict[str, dict[str, Any]]
 
-ROOT = Path(__file__).parents[2]
 # Strings hash otherwise in the other process; ModernBERT goes over a set of two, which both order alike.
 PHASES = {"cold": {"PYTHONHASHSEED": "1"}, "warm": {"PYTHONHASHSEED": "6", "WARMRANK_NO_COMPILE": "1"}}
 TRACERS = ("torch._dynamo", "torch._inductor", "sympy", "torch.fx")
@@ -51,17 +49,9 @@ def run(table: str, cache: Path, mode: str, names: Sequence[str]) -> dict[str, F
 
 
 def _phase(table: str, phase: str, cache: Path, mode: str, names: list[str]) -> Found:
-    own = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.families", table, phase, str(cache), mode, *names],
-        cwd=ROOT,
-        env={**os.environ, **own, **PHASES[phase]},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return {name: found for line in result.stdout.splitlines() for name, found in json.loads(line).items()}
+    own = {"HF_HUB_OFFLINE": "1", **PHASES[phase]}
+    printed = printed_by("tests.support.families", table, phase, str(cache), mode, *names, **own)
+    return {name: found for line in printed.splitlines() for name, found in json.loads(line).items()}
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import PYTHONPATH
+from tests.support.checkout import PYTHONPATH
 from warmrank.orchestrator.cli.console import plain
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.gang import ray_session

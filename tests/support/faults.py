@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.stored import REPOSITORY
+from tests.support.checkout import ROOT
 from warmrank.cache_store.backends import durability
 from warmrank.cache_store.steps import EVENT
 
@@ -212,7 +212,7 @@ class Forker:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.fault_child"],
-            cwd=REPOSITORY,
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

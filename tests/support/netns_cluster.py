@@ -17,13 +17,12 @@ from typing import Any
 
 import yaml
 
+from tests.support.checkout import PYTHONPATH
 from tests.support.netns import COMMAND_S, Ended, Network, Node, Running, network, until
-from tests.support.processes import PYTHONPATH
 from tests.support.s3_server import BUCKET, ENVIRONMENT, PATIENT_S
 from tests.support.stored import store_config
 from warmrank.orchestrator.launch.report import Report, from_json
 
-ROOT = Path(__file__).parents[2]
 PORT = 6379
 DASHBOARD_PORT = 8265
 _RAY_START_S = 90.0

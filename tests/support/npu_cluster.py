@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests import npu_emulator
+from tests.support.checkout import ROOT
 from tests.support.node_artifacts import Tools
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import load
@@ -25,7 +26,6 @@ from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.store.stores import open_store
 from warmrank.worker.runtime.artifact import parse
 
-ROOT = Path(__file__).parents[2]
 ENTRYPOINT = "tests.support.npu_workload:workload"
 CPUS_PER_NODE = 2
 _OBJECT_STORE_BYTES = 80_000_000

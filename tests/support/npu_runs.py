@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.support.checkout import ROOT
+
 MODES = ("reduce-overhead", "npugraph_ex")
 # How many graphs TorchAir holds at the end, per cached function of the case.
 CAPTURES = {

@@ -16,33 +16,9 @@ from typing import Any
 
 import yaml
 
+from tests.support.checkout import PYTHONPATH
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.launch.report import Report, from_json
-
-ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-"""Of every process that a test starts: the checkout, not an installed warmrank."""
-
-
-def printed_by(module: str, *arguments: str, **environment: str) -> str:
-    """What a module of the tests prints that runs in a new process; it has to end well."""
-    return python("-m", module, *arguments, cwd=ROOT, given="", **environment)
-
-
-def python(*arguments: str, cwd: Path = ROOT, given: str = "", **environment: str) -> str:
-    """What a new Python process prints that is given this text; it has to end well."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **environment},
-        cwd=cwd,
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -7,16 +7,13 @@ process that has not.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from tests import npu_emulator
-from tests.support.processes import PYTHONPATH, ROOT
+from tests.support.checkout import PYTHONPATH, ROOT, ended
 from tests.support.script_child import ScriptJob
 
 SEEDS = ROOT / "tests" / "support" / "seeds"
@@ -30,6 +27,7 @@ FUNCTIONS: Mapping[str, Sequence[str]] = {
     "statics": ["decode", "decode"],  # with all arguments, and without the optional ones
     "programs": ["decode_step", "decode_2", "decode_4", "decode", "switched", "forward"],
     "flat_options": ["decode", "doubled"],
+    "drop_in": ["decode", "decode", "decode", "decode", "head"],
 }
 """Script -> the functions that it caches, in the order of their first calls."""
 UNKEPT = ("gears", "aclgraph", "imports")
@@ -44,19 +42,11 @@ CacheEvent = tuple[str, str, str, str]
 
 def ran(groups: list[list[ScriptJob]], *options: str) -> list[tuple[int, str]]:
     """Exit status and output of each job; those of a group run at the same time."""
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.support.script_child", *options],
-        cwd=ROOT,
-        env=npu_emulator.environ(environment) if "--npu" in options else environment,
-        input=json.dumps([[asdict(job) for job in group] for group in groups]),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return [(status, output) for status, output in json.loads(result.stdout.splitlines()[-1])]
+    environment = npu_emulator.environ({"PYTHONPATH": PYTHONPATH}) if "--npu" in options else {}
+    given = json.dumps([[asdict(job) for job in group] for group in groups])
+    done = ended("-m", "tests.support.script_child", *options, given=given, more=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [(status, output) for status, output in json.loads(done.stdout.splitlines()[-1])]
 
 
 def events(output: str) -> list[CacheEvent]:

@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import traceback
 import warnings
@@ -22,8 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.stale_matrix_parts.contexts import both, default_type
+from tests.support.checkout import ROOT, python
 from tests.support.compare import cloned, difference
-from tests.support.processes import PYTHONPATH
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "ray")
 
@@ -190,7 +189,6 @@ def main() -> None:
         sys.stdout.flush()
 
 
-ROOT = Path(__file__).parents[2]
 TEMPLATE = Path(__file__).parent / "tiny_model"
 WORKERS = 2
 FEW = 12
@@ -298,21 +296,10 @@ class Child:
     cwd: Path = ROOT
 
     def run(self) -> list[Result]:
-        mode = (
-            [self.mode] if self.mode and len(self.jobs) > 1 else []
-        )  # one launch needs nothing to fork from
-        result = subprocess.run(
-            [sys.executable, "-m", "tests.support.stale", *mode],
-            input=json.dumps([asdict(job) for job in self.jobs]),
-            env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **self.environment},
-            cwd=self.cwd,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=400,
-        )
-        assert result.returncode == 0, result.stderr
-        return [Result(**json.loads(line)) for line in result.stdout.splitlines()]
+        mode = [self.mode] if self.mode and len(self.jobs) > 1 else []
+        given = json.dumps([asdict(job) for job in self.jobs])
+        printed = python("-m", "tests.support.stale", *mode, cwd=self.cwd, given=given, **self.environment)
+        return [Result(**json.loads(line)) for line in printed.splitlines()]
 
 
 def _run(children: Sequence[Child]) -> dict[str, Result]:

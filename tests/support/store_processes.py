@@ -10,19 +10,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.stored import REPOSITORY
+from tests.support.checkout import ROOT, ended
 
 
 def run_child(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(arguments), cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return ended("-m", "tests.support.store_processes", *arguments)
 
 
 def race(*calls: Sequence[str]) -> list[dict[str, Any]]:
     """Run one child for each call; all are ready before any acts."""
     children = [
-        subprocess.Popen(
-            _command(call), cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(_command(call), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for call in calls
     ]
     for child in children:

@@ -18,8 +18,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.made_artifacts import GUARDS, make_artifact
 from tests.support.small_models import Cached, Plain
-from tests.support.stored import GUARDS, make_artifact
 from tests.support.tracing import compiled
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.errors import UnusableCache

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from tests.support.devices import fake_world
+from tests.support.made_artifacts import COMPONENTS, lay_artifact
 from tests.support.small_models import Cached, Plain, Unfit
-from tests.support.stored import COMPONENTS, lay_artifact
 from tests.support.tracing import ROWS, cached, files, model_of, outcome, reason
 from warmrank.inference import cache_compile, get_backend
 from warmrank.worker.compile import compiler

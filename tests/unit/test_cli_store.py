@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.support.checkout import python
 from tests.support.launching import loaded_config, store_launch
-from tests.support.processes import python
 from tests.support.stored import (
     FUNCTIONS,
     blob_path,
@@ -141,12 +138,11 @@ print(json.dumps({name: counters["inductor"][name] for name in ("fxgraph_cache_h
 
 
 def run_inductor(cache: Path) -> dict[str, int]:
-    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-    environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # they take longer than one small kernel
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD], env=environ, capture_output=True, text=True, check=True, timeout=400
-    )
-    counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    printed = python(
+        "-c", CHILD, TORCHINDUCTOR_CACHE_DIR=str(cache),
+        TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0",  # they take longer than one small kernel
+    )  # fmt: skip
+    counts: dict[str, int] = json.loads(printed.splitlines()[-1])
     return counts
 
 

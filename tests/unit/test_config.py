@@ -13,6 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from tests.support.checkout import ROOT
 from warmrank.orchestrator.cli.config import SchemaOf, schema_of, schema_text
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.entrypoint import entrypoint_fault, missing_module, shadow
@@ -42,7 +43,6 @@ def test_check_names_every_mistake_and_ends_with_two(file: Path):
     assert "did you mean max_rounds?" in result.stderr
 
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
 NAMES: tuple[SchemaOf, ...] = get_args(SchemaOf)
 LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.processes import printed_by
+from tests.support.checkout import printed_by
 from tests.support.small_models import Cached
 from tests.support.tracing import compiled, misfits, since
 from warmrank.inference import cache_compile

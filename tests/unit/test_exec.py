@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.checkout import PYTHONPATH
 from tests.support.launching import loaded_config, write_config
-from tests.support.processes import PYTHONPATH, marked, still_there
+from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
 from tests.support.stored import open_store
 from warmrank.cache_store.cache_dir.marks import mark_signers

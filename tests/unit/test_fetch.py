@@ -20,10 +20,10 @@ import pytest
 from filelock import FileLock
 
 from tests.support.backends import UnreadableBackend, new_file
+from tests.support.checkout import ROOT
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
-    REPOSITORY,
     backend_of,
     blob_path,
     function_dir,
@@ -317,8 +317,7 @@ def test_processes_that_fetch_at_once_copy_once(store, root, source, cache):
     texts = [ref.model_dump_json() for ref in refs]
     command = [sys.executable, "-c", FETCHER, str(root), str(cache), *texts]
     processes = [
-        subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for _ in range(4)
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)
     ]
     copied = [int(process.communicate(timeout=400)[0]) for process in processes]
     assert sum(copied) == 2 * BYTES_OF_ALL

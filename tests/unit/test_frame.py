@@ -6,7 +6,6 @@ import dataclasses
 import json
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +22,6 @@ from warmrank.worker.runtime.find import function_of
 from warmrank.worker.runtime.variant import StandIns, bind
 from warmrank.worker.torch_private.tracing import Trace
 
-ROOT = Path(__file__).parents[2]
 ROWS = torch.arange(8.0).reshape(2, 4)
 TABLE = torch.full((4,), 2.0)
 COUNT = 0

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import python
+from tests.support.checkout import python
 
-ROOT = Path(__file__).parents[2]
 TRACERS = {"torch._dynamo", "torch._inductor", "sympy", "ray"}
 
 

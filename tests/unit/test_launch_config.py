@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.processes import python
+from tests.support.checkout import python
 from warmrank.orchestrator.config.lint import Machine, lint
 from warmrank.orchestrator.config.reading import Config, groups, load, parse
 from warmrank.orchestrator.errors import ConfigError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.support.stored import REPOSITORY
+from tests.support.checkout import ROOT, python
 from warmrank.cache_store.backends.deadline import Ticks
 from warmrank.cache_store.cache_dir import single_flight as flight
 from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, one_compile
@@ -31,7 +31,7 @@ begun.wait()
 
 
 def test_call_that_never_returns_keeps_no_process_from_ending():
-    subprocess.run([sys.executable, "-c", STUCK], check=True, timeout=60, cwd=REPOSITORY)
+    python("-c", STUCK)
 
 
 HOLD = """
@@ -56,7 +56,7 @@ def is_free(cache: Path) -> bool:
 
 def test_holder_that_was_killed_holds_no_lock(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as holder:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         assert not is_free(tmp_path)
@@ -79,7 +79,7 @@ def test_compile_waits_for_that_of_another_process_and_keeps_nobody_waiting(
 ) -> None:
     monkeypatch.setattr(flight, "COMPILE_TIMEOUT_S", 0.0)
     command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as holder:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"holds\n"
         assert one_waits(tmp_path, "model/other") is False

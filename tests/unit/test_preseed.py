@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.support.checkout import python
 from tests.support.launching import loaded_config, store_launch, write_config
-from tests.support.processes import python
 from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node
 from tests.support.stored import (
     blob_path,

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import PYTHONPATH, marked, still_there
+from tests.support.checkout import PYTHONPATH
+from tests.support.processes import marked, still_there
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand

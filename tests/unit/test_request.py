@@ -23,8 +23,8 @@ from torch import nn
 
 from tests.support import small_models
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
+from tests.support.checkout import python
 from tests.support.made_guards import MadeModule, code_of
-from tests.support.processes import python
 from tests.support.small_models import Plain
 from warmrank.cache_store.keys import changed_components
 from warmrank.worker.configs.compiler_config import CompilerConfig
@@ -382,8 +382,6 @@ def test_modules_of_torch_and_python_alone_are_pinned() -> None:
     others = ["__main__", "transformers.models", "torchvision.ops", "tests.unit", None]
     assert [is_pinned_module(name) for name in (*pinned, *others)] == [True] * 5 + [False] * 5
 
-
-ROOT = Path(__file__).parents[2]
 
 Read = Callable[[], dict[str, str]]
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.support.backends import MemoryBackend, WaywardBackend, unavailable
+from tests.support.checkout import python
 from tests.support.sealed_launches import Evicting
 from tests.support.stored import (
     ENVIRONMENT,
     FUNCTIONS,
     LAUNCH_KEY,
     OFF,
-    REPOSITORY,
     blob_path,
     make_partition,
     make_record,
@@ -290,10 +288,7 @@ HEAVY = {"pydantic", "cryptography", "filelock", "torch", "ray", "ctypes", "asyn
 def loaded_by(statement: str) -> set[str]:
     """Top-level modules that a fresh interpreter has loaded after ``statement``."""
     code = f"{statement}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    command = [sys.executable, "-c", code]
-    return set(
-        subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split()
-    )
+    return set(python("-c", code).split())
 
 
 def test_warm_load_imports_the_standard_library_only():

@@ -17,8 +17,8 @@ import pytest
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
 from typer.testing import CliRunner, Result
 
+from tests.support.checkout import ROOT
 from tests.support.launching import loaded_config
-from tests.support.stored import REPOSITORY
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
 from warmrank.orchestrator.gang.upload import private_keys, runtime_env, upload_notes
@@ -230,9 +230,6 @@ def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Pa
     assert uploaded(runtime_env(tmp_path, config)) == {"a", "tiny.yaml"}
 
 
-ROOT = Path(__file__).parents[2]
-
-
 @pytest.mark.timeout(60)
 def test_phase_of_an_install_is_shown_when_it_begins() -> None:
     command = ["make", "-s", "--eval", "show: ; @$(PIP_PROGRESS)", "show"]
@@ -272,7 +269,7 @@ def test_tests_of_object_stores_ignore_the_environment_of_who_runs_them():
     test = "tests/unit/test_object_store.py::test_new_store_has_a_format_and_a_probe"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test],
-        cwd=REPOSITORY,
+        cwd=ROOT,
         env={
             **{name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")},
             **FOREIGN,

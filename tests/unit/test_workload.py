@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.launching import rank_spec
+from tests.support.made_artifacts import make_artifact
 from tests.support.small_models import Plain
-from tests.support.stored import make_artifact, open_store
+from tests.support.stored import open_store
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import Digest, digest_file
 from warmrank.cache_store.store import Store

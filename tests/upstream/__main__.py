@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.support.processes import PYTHONPATH
+from tests.support.checkout import PYTHONPATH
 
 SUITES = {
     "cache_compile": "tests/st/torchair_cache_compile_st.py",
