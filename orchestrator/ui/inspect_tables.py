@@ -27,6 +27,7 @@ from warmrank.orchestrator.ui.table import (
     KEY_CHARS,
     MAX_LINES,
     STYLES,
+    WIDE,
     heading,
     pairs,
     plain_table,
@@ -34,9 +35,6 @@ from warmrank.orchestrator.ui.table import (
     table_of,
 )
 from warmrank.worker.runtime.runtime_state import in_words
-
-WIDE = 100
-"""Columns of a terminal that has room for all that is listed."""
 
 _STATES_SHOWN = 32
 _AS_HERE = Text("as here", style="green")
