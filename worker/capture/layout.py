@@ -157,11 +157,6 @@ class SettledInputs:
         settled.addresses = addresses
 
 
-def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies somewhere: a fake one, of an offline build, does not, and is never run on."""
-    return tensor.layout is torch.strided and type(tensor).__name__ != "FakeTensor"
-
-
 class Settled:
     """What was settled at one time.
 
@@ -176,7 +171,13 @@ class Settled:
         self.positions = positions
         self.pick = picker(positions)
         self.metadata = Metadata(self.pick(inputs))
-        self._pick_strided = picker([i for i in positions if _has_address(inputs[i])])
+        # Those that lie somewhere: a fake one, of an offline build, does not, and is never run on.
+        strided = []
+        for index in positions:
+            tensor = inputs[index]
+            if tensor.layout is torch.strided and type(tensor).__name__ != "FakeTensor":
+                strided.append(index)
+        self._pick_strided = picker(strided)
         self.addresses: list[int] = []
         self.since = object()
         self._watch: TensorWatch | None = None

@@ -158,8 +158,9 @@ class CachedFunction:
     @property
     def device_kind(self) -> str:
         """Kind of the device that the module lives on."""
-        tensors = itertools.chain(self.module.parameters(), self.module.buffers())
-        return kind_of(next((tensor.device.type for tensor in tensors), "cpu"))
+        module = self.module
+        first = next(itertools.chain(module.parameters(), module.buffers()), None)
+        return kind_of("cpu" if first is None else first.device.type)
 
     def engine(self) -> Engine:
         """The engine for the device that the module lives on now; `BadConfig` where none compiles for it."""
