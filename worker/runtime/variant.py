@@ -136,7 +136,7 @@ class Variant:
             self._guards == "skip"
             or self.stored.artifact.facts.gears is not None
             or not ambient.any_gears()
-            or self._loaded_gears().suit(self._module, args, kwargs)
+            or self._loaded_gears().carries_none(self._module, *args, **kwargs)
         )
 
     def _state_holds(self) -> bool:
