@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from warmrank.worker.torch_private.switches import rank_and_world
+
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
@@ -42,7 +44,9 @@ def mark(graph: GraphModule, config: CompilerConfig) -> None:
 def into(config: CompilerConfig, function: str) -> Iterator[None]:
     """Graphs that are loaded within write their data where a configuration says."""
     path = Path(config.debug.data_dump.path or ".").resolve()
-    token = _directory.set(path / _rank_directory() / re.sub(_NOT_IN_FILE_NAMES, "_", function))
+    rank, world_size = rank_and_world()
+    of_rank = path / f"worldsize{world_size}_global_rank{rank}"
+    token = _directory.set(of_rank / re.sub(_NOT_IN_FILE_NAMES, "_", function))
     try:
         yield
     finally:
@@ -84,11 +88,3 @@ def _as_numpy(value: Any) -> Any:
     if value.dtype.is_floating_point and value.dtype not in (torch.float16, torch.float32, torch.float64):
         value = value.to(torch.float32)
     return value.resolve_conj().resolve_neg().numpy()
-
-
-def _rank_directory() -> str:
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return "worldsize1_global_rank0"
-    return f"worldsize{dist.get_world_size()}_global_rank{dist.get_rank()}"

@@ -46,6 +46,22 @@ def test_surface_and_a_cached_function_do_not_import_a_tracer() -> None:
     assert not any(name.startswith("warmrank.worker.compile.") for name in found)
 
 
+MAX_MODULES_OF_A_HIT = 42
+
+
+def test_warm_first_call_imports_what_a_hit_needs(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from tests.support.small_models import Plain\n"
+        "from warmrank.inference import cache_compile\n"
+        f"cached = cache_compile(Plain().affine, cache_dir={str(tmp_path)!r})\n"
+        "with torch.no_grad(): cached(torch.ones(2, 4))\n"
+    )
+    imported_by(code)
+    found = {name for name in imported_by(code) if name.partition(".")[0] == "warmrank"}
+    assert len(found) <= MAX_MODULES_OF_A_HIT, sorted(found)
+
+
 WORKER = Path(__file__).parents[2] / "worker"
 ROOM = WORKER / "torch_private"
 BY_TEXT = {"getattr", "hasattr", "setattr", "delattr", "import_module"}

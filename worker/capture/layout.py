@@ -43,28 +43,20 @@ class InputLayout:
         self._classes = classes = facts.input_classes
         self._names = facts.input_names or tuple(f"input {index}" for index in range(len(classes)))
         self.of_module = frozenset(facts.module_inputs)
-        copied, fixed, compared, mutated, kept, shaped, numbers = sorted_ = [list[int]() for _ in range(7)]
+        by_kind: dict[str, set[int]] = {STATE: set(), MUTATED: set(), USER: set(), NUMBER: set()}
         for index, kind in enumerate(classes):
-            of_module = index in self.of_module
-            is_state = of_module and kind == STATE
-            if kind == NUMBER:
-                numbers.append(index)
-                continue
-            if not is_state:
-                shaped.append(index)
-            if kind == USER and clone_input:
-                copied.append(index)
-                continue
-            fixed.append(index)
-            if not (frozen_parameters and is_state):
-                compared.append(index)
-            if kind == MUTATED:
-                mutated.append(index)
-            if of_module or kind == MUTATED:
-                kept.append(index)
-        self.copied, self.fixed, self.compared, self.mutated, self.kept, self.shaped, self.numbers = map(
-            tuple, sorted_
-        )
+            by_kind[kind].add(index)
+        frozen = by_kind[STATE] & self.of_module
+        tensors = by_kind[STATE] | by_kind[MUTATED] | by_kind[USER]
+        copied = by_kind[USER] if clone_input else set[int]()
+        fixed = tensors - copied
+        self.numbers = tuple(sorted(by_kind[NUMBER]))
+        self.mutated = tuple(sorted(by_kind[MUTATED]))
+        self.copied = tuple(sorted(copied))
+        self.fixed = tuple(sorted(fixed))
+        self.shaped = tuple(sorted(tensors - frozen))
+        self.compared = tuple(sorted(fixed - frozen if frozen_parameters else fixed))
+        self.kept = tuple(sorted(fixed & (self.of_module | by_kind[MUTATED])))
         self._pick_mutated = picker(self.mutated)
 
     def key(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -157,11 +149,6 @@ class SettledInputs:
         settled.addresses = addresses
 
 
-def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies somewhere: a fake one, of an offline build, does not, and is never run on."""
-    return tensor.layout is torch.strided and type(tensor).__name__ != "FakeTensor"
-
-
 class Settled:
     """What was settled at one time.
 
@@ -176,7 +163,13 @@ class Settled:
         self.positions = positions
         self.pick = picker(positions)
         self.metadata = Metadata(self.pick(inputs))
-        self._pick_strided = picker([i for i in positions if _has_address(inputs[i])])
+        # Those that lie somewhere: a fake one, of an offline build, does not, and is never run on.
+        strided = []
+        for index in positions:
+            tensor = inputs[index]
+            if tensor.layout is torch.strided and type(tensor).__name__ != "FakeTensor":
+                strided.append(index)
+        self._pick_strided = picker(strided)
         self.addresses: list[int] = []
         self.since = object()
         self._watch: TensorWatch | None = None

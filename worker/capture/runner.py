@@ -129,7 +129,11 @@ class GraphRunner:
         self._options = options
         self._aliased = frozenset(facts.aliased_outputs)
         self._autocast_kinds = autocast_kinds(backend.kind)
-        self._given = _given_pool(backend, options.pool)
+        self._given: CapturePool | None = None
+        if options.pool is not None:
+            from warmrank.worker.capture.pools import pool_of
+
+            self._given = pool_of(backend, options.pool)
         self._lock = self._given.lock if self._given is not None else threading.RLock()
         self._pools: dict[Any, CapturePool] = {}
         self._entries: dict[tuple[Any, ...], Entry] = {}
@@ -359,15 +363,6 @@ class GraphRunner:
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s", text)
-
-
-def _given_pool(backend: DeviceBackend, handle: PoolHandle | None) -> CapturePool | None:
-    """The pool that the configuration gives; None where there is none."""
-    if handle is None:
-        return None
-    from warmrank.worker.capture.pools import pool_of
-
-    return pool_of(backend, handle)
 
 
 def runner_for(

@@ -183,10 +183,6 @@ class LoadedGears:
             return self._guards
         return call_guards(self._guards, self.gears, self._on_miss, learned=True)
 
-    def suit(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call that fits the guards may run an artifact that was made without gears."""
-        return self.gears is not None or not any_set() or self._carries_none(module, *args, **kwargs)
-
     def refuse_miss(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """As `refuse_miss`, of a call that would fit, were its geared sizes others.
 
@@ -203,7 +199,8 @@ class LoadedGears:
         refuse_miss(self.gears, sizes, self._on_miss)
 
     @cached_property
-    def _carries_none(self) -> Callable[..., bool]:
+    def carries_none(self) -> Callable[..., bool]:
+        """Whether none of a call's tensors carries gears; takes the module and the call's arguments."""
         guards = replace(self._guards, checks=_carry_none(self._guards), shapes=())
         return compile_input_check(guards, self._function)
 

@@ -115,16 +115,18 @@ def _built(package: str) -> tuple[str, str]:
     if spec is None:
         return _NONE, _NONE
     try:
-        text = (Path(spec.origin or package).parent / "version.py").read_text()
+        text = "" if spec.origin is None else (Path(spec.origin).parent / "version.py").read_text()
     except OSError:
+        text = ""
+    if not text:
         return _version(package), _NONE
-    version = re.search(r"^__version__ = ['\"]([^'\"]+)", text, re.MULTILINE)
-    git = re.search(r"^git_version = ['\"]([^'\"]+)", text, re.MULTILINE)
-    cuda = re.search(r"^cuda\b[^=\n]*= ['\"]([^'\"]+)", text, re.MULTILINE)
-    return (
-        f"{version[1] if version else _version(package)} git {git[1][:12] if git else 'unknown'}",
-        _NONE if cuda is None else cuda[1],
-    )
+    named: dict[str, str] = {}
+    for line in text.splitlines():  # `name = 'text'`, or with a type behind the name
+        name, _, value = line.partition(" = ")
+        if value.startswith(("'", '"')):
+            named.setdefault(name.partition(":")[0], value[1:].partition(value[0])[0])
+    version, git = named.get("__version__") or _version(package), named.get("git_version", "unknown")
+    return f"{version} git {git[:12]}", named.get("cuda", _NONE)
 
 
 def _cuda(version: str) -> str:

@@ -87,8 +87,8 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
 
 def any_gears() -> bool:
     """Whether a tensor of this process was ever given gears; imports nothing of them."""
-    gears = sys.modules.get("warmrank.worker.gears.carried")
-    return gears is not None and gears.any_set()
+    any_set = getattr(sys.modules.get("warmrank.worker.gears.carried"), "any_set", None)
+    return any_set is not None and bool(any_set())
 
 
 def encode(values: tuple[Any, ...]) -> dict[str, str]:

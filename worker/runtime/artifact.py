@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 FORMAT = 4
 ABOUT = "about"
 _MAGIC = b"warmrank-artifact "
-_PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 # Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"

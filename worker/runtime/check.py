@@ -188,8 +188,13 @@ def asks_for_gradients(nodes: Sequence[Node], check: Check, code: CodeType) -> b
 
 def argument_names(code: CodeType) -> tuple[str, ...]:
     """Names of a method's parameters, without that of the module."""
+    return parameters(code)[min(code.co_argcount, 1) :]
+
+
+def parameters(code: CodeType) -> tuple[str, ...]:
+    """Names of a function's parameters, those that take the rest included."""
     starred = bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
-    return code.co_varnames[min(code.co_argcount, 1) : code.co_argcount + code.co_kwonlyargcount + starred]
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred]
 
 
 def tensor_mismatches(

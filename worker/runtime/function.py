@@ -43,7 +43,7 @@ from warmrank.worker.runtime.options import CacheOptions, LaunchDefaults, launch
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace, prepare
+from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace, prepare, rank_and_world
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
@@ -158,8 +158,9 @@ class CachedFunction:
     @property
     def device_kind(self) -> str:
         """Kind of the device that the module lives on."""
-        tensors = itertools.chain(self.module.parameters(), self.module.buffers())
-        return kind_of(next((tensor.device.type for tensor in tensors), "cpu"))
+        module = self.module
+        first = next(itertools.chain(module.parameters(), module.buffers()), None)
+        return kind_of("cpu" if first is None else first.device.type)
 
     def engine(self) -> Engine:
         """The engine for the device that the module lives on now; `BadConfig` where none compiles for it."""
@@ -182,7 +183,7 @@ class CachedFunction:
         name = model_directory(
             type(self.module).__name__, dynamic=options.dynamic, mode=options.config.mode, key=asked.key
         )
-        rank, world_size = self._defaults.place or _rank_and_world()
+        rank, world_size = self._defaults.place or rank_and_world()
         partition = partition_name(
             world_size=world_size,
             rank=rank if options.global_rank is None else options.global_rank,
@@ -444,12 +445,3 @@ class CachedFunction:
             from warmrank.worker import journal
 
             journal.append(self.results[stored.sha256], stored.artifact, self.root())
-
-
-def _rank_and_world() -> tuple[int, int]:
-    """Rank and world size of this process."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1

@@ -15,7 +15,7 @@ import keyword
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from inspect import CO_VARARGS, CO_VARKEYWORDS
+from inspect import CO_VARARGS
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -28,6 +28,7 @@ from warmrank.worker.runtime.check import (
     argument_names,
     asks_for_gradients,
     holds,
+    parameters,
     plain_type,
     resolve,
     root_names,
@@ -59,7 +60,7 @@ def compile_input_check(
     if asked is None:
         asked = cheap_globals(guards, function)
     builder = _Builder(guards, function, per_call_nodes(guards, function, asked), others or {})
-    prefix = _unlike(_parameters(function.__code__))
+    prefix = _unlike(parameters(function.__code__))
     source = "\n".join(builder.lines()).replace("$", prefix)
     scope = {f"{prefix}{name}": value for name, value in builder.scope.items()}
     exec(compile(source, "<input guards>", "exec"), scope)  # noqa: S102 - source made here from trusted guards
@@ -155,7 +156,7 @@ class _Builder:
         return f"{self._keep(lambda value: take_step(step, value, argument))}({base})"
 
     def _root(self, index: int, step: str, argument: Any) -> str:
-        if step == "local" and argument in _parameters(self._code):
+        if step == "local" and argument in parameters(self._code):
             return str(argument)
         if step == "global":
             return f"$globals[{_literal(argument)}]"
@@ -282,15 +283,9 @@ def nodes_of(check: Check) -> tuple[int, ...]:
     return (node, *expected) if kind == "distinct" else (node,)
 
 
-def _parameters(code: CodeType) -> tuple[str, ...]:
-    """Names of a function's parameters, those that take the rest included."""
-    starred = bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred]
-
-
 def _signature(code: CodeType) -> str:
     """The parameter list of a function, without defaults (they are set on the finished function)."""
-    names = list(_parameters(code))
+    names = list(parameters(code))
     positional, rest = names[: code.co_argcount], names[code.co_argcount :]
     keyword_only, starred = rest[: code.co_kwonlyargcount], rest[code.co_kwonlyargcount :]
     parts = list(positional)

@@ -17,6 +17,7 @@ import builtins
 import dataclasses
 import importlib
 import itertools
+import json
 import marshal
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -83,7 +84,12 @@ class Variant:
         self._module: Any = module
         function = function_of(site.method)
         engine = engine_named(artifact.engine)
-        graph = engine.load(artifact.sections, stored.files(), _groups(artifact.roles), site=site)
+        groups = {}
+        if artifact.roles:
+            from warmrank.worker.groups import resolve
+
+            groups = {role: resolve(role)[0] for role in artifact.roles}
+        graph = engine.load(artifact.sections, stored.files(), groups, site=site)
         self.runner = runner_for(engine, graph, facts, backend, CaptureOptions.of(site.config))
         self._guards = guards
         self._device_kind = backend.kind
@@ -130,7 +136,7 @@ class Variant:
             self._guards == "skip"
             or self.stored.artifact.facts.gears is not None
             or not ambient.any_gears()
-            or self._loaded_gears().suit(self._module, args, kwargs)
+            or self._loaded_gears().carries_none(self._module, *args, **kwargs)
         )
 
     def _state_holds(self) -> bool:
@@ -196,11 +202,12 @@ class Variant:
         per_call = {readable(text(guards.nodes, node)) for node in (*guards.volatile, *asked)}
         arguments = argument_names(function_of(self._method).__code__)
         names = facts.input_names or ("",) * len(facts.input_classes)
-        return tuple(
-            index
-            for index, (kind, name) in enumerate(zip(facts.input_classes, names, strict=True))
-            if kind != NUMBER and name not in per_call and _variable(name) not in arguments
-        )
+        positions = []
+        for index, (kind, name) in enumerate(zip(facts.input_classes, names, strict=True)):
+            variable = name.partition(".")[0].partition("[")[0].partition("(")[0]
+            if kind != NUMBER and name not in per_call and variable not in arguments:
+                positions.append(index)
+        return tuple(positions)
 
     def _nodes_at(self, positions: Collection[int]) -> list[int]:
         """The nodes of the tensors at some positions."""
@@ -252,20 +259,6 @@ class Variant:
         """The graph's inputs in calls like this one: of every gear, largest first; its own without gears."""
         inputs = self.inputs_of(args, kwargs)
         return [inputs] if self._geared is None else self._geared.gear_inputs(inputs)
-
-
-def _variable(name: str) -> str:
-    """The variable, or function, that an input's name begins with."""
-    return name.partition(".")[0].partition("[")[0].partition("(")[0]
-
-
-def _groups(roles: Sequence[str]) -> dict[str, str]:
-    """This process's names of the groups with these roles."""
-    if not roles:
-        return {}
-    from warmrank.worker.groups import resolve
-
-    return {role: resolve(role)[0] for role in roles}
 
 
 class _Inputs(BaseException):
@@ -380,17 +373,13 @@ def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> Fun
 
 
 def _restore(code: CodeType) -> CodeType:
-    return code.replace(co_consts=tuple(_restore_constant(item) for item in code.co_consts))
-
-
-def _restore_constant(value: Any) -> Any:
-    if isinstance(value, CodeType):
-        return _restore(value)
-    if isinstance(value, tuple) and len(value) == 2 and value[0] == PLACEHOLDER:
-        import json
-
-        return decode(json.loads(value[1]))
-    return value
+    constants = list(code.co_consts)
+    for index, value in enumerate(constants):
+        if isinstance(value, CodeType):
+            constants[index] = _restore(value)
+        elif isinstance(value, tuple) and len(value) == 2 and value[0] == PLACEHOLDER:
+            constants[index] = decode(json.loads(value[1]))
+    return code.replace(co_consts=tuple(constants))
 
 
 class _Scope(dict[str, Any]):

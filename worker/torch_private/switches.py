@@ -197,6 +197,15 @@ def known_groups() -> dict[str, Any]:
     return {str(name): group for group, name in names.items() if group.rank() >= 0}
 
 
+def rank_and_world() -> tuple[int, int]:
+    """Rank and world size of this process; (0, 1) outside of ``torch.distributed``."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
 def group_addresses() -> tuple[int, ...]:
     """What is equal as long as no process group comes or goes; under a microsecond for a few groups."""
     from torch.distributed import distributed_c10d
