@@ -236,9 +236,9 @@ class Installation(Value):
     problems: tuple[str, ...]  # what is wrong or does not fit, each with its remedy
 
 
-def installation(places: Places | None = None) -> Installation:
+def installation() -> Installation:
     """Look at this machine; takes a second or two where there are NPUs, because ``npu-smi`` does."""
-    places = here() if places is None else places
+    places = here()
     cann = cann_of(places)
     devices = device_numbers(places)
     chips, trouble = chips_of(places) if devices else ((), "")

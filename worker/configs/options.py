@@ -320,11 +320,9 @@ class _Named(str):  # noqa: SLOT000 - it knows its option
 class NamedChoice(Choice[str]):
     """A `Choice` whose value has an attribute ``value``, as TorchAir's options have."""
 
-    def __get__(self, section: Any, owner: Any) -> Any:
-        found = super().__get__(section, owner)
-        if section is not None:
-            found = _Named(found)
-            found._section, found._name = section, self.name  # noqa: SLF001 - of this module
+    def _held(self, section: Section) -> str:
+        found = _Named(super()._held(section))
+        found._section, found._name = section, self.name  # noqa: SLF001 - of this module
         return found
 
     def __set__(self, section: Section, value: str) -> None:

@@ -232,7 +232,8 @@ def _kinds() -> _Kinds:
         """Made anew within the trace, by a call of its class with its arguments."""
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            cls, given = self.value.__reduce__()
+            value: Any = self.value
+            cls, given = value.__reduce__()
             keywords = getattr(cls, "keywords", {})  # of a partial, for a methodcaller with keyword arguments
             if keywords:
                 cls, given = cls.func, (*cls.args, *given)
