@@ -56,6 +56,7 @@ FACTS = {
     "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
     "torch._dynamo.variables.misc": "IgnoredFunctionVariable LoggingLoggerVariable",
     "torch._dynamo.variables:ConstDictVariable": "install_dict_contains_guard",
+    "torch._guards": "InvokeSubgraphCache",
     "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
     "torch.utils._config_module": "ConfigModule",
 }
