@@ -86,7 +86,7 @@ class FunctionResult(Value):
         num_captures: graphs captured for this cached function so far, in all its calls.
         pool_bytes: bytes of the pools that these graphs use, which other functions may share.
         runtime_state: declared values that the artifact was made with, name -> text.
-        trace: digest of the trace that the artifact was made of (`worker.rank.audit`); of a compile only.
+        trace: digest of the trace that the artifact was made of (`worker.rank.units`); of a compile only.
     """
 
     function: str

@@ -131,7 +131,7 @@ def test_torch_that_does_not_import_is_an_error_with_its_words(tmp_path, text, t
 
 
 def test_missing_and_unfit_software_of_ascend_is_named():
-    empty = dict.fromkeys(("cann", "cann_detail", "home", "nnal", "driver", "firmware", "soc"), "")
+    empty = dict.fromkeys(("cann", "cann_detail", "home", "nnal", "driver", "soc"), "")
     none = Installation(**empty, devices=(), chips=(), problems=("chip 3 is not healthy",))
     expected = {"ascend.cann": "error", "ascend.driver": "error", "ascend.problems": "warning"}
     assert checked_levels(software.check_ascend(none, FITS)) == expected

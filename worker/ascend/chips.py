@@ -30,7 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from warmrank.worker.ascend.places import DEVICE, Places, here
-from warmrank.worker.ascend.versions import cann_of, driver_of, firmware_of, package_problems
+from warmrank.worker.ascend.versions import cann_of, driver_of, package_problems
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.values import Value
 
@@ -59,8 +59,6 @@ class Chip(Value):
     name: str  # as the table gives it: ``910B4``, or ``Ascend910`` for every model of Atlas A3
     health: str  # ``OK``, or what else the tool says
     bus_id: str  # its place on the PCI bus
-    used_mb: int  # memory in use, in MB
-    memory_mb: int  # memory in all, in MB
 
     def problem(self) -> str:
         """What is wrong with it, and the remedy; empty where nothing is."""
@@ -109,8 +107,6 @@ def chips_in(table: str) -> tuple[Chip, ...]:
                 name=first.group(2),
                 health=first.group(3),
                 bus_id=second.group(3),
-                used_mb=int(second.group(4)),
-                memory_mb=int(second.group(5)),
             )
         )
     return tuple(chips)
@@ -234,16 +230,15 @@ class Installation(Value):
     home: str  # directory of CANN; empty where there is none
     nnal: str  # version of NNAL (ATB); empty where there is none
     driver: str  # version of the driver; empty where there is none
-    firmware: str  # version of the firmware; empty where it cannot be seen, as in most containers
     soc: str  # model of the NPUs, such as ``Ascend910B2``; several are joined by ``, ``; empty without NPUs
     devices: tuple[int, ...]  # numbers N of the files ``/dev/davinci<N>``
     chips: tuple[Chip, ...]  # what ``npu-smi`` says of each chip; empty where it is missing or fails
     problems: tuple[str, ...]  # what is wrong or does not fit, each with its remedy
 
 
-def installation(places: Places | None = None) -> Installation:
+def installation() -> Installation:
     """Look at this machine; takes a second or two where there are NPUs, because ``npu-smi`` does."""
-    places = here() if places is None else places
+    places = here()
     cann = cann_of(places)
     devices = device_numbers(places)
     chips, trouble = chips_of(places) if devices else ((), "")
@@ -253,7 +248,6 @@ def installation(places: Places | None = None) -> Installation:
         home=cann.home,
         nnal=cann.nnal,
         driver=driver_of(places),
-        firmware=firmware_of(places),
         soc=soc_of(places),
         devices=devices,
         chips=chips,

@@ -201,28 +201,17 @@ def _fields(file: Path) -> dict[str, str]:
     return dict(re.findall(_LINE, text))
 
 
-# torch_npu -> the series of CANN that it is built for and tested with.
-_CANN_OF = {
-    "2.12.0.post2": "9.1",
-    "2.12.0": "9.1",
-    "2.11.0.post2": "9.1",
-    "2.11.0": "9.1",
-    "2.10.0.post6": "9.1",
-    "2.10.0.post4": "9.1",
-    "2.10.0": "9.0",
-    "2.9.0.post8": "9.1",
-    "2.9.0.post6": "9.1",
-    "2.9.0.post2": "9.0",
-    "2.9.0": "8.5",
-    "2.8.0.post4": "9.0",
-    "2.8.0.post2": "8.5",
-    "2.8.0": "8.3",
-    "2.7.1.post10": "9.1",
-    "2.7.1.post8": "9.1",
-    "2.7.1.post4": "9.0",
-    "2.7.1.post2": "8.5",
-    "2.7.1": "8.3",
-}
+# The series of CANN that releases of torch_npu, the newest first, are built for and tested with.
+_RELEASES = {
+    "9.1": (
+        "2.12.0.post2", "2.12.0", "2.11.0.post2", "2.11.0", "2.10.0.post6", "2.10.0.post4", "2.9.0.post8",
+        "2.9.0.post6", "2.7.1.post10", "2.7.1.post8",
+    ),
+    "9.0": ("2.10.0", "2.9.0.post2", "2.8.0.post4", "2.7.1.post4"),
+    "8.5": ("2.9.0", "2.8.0.post2", "2.7.1.post2"),
+    "8.3": ("2.8.0", "2.7.1"),
+}  # fmt: skip
+_CANN_OF = {release: series for series, releases in _RELEASES.items() for release in releases}
 # CANN -> the series of the driver that it runs on.
 _DRIVERS = {
     "9.1": ("25.2", "25.3", "25.5", "25.7", "26.0", "26.1"),

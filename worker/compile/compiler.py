@@ -286,23 +286,25 @@ def _summarise(graph: GraphModule, config: CompilerConfig) -> None:
 
 def _summary_rows(nodes: Iterable[Node]) -> list[tuple[str, str, int, str, str]]:
     """One row per operator, in the order of their first calls; see `_SUMMARY_COLUMNS`."""
-    inputs: dict[str, Counter[str]] = {}
-    outputs: dict[str, Counter[str]] = {}
-    kinds: dict[str, str] = {}
+    calls: dict[str, list[Node]] = {}
     for node in nodes:
-        if node.op != "call_function":
-            continue
-        operator = str(node.target)
-        kinds.setdefault(operator, getattr(node.target, "namespace", "builtin"))
-        arguments = ", ".join(
-            [*map(_described, node.args), *(f"{key}={_described(item)}" for key, item in node.kwargs.items())]
-        )
-        inputs.setdefault(operator, Counter())[arguments] += 1
-        outputs.setdefault(operator, Counter())[_described(node)] += 1
+        if node.op == "call_function":
+            calls.setdefault(str(node.target), []).append(node)
     return [
-        (operator, kind, inputs[operator].total(), _counted(inputs[operator]), _counted(outputs[operator]))
-        for operator, kind in kinds.items()
+        (
+            operator,
+            getattr(found[0].target, "namespace", "builtin"),
+            len(found),
+            _counted(map(_arguments, found)),
+            _counted(map(_described, found)),
+        )
+        for operator, found in calls.items()
     ]
+
+
+def _arguments(node: Node) -> str:
+    named = (f"{key}={_described(item)}" for key, item in node.kwargs.items())
+    return ", ".join([*map(_described, node.args), *named])
 
 
 def _dump_path(directory: str | None, name: str, kind: str) -> Path:
@@ -326,5 +328,5 @@ def _described(value: Any) -> str:
     return str(value)
 
 
-def _counted(found: Counter[str]) -> str:
-    return "\n".join(f"{count} x {text}" for text, count in found.most_common())
+def _counted(found: Iterable[str]) -> str:
+    return "\n".join(f"{count} x {text}" for text, count in Counter(found).most_common())

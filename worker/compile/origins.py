@@ -30,13 +30,13 @@ from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.runtime.artifact import ABOUT, PortableGuards
 from warmrank.worker.runtime.describe import readable_shape
+from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.lowering import LoweredGraph
     from warmrank.worker.torch_private.tracing import Trace
 
-_ARGUMENT = re.compile(r"\bL\['(\w+)'\]")
 Frame = tuple[str, int, str, str]
 _FRAME = re.compile(
     r'^ *File "(?P<file>.*)", line (?P<line>[0-9]+), in (?P<name>.*)\n(?P<text>.*)', re.MULTILINE
@@ -111,7 +111,7 @@ def _shape_lines(trace: Trace, guards: PortableGuards, lines: _Lines) -> dict[st
     for index, (expression, used) in enumerate(guards.shapes):
         condition = readable_shape(guards, expression, used)
         for line in trace.shape_lines:
-            wanted = all(_ARGUMENT.sub(r"\1", source) in condition for source in line.sources)
+            wanted = all(readable(source) in condition for source in line.sources)
             if wanted and (position := lines.of([lines.whole(line.frame)])) is not None:
                 found.setdefault(str(index), position)
     return found

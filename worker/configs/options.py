@@ -62,39 +62,42 @@ Bool = TypeVar("Bool", bound=bool | None)
 Int = TypeVar("Int", bound=int | None)
 
 
-class Option(Generic[T]):
-    """A checked value with a default, which is always allowed.
+class Declared(Generic[T]):
+    """What a section declares under a name."""
 
-    Attributes:
-        default: the value while nobody has set one.
-        name: the attribute's name.
-        words: the allowed values, for an error message.
-    """
-
-    words: str = ""
-    is_of_process: ClassVar[bool] = False  # another value changes nothing that is compiled
-
-    def __init__(self, default: T, *, effect: Effect | None = None) -> None:
-        self.default = default
-        self._effect = effect
-        self.name = ""
+    name = ""
 
     def __set_name__(self, owner: type[Section], name: str) -> None:
         self.name = name
         self._owner = owner
-
-    @property
-    def effect(self) -> Effect:
-        """Its own effect, or else the section's."""
-        return self._effect or self._owner._effect  # noqa: SLF001 - the two form one frame
 
     @overload
     def __get__(self, section: None, owner: type[Section]) -> Self: ...
     @overload
     def __get__(self, section: Section, owner: type[Section]) -> T: ...
     def __get__(self, section: Section | None, owner: type[Section]) -> Self | T:
-        if section is None:
-            return self
+        return self if section is None else self._held(section)
+
+    def _held(self, section: Section) -> T:
+        raise NotImplementedError
+
+
+class Option(Declared[T]):
+    """A checked value with a default, which is always allowed."""
+
+    words: str = ""  # the allowed values, for an error message
+    is_of_process: ClassVar[bool] = False  # another value changes nothing that is compiled
+
+    def __init__(self, default: T, *, effect: Effect | None = None) -> None:
+        self.default = default
+        self._effect = effect
+
+    @property
+    def effect(self) -> Effect:
+        """Its own effect, or else the section's."""
+        return self._effect or self._owner._effect  # noqa: SLF001 - the two form one frame
+
+    def _held(self, section: Section) -> T:
         value: T = section.__dict__.get(self.name, self.default)
         return value
 
@@ -124,23 +127,13 @@ class Option(Generic[T]):
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-class Part(Generic[S]):
+class Part(Declared[S]):
     """A section within a section; every instance of the outer one has its own."""
 
     def __init__(self, kind: type[S]) -> None:
         self.kind = kind
-        self.name = ""
 
-    def __set_name__(self, owner: type[Section], name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, section: None, owner: type[Section]) -> Self: ...
-    @overload
-    def __get__(self, section: Section, owner: type[Section]) -> S: ...
-    def __get__(self, section: Section | None, owner: type[Section]) -> Self | S:
-        if section is None:
-            return self
+    def _held(self, section: Section) -> S:
         if self.name not in section.__dict__:
             section.__dict__[self.name] = self.kind()
         part: S = section.__dict__[self.name]
@@ -327,11 +320,9 @@ class _Named(str):  # noqa: SLOT000 - it knows its option
 class NamedChoice(Choice[str]):
     """A `Choice` whose value has an attribute ``value``, as TorchAir's options have."""
 
-    def __get__(self, section: Any, owner: Any) -> Any:
-        found = super().__get__(section, owner)
-        if section is not None:
-            found = _Named(found)
-            found._section, found._name = section, self.name  # noqa: SLF001 - of this module
+    def _held(self, section: Section) -> str:
+        found = _Named(super()._held(section))
+        found._section, found._name = section, self.name  # noqa: SLF001 - of this module
         return found
 
     def __set__(self, section: Section, value: str) -> None:

@@ -7,18 +7,13 @@ Sections::
                      "constants": [[name, device type], ...] where there are some}
     torchair.py     the code that TorchAir generated, as `worker.engines.torchair_code` keeps it
     torchair.txt    what TorchAir says of graph, inputs and options, for people
-
     constants       tensor constants of the graph, as engine ``graph`` keeps them; only where there are some
 
-Nothing is pickled: TorchAir's own file, which is a pickle, exists in a private directory only
-(`worker.engines.torchair_vendor`). It compiles the very graph that Dynamo made for this artifact, and runs
-nothing: the conditions of the artifact are those of its graph.
-
-Loading imports what TorchAir imports: Dynamo, Inductor and sympy among it.
-
-At a load TorchAir works in a private directory (0700) that holds a file written from a verified artifact,
-so whatever it does to a cache that it does not like, it does to a copy. The directory ends with the loaded
-graph, or with its process.
+TorchAir compiles the very graph that Dynamo made for this artifact, and runs nothing: the conditions of the
+artifact are those of its graph. Nothing is pickled: TorchAir's own file, which is a pickle, exists only in a
+private directory (0700, `torchair_vendor`), which ends with the loaded graph or its process. At
+a load it is written from a verified artifact, so whatever TorchAir does to a cache that it does not like, it
+does to a copy. A load imports what TorchAir imports: Dynamo, Inductor and sympy among it.
 """
 
 from __future__ import annotations

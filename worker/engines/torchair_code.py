@@ -100,13 +100,20 @@ def portable(code: str, own: Own) -> str:
     code = edited(code, [(node, "pass") for node in functions if node.name == "main"])
     tree = ast.parse(code)
     _refuse_streams(tree)
-    name = _graph_name(tree)
-    tags = _own_tags(tree, name)
-    edits = [*_pools(tree, None), *_devices(tree, own), *_tag_lists(tree, tags)]
-    in_lists = {id(item) for value in _info_values(tree, "tagged_event_names") for item in ast.walk(value)}
-    for constant in texts(tree):
+    name, listed = _graph_name(tree), list(_info_values(tree, "tagged_event_names"))
+    in_lists = {id(item) for value in listed for item in ast.walk(value)}
+    others = [constant for constant in texts(tree) if id(constant) not in in_lists]
+    listed_tags = (str(item.value) for value in listed for item in texts(value))
+    # TorchAir made those that begin with the graph's name for it; of others, those that its code uses stay.
+    tags = frozenset(tag for tag in listed_tags if name and tag.startswith(f"{name}_"))
+    used = tags.union(str(constant.value) for constant in others)
+    edits = [*_pools(tree, None), *_devices(tree, own)]
+    for value in listed:
+        kept = (str(item.value) for item in texts(value) if item.value in used)
+        edits.append((value, repr([NAME + tag[len(name) :] if tag in tags else tag for tag in kept])))
+    for constant in others:
         text = _portable_text(str(constant.value), name, tags, own)
-        if text != constant.value and id(constant) not in in_lists:
+        if text != constant.value:
             edits.append((constant, repr(text)))
     roles = {group: role for role, group in own.groups.items()}
     named = _group_arguments(tree, roles.__contains__)
@@ -200,25 +207,6 @@ def _graph_name(tree: ast.AST) -> str:
     """``graph_3``: the graph's name in this process; empty where nothing is captured."""
     found = [value for value in _info_values(tree, "fx_graph_name") if isinstance(value, ast.Constant)]
     return str(found[0].value) if found else ""
-
-
-def _own_tags(tree: ast.AST, name: str) -> frozenset[str]:
-    """Tags of events that TorchAir made for this graph: they begin with its name."""
-    tags = {str(item.value) for value in _info_values(tree, "tagged_event_names") for item in texts(value)}
-    return frozenset(tag for tag in tags if name and tag.startswith(f"{name}_"))
-
-
-def _tag_lists(tree: ast.AST, own: frozenset[str]) -> list[Edit]:
-    """The lists of tags: this graph's, and others that its code uses."""
-    edits: list[Edit] = []
-    listed = {id(item) for value in _info_values(tree, "tagged_event_names") for item in ast.walk(value)}
-    used = {str(item.value) for item in texts(tree) if id(item) not in listed}
-    name = _graph_name(tree)
-    for value in _info_values(tree, "tagged_event_names"):
-        tags = [str(item.value) for item in texts(value)]
-        kept = [NAME + tag[len(name) :] if tag in own else tag for tag in tags if tag in own or tag in used]
-        edits.append((value, repr(kept)))
-    return edits
 
 
 def _pools(tree: ast.AST, pool: object | None) -> list[Edit]:

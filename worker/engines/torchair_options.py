@@ -1,14 +1,11 @@
 """Our `CompilerConfig`, option by option, on an object of the installed TorchAir's own configuration.
 
-Nothing here imports TorchAir: the caller hands the object in, and what it is says how it is filled. Every
-value that is set is read back, so an option that the installed version lacks, refuses or ignores is an
-error, which names all of them at once. What belongs to another mode stays behind; `CompilerConfig.check`
-says so.
+The caller hands the object in, and what it is says how it is filled; nothing here imports TorchAir. Every
+value that is set is read back, so an option that the installed version lacks, refuses or ignores is an error,
+which names all of them at once. What belongs to another mode stays behind; `CompilerConfig.check` says so. A
+change of the translation is a change of the engine, whose version is part of the key.
 
-A request key holds our configuration, the engine's version and torch_npu's, and these decide what is set: a
-change of the translation is a change of the engine.
-
-What is relied on (read in torch_npu 2.13): options that are not named here have the same dotted name in
+Relied on (torch_npu 2.13): options that are not named here have the same dotted name in
 ``torchair.CompilerConfig``; an option is an attribute of the object or of a section of it, and holds either
 its value, or an object whose class has a property ``value``.
 """

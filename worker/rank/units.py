@@ -3,18 +3,22 @@
 A unit is named after its cached function (``Llama.decode``; a second call of the same function is
 ``Llama.decode[1]``). An artifact that another node hands in lies where what a store offers lies, in no
 partition: the guards of each rank decide whether it fits. It brings the marks of its cache directory along,
-so a revocation reaches it.
+so a revocation reaches it. A `TracePrint` is what must be equal on all ranks that share an artifact.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
@@ -30,16 +34,16 @@ from warmrank.worker.results import (
     TraceResult,
     unit_name,
 )
-from warmrank.worker.runtime.artifact import is_withheld
+from warmrank.worker.runtime.artifact import PortableGuards, is_withheld
 from warmrank.worker.runtime.files import release
 from warmrank.worker.runtime.find import Found, other_request
 from warmrank.worker.runtime.function import OFFERED
 from warmrank.worker.runtime.runtime_state import declared_for
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.cache_store.digests import Digest
     from warmrank.cache_store.store import Store
-    from warmrank.worker.rank.audit import TracePrint
     from warmrank.worker.rank.workload import Call
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.find import StoredArtifact
@@ -47,6 +51,34 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.variant import Variant
 
 _log = logging.getLogger(__name__)
+_AS_TEXT = ("graph.py", "torchair.py")
+_AS_DIGEST = ("constants", "torchair.json", "torchair.txt")
+_AOTI = "aoti"
+_MAX_CHARS = 160
+
+
+class TracePrint(Value):
+    """A trace as text."""
+
+    parts: Mapping[str, tuple[str, ...]]  # name of a part -> its lines; the most telling part first
+    # line of the graph's source -> line of the user's that it comes from; no part of the digest
+    places: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all parts, hex."""
+        return hashlib.sha256(_text(dict(self.parts)).encode()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The print for another process."""
+        content = {"parts": list(self.parts.items()), "places": self.places}
+        return zlib.compress(_text(content).encode())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TracePrint:
+        """The print that `to_bytes` gave."""
+        content = json.loads(zlib.decompress(data))
+        return cls(parts={name: tuple(lines) for name, lines in content["parts"]}, places=content["places"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +184,6 @@ class RankUnit:
 
     def trace(self) -> TracePrint:
         """The trace that this unit's artifact was made of."""
-        from warmrank.worker.rank.audit import print_of
-
         stored = self.found.stored if self.variant is None and self.found is not None else None
         return print_of((stored or self.bound().stored).artifact)
 
@@ -169,8 +199,6 @@ class RankUnit:
 
     def audit(self) -> TraceResult:
         """Trace as a compile would, and keep nothing but what a comparison needs."""
-        from warmrank.worker.rank.audit import print_of
-
         started, cpu_s = perf_counter(), process_time()
         # As in `compile`: a call that an earlier unit's artifact would cover is not traced.
         covering = (outline for outline in self.outlines if not self._misfits(outline))
@@ -185,8 +213,6 @@ class RankUnit:
 
     def retrace(self) -> Retraced:
         """Trace again, and compare with the artifact that the probe found."""
-        from warmrank.worker.rank.audit import first_difference, print_of
-
         found = self.found or self.find()
         key = self.function.request().key
         if found.stored is None:
@@ -212,8 +238,6 @@ class RankUnit:
 
     def difference(self, trace: bytes) -> str:
         """The first difference between a trace of another rank and this rank's own, in words."""
-        from warmrank.worker.rank.audit import TracePrint, first_difference
-
         own = self.outlined or self.trace()
         return first_difference(TracePrint.from_bytes(trace), own)
 
@@ -378,3 +402,75 @@ def check_cache_dir(function: CachedFunction, cache_dir: Path) -> None:
             "leave cache_dir out of cache_compile in a launch"
         )
         raise WorkloadError(msg, function=function.name, cache_dir=str(root))
+
+
+def print_of(artifact: Artifact) -> TracePrint:
+    """The print of the trace that an artifact was made of, whether compiled or only outlined.
+
+    So an audit and a compile cannot part ways. It holds graph, constants, conditions, frame and facts;
+    neither kernels nor lines of source, which follow from these or change no result. Where an engine compiles
+    kernels, conditions on sizes are those of the trace, without what its compiler added.
+    """
+    from warmrank.worker.compile import origins
+    from warmrank.worker.compile.readable import conditions, disassembled, origin_of
+
+    known = origins.read(artifact.sections)
+    source = next((artifact.sections[name] for name in _AS_TEXT if name in artifact.sections), b"")
+    graph = tuple(source.decode().split("\n"))
+    guards = PortableGuards.from_json(json.loads(_text(artifact.guards.to_json())))  # as a file has them
+    symbols = ""
+    if _AOTI in artifact.sections:  # Inductor adds conditions on sizes, and an outline has none of them
+        guards = replace(guards, shapes=())
+        symbols = _text(_without_hints(json.loads(artifact.sections[_AOTI])["described"]))
+    data = guards.to_json()
+    kept = ((name, artifact.sections.get(name, b"")) for name in _AS_DIGEST)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in kept}
+    return TracePrint(
+        parts={
+            "graph": graph,
+            "condition": tuple(conditions(guards)),
+            "sizes": (symbols,),
+            "constants": tuple(f"{name} {digest}" for name, digest in digests.items()),
+            "frame": tuple(disassembled(artifact.frame.code)),
+            "names of the frame": (
+                _text(artifact.frame.names),
+                hashlib.sha256(artifact.frame.code).hexdigest(),
+            ),
+            "facts": tuple(f"{name} {_text(value)}" for name, value in artifact.facts.to_json().items()),
+            "function": (artifact.name, artifact.function, *artifact.roles),
+            "data of conditions": tuple(
+                _text(item)
+                for _, part in sorted(data.items())
+                for item in (part.items() if isinstance(part, dict) else part)
+            ),
+        },
+        places={line: place for line in graph if (place := origin_of(line, known))},
+    )
+
+
+def first_difference(one: TracePrint, other: TracePrint) -> str:
+    """The first line in which two prints differ, in words; empty where they are equal."""
+    for part in dict.fromkeys((*one.parts, *other.parts)):
+        lines = zip_longest(one.parts.get(part, ()), other.parts.get(part, ()), fillvalue="(nothing)")
+        for number, (mine, theirs) in enumerate(lines, 1):
+            if mine != theirs:
+                place = one.places.get(mine) or other.places.get(theirs)
+                where = f" ({place})" if part == "graph" and place else ""
+                return f"{part} {number}: {_cut(mine)} / {_cut(theirs)}{where}"
+    return ""
+
+
+def _without_hints(described: dict[str, Any]) -> dict[str, Any]:
+    """The description of a graph's inputs without the sizes of the very call that was traced."""
+    symbols = {name: bounds for name, (_, *bounds) in described["symbols"].items()}
+    return {**described, "symbols": symbols}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _cut(line: str) -> str:
+    """A line for people, cut where it is long."""
+    line = " ".join(line.split())
+    return line if len(line) <= _MAX_CHARS else f"{line[: _MAX_CHARS - 3]}..."

@@ -2,17 +2,14 @@
 
 Relied on (torch 2.11 to 2.15), besides what `MADE` says:
 
-* ``CheckFunctionManager(code, output_graph)`` builds the tree in one call of its method ``build_guards``,
-  which takes the guards and returns their builder and a holder whose ``root`` is the tree; it runs the
-  guards unless ``output_graph.skip_guards_check``;
-* a builder's ``get_guard_manager_from_source`` gives the same object for the same place of the tree;
-* managers have ``get_source``, ``get_leaf_guards`` and ``get_child_managers``, a ``DictGuardManager``
-  ``get_key_value_managers``, the root ``get_epilogue_lambda_guards``; a leaf has ``verbose_code_parts``;
+* ``CheckFunctionManager`` builds the tree in one call of its method ``build_guards``, which takes the guards
+  and returns their builder and a holder whose ``root`` is the tree; it runs the guards unless
+  ``output_graph.skip_guards_check``. A builder gives the same manager for the same place of the tree;
 * only managers of dicts have checks of their own: type, length, and so, with the keys that have managers,
   the keys' order. All others fail where there is nothing at their place;
-* ``output_graph.input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides, in
-  which a dynamic dimension is a ``SymInt``; a specialised one has a ``node.maybe_as_int()``, which
-  ``TENSOR_MATCH`` compares and the shape guards leave out.
+* ``input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides, in which a dynamic
+  dimension is a ``SymInt``; a specialised one has a ``node.maybe_as_int()``, which ``TENSOR_MATCH`` compares
+  and the shape guards leave out.
 """
 
 from __future__ import annotations

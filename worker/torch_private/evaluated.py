@@ -123,10 +123,6 @@ class Evaluations:
         args, kwargs = given or (None, {})
         self.calls.append(AskedCall(function=function, args=args, kwargs=kwargs, result=result))
 
-    def refuse(self, why: str) -> None:
-        """Note what no condition can cover."""
-        self.refused.append(why)
-
 
 class ReadHooks:
     """Steps in where traced code asks objects."""
@@ -149,7 +145,7 @@ class ReadHooks:
         if name == "group_name" and (group := _real_group(variable)) is not None:
             self._names[id(answer)] = (answer, group)
         if is_number_of_device(variable, name):
-            self._evaluations.refuse(
+            self._evaluations.refused.append(
                 "index of a tensor's device differs from rank to rank; use the device as it is, or keep the "
                 "number as an attribute"
             )
@@ -231,7 +227,7 @@ class ReadHooks:
         if answering is getattr(type, hook) or type(cls).__module__.startswith("torch"):
             return False
         if not is_pinned_module(module):
-            self._evaluations.refuse(
+            self._evaluations.refused.append(
                 f"{type(cls).__qualname__}.{hook} answers whether an object is a {cls.__qualname__}, and a "
                 "change of the answer could not be noticed; ask for an attribute, or for type(object)"
             )

@@ -83,7 +83,7 @@ class CallHooks:
         function, read = variable.value, list[Any]()
         marked = [layer for layer in layers(function) if _name_of_users(layer)]
         if marked:
-            self._evaluations.refuse(
+            self._evaluations.refused.append(
                 f"{marked[0].__module__}.{marked[0].__qualname__} is marked allow_in_graph or "
                 "nonstrict_trace, so a change of what it does could not be noticed; take the mark away, "
                 "or make it a custom operator (torch.library.custom_op)"
@@ -114,7 +114,7 @@ class CallHooks:
     @steps_in("torch._dynamo.variables.nn_module", "invoke_and_store_as_constant")
     def _assume_constant(self, original: Any, tx: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         name = f"{function.__module__}.{function.__qualname__}"
-        self._evaluations.refuse(
+        self._evaluations.refused.append(
             f"{name} is marked assume_constant_result, so a change of what it returns could not be "
             "noticed; take the mark away, or call it outside and keep the result as an attribute"
         )
@@ -137,7 +137,7 @@ class CallHooks:
         if own is translator.output.global_scope or module is None or vars(module) is own:
             return
         if not is_pinned_module(name) and any(map(own.__contains__, globals_read(translator.f_code))):
-            self._evaluations.refuse(
+            self._evaluations.refused.append(
                 f"{translator.f_code.co_qualname} is of a module {name} whose place in sys.modules another "
                 "one has taken, so its globals could not be found again; make the object anew from that one"
             )
@@ -171,7 +171,7 @@ class CallHooks:
         """Refuse a text with an address, unless it is a literal of the code, or a guard compares it."""
         text = vars(variable.unwrap()).get("value")
         if type(text) is str and variable.source is None and _ADDRESS.search(text) and text not in written:
-            self._evaluations.refuse(
+            self._evaluations.refused.append(
                 f"{_ADDRESS.sub('0x...', text)} is text with an address, which no other process has; give "
                 "the class a __repr__, or ask the object for what tells it apart"
             )
@@ -180,7 +180,7 @@ class CallHooks:
         """Refuse the id of an object, and its text, if code of its class or torch's made it untraced."""
         function = getattr(variable, "fn", None)
         if function is id and answer.is_python_constant():
-            self._evaluations.refuse(
+            self._evaluations.refused.append(
                 "id() of an object that was there before the call is an address, which no other process has; "
                 "compare objects with `is`, or key them by a name"
             )
@@ -189,7 +189,7 @@ class CallHooks:
         if constants(*args) is None and constants(answer) is not None:
             value = vars(args[0].unwrap()).get("value")
             if value is not None and not isinstance(value, BaseException):
-                self._evaluations.refuse(
+                self._evaluations.refused.append(
                     f"the text of a {type(value).__qualname__} is made while the function is traced, so what "
                     "it tells of could not be noticed; ask the object for that, or keep it as an attribute"
                 )
@@ -209,7 +209,7 @@ class CallHooks:
         if not code and not all(map(_is_plain, (*given, own))):
             code = _code_run_by(function, positional, named)
         if code:
-            self._evaluations.refuse(
+            self._evaluations.refused.append(
                 f"{code} is called while the function is traced, and is not traced itself, so what it "
                 "depends on could not be noticed; call it by its name, or keep its result as an attribute"
             )

@@ -128,7 +128,7 @@ class ValueHooks:
         for kind in {type(member) for member in members}:
             for method in _methods_of(kind):
                 if method.co_name in ("__eq__", "__hash__"):
-                    self._evaluations.refuse(
+                    self._evaluations.refused.append(
                         f"{method.co_qualname} decides what is in a set, and is not asked while the function "
                         "is traced; keep a dict by a name, or a list"
                     )
@@ -141,7 +141,7 @@ class ValueHooks:
             caller = caller.f_back  # a method of Python's, or of the user's, that calls this one
         file = caller.f_code.co_filename if caller is not None else ""
         if file.startswith(_EVALUATING) and file != _BUILDING:
-            self._evaluations.refuse(
+            self._evaluations.refused.append(
                 f"{frame.f_code.co_qualname} is called while the function is traced, and is not traced "
                 "itself, so what it depends on could not be noticed; call it by its name, or ask before the "
                 "call and keep the answer as an attribute"
@@ -153,7 +153,7 @@ class ValueHooks:
         if not is_pinned_module(tx.f_globals.get("__name__")) and any(arg.source for arg in args):
             one, other = map(_plain_value, args)
             if one and other and one == other:
-                self._evaluations.refuse(
+                self._evaluations.refused.append(
                     f"`is` between values of type {type(one[0]).__name__} says whether equal ones are "
                     "one object, which differs from process to process; compare them with =="
                 )
@@ -245,7 +245,7 @@ class ValueHooks:
         """Note that hashes count, unless those of numbers; refuse those of addresses."""
         for variable in variables:
             if _has_hash_of_address(variable):
-                self._evaluations.refuse(
+                self._evaluations.refused.append(
                     f"{variable.python_type().__qualname__} objects hash by their addresses, on which hash() "
                     "and the order of a set hang, and which no other process has; use a list or a number"
                 )

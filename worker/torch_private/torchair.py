@@ -2,22 +2,18 @@
 
 Relied on (torch_npu 2.13, torch 2.11 to 2.13):
 
-* ``<package>.patterns.pattern_pass_manager._global_pattern_pass_manager`` is None, or its ``pass_dict`` is
-  a ``PatternMatcherPass``, whose ``patterns`` are lists of entries by the operator that they begin with;
-  the entries of an operator are tried in their order;
-* an entry's ``pattern`` is what is searched, a tree of ``PatternExpr`` whose attributes say all about it;
-  ``search_fn`` is asked again where it might match;
-* an entry's ``extra_check`` is the function ``check_fn`` of Inductor's ``register_replacement``, a closure
-  over all that it was called with. TorchAir has put a function of its own around the user's
-  ``extra_check``, and Inductor one around methods (``_wrap_bound_method``);
+* ``<package>.patterns.pattern_pass_manager._global_pattern_pass_manager`` is None, or its ``pass_dict`` is a
+  ``PatternMatcherPass``, whose ``patterns`` are lists of entries by the operator that they begin with, tried
+  in their order. An entry's ``pattern`` is what is searched, a tree of ``PatternExpr`` whose attributes say
+  all about it; ``search_fn`` is asked again where it might match;
+* its ``extra_check`` is the function ``check_fn`` of Inductor's ``register_replacement``, a closure over all
+  that it was called with. TorchAir has put a function of its own around the user's ``extra_check``, and
+  Inductor one around methods (``_wrap_bound_method``);
 * a converter (``torchair.register_fx_node_ge_converter``) is the attribute ``_ge_converter`` of its
-  ``OpOverload``, or stands in ``torchair._ge_concrete_graph.fx2ge_converter._CONVERTERS``: a function
-  around the user's, its ``__wrapped__``. ``torch.ops``, its namespaces and its operators keep what was
-  looked up as attributes;
+  ``OpOverload``, or stands in ``_CONVERTERS`` of ``fx2ge_converter``: a function around the user's, its
+  ``__wrapped__``. ``torch.ops``, its namespaces and its operators keep what was looked up as attributes;
 * after AOTAutograd ran within a `TracingContext`, ``context.fw_metadata`` is a ``ViewAndMutationMeta``. A
-  cache without the wrappers is right only where no mutation of an input is left to them
-  (``mutated_inp_runtime_indices``), no output is rebuilt from a base (``num_intermediate_bases``), and no
-  effect token is threaded through (``tokens``).
+  cache without the wrappers is right only where they have nothing to do (`left_to_wrappers`).
 """
 
 from __future__ import annotations

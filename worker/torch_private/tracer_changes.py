@@ -32,7 +32,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ FACTS = {
     "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
     "torch._dynamo.variables.misc": "IgnoredFunctionVariable LoggingLoggerVariable",
     "torch._dynamo.variables:ConstDictVariable": "install_dict_contains_guard",
+    "torch._guards": "InvokeSubgraphCache",
     "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
     "torch.utils._config_module": "ConfigModule",
 }
@@ -110,18 +111,18 @@ class TracerChanges:
         from torch.utils._config_module import ConfigModule
 
         if value is logging.getLogger:
-            return _lookup_variable()(value)
+            return _kinds().logger_lookup(value)
         if isinstance(value, ConfigModule):
             builder.install_guards(GuardBuilder.MODULE_MATCH)
             variable = PythonModuleVariable(value, source=builder.source)
             builder.tx.output.side_effects.track_object_existing(value, variable)
             return variable
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-            make = _numpy_scalar()
+            make = _kinds().numpy_scalar
         elif isinstance(value, _GETTERS):
-            make = _getter()
+            make = _kinds().getter
         elif isinstance(value, ContextVar):
-            make = _context_variable()
+            make = _kinds().context_variable
         else:
             return original(builder, value)
         builder.install_guards(GuardBuilder.ID_MATCH)
@@ -129,11 +130,11 @@ class TracerChanges:
 
     @steps_in("torch._dynamo.variables.constant:ConstantVariable", "create(value)")
     def _create_constant(self, original: Any, value: Any, **kwargs: Any) -> Any:
-        return (_numpy_scalar() if isinstance(value, np.generic) else original)(value, **kwargs)
+        return (_kinds().numpy_scalar if isinstance(value, np.generic) else original)(value, **kwargs)
 
     @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
     def _create_without_source(self, original: Any, tx: Any, value: Any) -> Any:
-        return _numpy_scalar()(value) if isinstance(value, np.generic) else original(tx, value)
+        return _kinds().numpy_scalar(value) if isinstance(value, np.generic) else original(tx, value)
 
     @steps_in("torch._dynamo.variables:ConstDictVariable", "getitem_const_raise_exception_if_absent")
     def _get_item(self, original: Any, variable: Any, tx: Any, key: Any) -> Any:
@@ -164,15 +165,46 @@ class TracerChanges:
         if method in _TELLING:
             self._left_out[f"{type(variable.value).__qualname__}.{method}"] = None
         elif method == "isEnabledFor" and args and args[0].is_python_constant():
-            return _is_enabled(variable, tx, args[0].as_python_constant(), self._note_call)
+            return self._is_enabled(variable, tx, args[0].as_python_constant())
         elif (added := _added(variable, tx, method)) is not None:
             return added.call_function(tx, [variable, *args], kwargs)
         return original(variable, *call)
 
+    def _is_enabled(self, variable: Any, tx: Any, level: int) -> Any:
+        """A logger's answer; what it depends on is guarded, and asked again of one that the code looks up."""
+        from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
+        from torch._dynamo.variables.base import VariableTracker
+
+        logger, source = variable.value, variable.source
+        if source is not None:
+            of_level = CallFunctionNoArgsSource(AttrSource(source, "getEffectiveLevel"))
+            VariableTracker.build(tx, logger.getEffectiveLevel(), of_level).realize()
+            VariableTracker.build(tx, logger.disabled, AttrSource(source, "disabled")).realize()
+            of_manager = AttrSource(AttrSource(source, "manager"), "disable")
+            VariableTracker.build(tx, logger.manager.disable, of_manager).realize()
+        enabled = logger.isEnabledFor(level)
+        if source is None:
+            self._note_call(logging.Logger.isEnabledFor, ((logger, level), {}), enabled)
+        return VariableTracker.build(tx, enabled)
+
+
+class _Kinds(NamedTuple):
+    """Variables of this module's own."""
+
+    numpy_scalar: Any
+    context_variable: Any
+    getter: Any
+    logger_lookup: Any
+
 
 @functools.cache
-def _numpy_scalar() -> Any:
+def _kinds() -> _Kinds:
+    """They are made late, because their base classes are Dynamo's."""
+    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
+    from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.constant import ConstantVariable
+    from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
     class NumpyScalarVariable(ConstantVariable):
         def __init__(self, value: Any, **kwargs: Any) -> None:
@@ -184,15 +216,6 @@ def _numpy_scalar() -> Any:
 
         def reconstruct(self, codegen: Any) -> None:
             codegen.append_output(codegen.create_load_const(self.value, checked=False))
-
-    return NumpyScalarVariable
-
-
-@functools.cache
-def _context_variable() -> Any:
-    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
-    from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 
     class ContextVariable(UserDefinedObjectVariable):
         def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -206,31 +229,28 @@ def _context_variable() -> Any:
             source = CallFunctionNoArgsSource(AttrSource(self.source, "get"))
             return VariableTracker.build(tx, value, source)
 
-    return ContextVariable
-
-
-@functools.cache
-def _getter() -> Any:
-    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
-
     class GetterVariable(UserDefinedObjectVariable):
+        """Made anew within the trace, by a call of its class with its arguments."""
+
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            return _made_anew(tx, self.value).call_function(tx, args, kwargs)
+            value: Any = self.value
+            cls, given = value.__reduce__()
+            keywords = getattr(cls, "keywords", {})  # of a partial, for a methodcaller with keyword arguments
+            if keywords:
+                cls, given = cls.func, (*cls.args, *given)
+            made = [VariableTracker.build(tx, item) for item in given]
+            named = {name: VariableTracker.build(tx, item) for name, item in keywords.items()}
+            anew = VariableTracker.build(tx, cls).call_function(tx, made, named)
+            return anew.call_function(tx, args, kwargs)
 
-    return GetterVariable
+    class LookupVariable(IgnoredFunctionVariable):
+        """``logging.getLogger``, called with a name."""
 
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            del tx, kwargs
+            return LoggingLoggerVariable(self.value(*(item.as_python_constant() for item in args)))
 
-def _made_anew(tx: Any, value: Any) -> Any:
-    """What a call of the object's class with its arguments gives within the trace."""
-    from torch._dynamo.variables.base import VariableTracker
-
-    cls, args = value.__reduce__()
-    keywords = getattr(cls, "keywords", {})  # of a partial, for a methodcaller with keyword arguments
-    if keywords:
-        cls, args = cls.func, (*cls.args, *args)
-    made = [VariableTracker.build(tx, item) for item in args]
-    named = {name: VariableTracker.build(tx, item) for name, item in keywords.items()}
-    return VariableTracker.build(tx, cls).call_function(tx, made, named)
+    return _Kinds(NumpyScalarVariable, ContextVariable, GetterVariable, LookupVariable)
 
 
 def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
@@ -244,20 +264,6 @@ def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
     return cache[self.attrname]
 
 
-@functools.cache
-def _lookup_variable() -> Any:
-    from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
-
-    class LookupVariable(IgnoredFunctionVariable):
-        """``logging.getLogger``, called with a name."""
-
-        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            del tx, kwargs
-            return LoggingLoggerVariable(self.value(*(item.as_python_constant() for item in args)))
-
-    return LookupVariable
-
-
 def _added(variable: Any, tx: Any, method: str) -> Any:
     """A method that somebody added to the class of loggers, to be traced; None for those of Python."""
     from torch._dynamo.source import AttrSource, TypeSource
@@ -268,24 +274,6 @@ def _added(variable: Any, tx: Any, method: str) -> Any:
     if module == "logging" or variable.source is None:
         return None
     return VariableTracker.build(tx, function, AttrSource(TypeSource(variable.source), method))
-
-
-def _is_enabled(variable: Any, tx: Any, level: int, note_call: Callable[..., None]) -> Any:
-    """A logger's answer; what it depends on is guarded, and asked again of one that the code looks up."""
-    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
-    from torch._dynamo.variables.base import VariableTracker
-
-    logger, source = variable.value, variable.source
-    if source is not None:
-        of_level = CallFunctionNoArgsSource(AttrSource(source, "getEffectiveLevel"))
-        VariableTracker.build(tx, logger.getEffectiveLevel(), of_level).realize()
-        VariableTracker.build(tx, logger.disabled, AttrSource(source, "disabled")).realize()
-        of_manager = AttrSource(AttrSource(source, "manager"), "disable")
-        VariableTracker.build(tx, logger.manager.disable, of_manager).realize()
-    enabled = logger.isEnabledFor(level)
-    if source is None:
-        note_call(logging.Logger.isEnabledFor, ((logger, level), {}), enabled)
-    return VariableTracker.build(tx, enabled)
 
 
 # What a tensor knows of itself that is not the same for equal tensors, and what to do without it.

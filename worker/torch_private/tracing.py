@@ -135,7 +135,6 @@ class Trace(Value):
     objects: Mapping[str, Any]  # the Python objects that Dynamo looked at, by the expressions that led there
     codes: tuple[CodeType, ...]  # every code object that was traced
     trace_s: float  # seconds in Dynamo
-    lower_s: float  # seconds from Dynamo's graph to the ATen graph
     shape_lines: tuple[ShapeLine, ...] = ()  # the lines that conditions on symbolic sizes come from
 
 
@@ -200,7 +199,6 @@ def trace(
         context.tensor_to_context = backend_input.tensor_to_context
         with tracing(context), evaluated.lowering():
             lowered = lower(backend_input.graph_module, decompositions)
-            lowered_at = perf_counter()
             call = CapturedCall(
                 graph_module=backend_input.graph_module,
                 example_inputs=tuple(backend_input.example_inputs),
@@ -234,7 +232,6 @@ def trace(
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,
-            lower_s=lowered_at - traced,
             shape_lines=shape_lines(output.output_graph.shape_env),
         )
         return traced_method, built

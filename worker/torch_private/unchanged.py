@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +36,9 @@ _WORD = 8
 _MANAGED_DICT = 1 << 4
 _IMMUTABLE = 1 << 8
 _SUPPORTED = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == _WORD
-_DICT, _CLASS, _TYPE, _CELL = 24, 384, 8, 16
 _FUNCTION = {"code": 48, "defaults": 56, "kwdefaults": 64}
+_OFFSETS = {"dict": 24, "type": 8, "cell": 16, **_FUNCTION}
+_CLASS = 384
 
 
 def word(address: int) -> int:
@@ -62,11 +64,9 @@ _POINTEE: dict[str, Callable[[Any], Any]] = {
     "class": lambda _: None,
     "type": type,
     "module": sys.modules.get,
-    "namespace": lambda value: value.__dict__,
+    "namespace": operator.attrgetter("__dict__"),
     "cell": _content,
-    "code": lambda function: function.__code__,
-    "defaults": lambda function: function.__defaults__,
-    "kwdefaults": lambda function: function.__kwdefaults__,
+    **{kind: operator.attrgetter(f"__{kind}__") for kind in _FUNCTION},
 }
 
 
@@ -96,21 +96,17 @@ def _namespace_address(value: Any) -> int | None:
     return address if word(address) == id(namespace) else None
 
 
-_ADDRESS: dict[str, Callable[[Any], int | None]] = {
-    "dict": lambda value: id(value) + _DICT,
-    "class": _class_address,
-    "type": lambda value: id(value) + _TYPE,
-    "namespace": _namespace_address,
-    "cell": lambda value: id(value) + _CELL,
-    **{kind: functools.partial(lambda at, value: id(value) + at, at) for kind, at in _FUNCTION.items()},
-}
+def _address(kind: str, value: Any) -> int | None:
+    if kind == "class":
+        return _class_address(value)
+    return _namespace_address(value) if kind == "namespace" else id(value) + _OFFSETS[kind]
 
 
 def _dict_follows() -> bool:
     trial: dict[str, int] = {}
     words = []
     for value in range(4):
-        words.append((word(id(trial) + _DICT), dict_version(trial)))
+        words.append((word(id(trial) + _OFFSETS["dict"]), dict_version(trial)))
         trial["value"] = value
     return all(len(set(seen)) == len(words) for seen in zip(*words, strict=True))
 
@@ -151,12 +147,12 @@ def _follows(kind: str) -> bool:
     """Whether the word of a kind is where it should be in this Python."""
     if kind not in _TRIALS:
         return _dict_follows() if kind == "dict" else _class_follows()
-    address = _ADDRESS[kind](_TRIALS[kind])
+    address = _address(kind, _TRIALS[kind])
     return address is not None and word(address) == id(_POINTEE[kind](_TRIALS[kind]))
 
 
 _KNOWN_LAYOUT = _SUPPORTED and sys.version_info[:2] in ((3, 11), (3, 12))
-FAST = frozenset(filter(_follows, _ADDRESS) if _KNOWN_LAYOUT else ())
+FAST = frozenset(filter(_follows, ("class", "namespace", *_OFFSETS)) if _KNOWN_LAYOUT else ())
 
 
 class Words:
@@ -199,7 +195,7 @@ class Watched:
         addresses = []
         for kind, value in watches:
             self._held.append((value, _POINTEE[kind](value)))
-            address = _ADDRESS[kind](value) if kind in FAST else None
+            address = _address(kind, value) if kind in FAST else None
             if address is None or address % _WORD:
                 self._slow.append((kind, value, _read_slowly(kind, value)))
             else:
