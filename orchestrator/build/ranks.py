@@ -96,7 +96,7 @@ class OfflineHost(RankHost):
             spec, machines=machines, real_tensors=init.real_tensors, kernels=init.kernels
         )
         self._is_open = True
-        return Opened(place=self._worker.start(), problem="")
+        return Opened(environment=self._worker.start(), problem="")
 
     def left_out(self) -> tuple[LeftOut, ...]:
         """See `worker.rank.offline.OfflineRank.left_out`."""

@@ -56,6 +56,7 @@ class NodeGroup:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=self._num_calls,
+            enable_task_events=False,  # nobody looks them up, and a driver of thousands pays for them
         ).remote(*arguments, **options)
         return self.actors[node_id]
 

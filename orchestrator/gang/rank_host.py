@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,7 +26,6 @@ from warmrank.worker.results import (
     FunctionProbe,
     FunctionResult,
     Published,
-    RankPlace,
     TraceResult,
     Verification,
 )
@@ -75,9 +73,12 @@ class RankInit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A rank that is up; ``problem`` is what did not stop it, empty for nothing."""
+    """A rank that is up; ``problem`` is what did not stop it, empty for nothing.
 
-    place: RankPlace
+    Nothing in it is of one rank alone, so the answers of a node's ranks are one.
+    """
+
+    environment: dict[str, str]
     problem: str
 
 
@@ -147,11 +148,9 @@ class RankHost:
         if isinstance(config.workload, ScriptWorkload):
             from warmrank.worker.keys.environment import environment
 
-            host, pid = os.uname().nodename, os.getpid()
-            place = RankPlace(rank=init.rank, host=host, pid=pid, environment=environment())
-            return Opened(place=place, problem=problem)
+            return Opened(environment=environment(), problem=problem)
         self.note(RENDEZVOUS)
-        return Opened(place=self._worker.start(), problem=problem)
+        return Opened(environment=self._worker.start(), problem=problem)
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""

@@ -31,7 +31,6 @@ from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
     FunctionResult,
-    RankPlace,
     Verification,
     function_of_unit,
 )
@@ -69,8 +68,8 @@ def open_store(stages: Stages) -> Access | None:
     return found
 
 
-def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[RankPlace, ...]:
-    """Start all ranks and let them meet."""
+def start(stages: Stages, access: Access | None, *, no_compile: bool) -> dict[int, dict[str, str]]:
+    """Start all ranks and let them meet; returns the environment of each."""
     config = stages.config
     is_away = access is not None and access.for_ranks is None
     store_away = access.tiers[-1].reason if access is not None and is_away else ""
@@ -98,13 +97,13 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
     for problem, ranks in _alike({rank: answer.problem for rank, answer in opened.items()}).items():
         go = "goes" if len(ranks) == 1 else "go"
         stages.problem(f"{ranks_text(ranks)} {go} on without the store: {problem}")
-    places = tuple(answer.place for answer in opened.values())
+    environments = {rank: answer.environment for rank, answer in opened.items()}
     # Ranks in different environments share nothing, which is worth knowing.
-    found = environments_of({place.rank: place.environment for place in places})
+    found = environments_of(environments)
     for other in found.others:
         changes = "; ".join(map(str, changed_components(found.environment, other.environment)))
         stages.problem(f"{ranks_text(other.ranks)}: another environment than rank 0: {changes}")
-    return places
+    return environments
 
 
 def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:

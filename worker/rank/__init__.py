@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         FunctionProbe,
         FunctionResult,
         Published,
-        RankPlace,
         TraceResult,
         Verification,
     )
@@ -27,8 +26,8 @@ class Rank(Protocol):
     `Failure`; an exception of `worker.errors` or `cache_store.errors` is about the whole rank.
     """
 
-    def start(self) -> RankPlace:
-        """Bring up the device and the process groups."""
+    def start(self) -> dict[str, str]:
+        """Bring up the device and the process groups; returns the rank's environment."""
 
     def build(self) -> tuple[str, ...]:
         """Build model and calls; return the names of the functions, in call order."""
