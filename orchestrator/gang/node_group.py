@@ -189,22 +189,6 @@ def await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
     return ray.wait(refs, num_returns=len(refs), timeout=gather_s)[0] if ready else []
 
 
-def await_all(
-    refs: Sequence[Any], deadline: float, *, on_tick: Callable[[], None]
-) -> tuple[list[Any], list[Any]]:
-    """Wait until everything is ready, or the deadline passes; what is ready, and what is late.
-
-    ``on_tick`` is called after each `TICK_S` in vain, and may raise to end the wait.
-    """
-    import ray
-
-    ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=TICK_S)
-    while late and left_s(deadline) > 0:
-        on_tick()
-        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(left_s(deadline), TICK_S))
-    return ready, late
-
-
 def answer_of(ref: Any, rank: int, stage: str) -> Any:
     """What a rank answered; a `WorkerFailure` where Ray says that something happened to it."""
     import ray
