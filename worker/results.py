@@ -181,20 +181,6 @@ class Verification(Value):
     compared: str
 
 
-class RankPlace(Value):
-    """Where a rank runs, and in what.
-
-    Attributes:
-        host: host name of the node (for people; never part of a key).
-        pid: process id (likewise).
-    """
-
-    rank: int
-    host: str
-    pid: int
-    environment: dict[str, str]
-
-
 class Published(Value):
     """What became of one rank's partition at the end of a launch.
 

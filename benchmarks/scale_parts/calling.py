@@ -18,7 +18,6 @@ from benchmarks.scale_parts.opening import config_of, seats_of
 from benchmarks.scale_parts.world import (
     ENVIRONMENT,
     FUNCTIONS,
-    RANKS_A_NODE,
     World,
     digest_of,
     probes,
@@ -32,7 +31,7 @@ from warmrank.orchestrator.gang.rank_host import Opened, RankInit
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
 from warmrank.orchestrator.nodes import Gang
-from warmrank.worker.results import FunctionResult, RankPlace, StageSeconds, Verification
+from warmrank.worker.results import FunctionResult, StageSeconds, Verification
 
 Arguments = dict[int, tuple[Any, ...]]
 
@@ -62,10 +61,7 @@ class Node:
 
     def _answer(self, method: str, rank: int) -> Any:
         if method == "open":
-            place = RankPlace(
-                rank=rank, host=f"node{rank // RANKS_A_NODE}", pid=rank, environment=ENVIRONMENT
-            )
-            return Opened(place=place, problem="")
+            return Opened(environment=ENVIRONMENT, problem="")
         if method == "probe":
             return self._probes[rank]
         if method == "propose_captures":
@@ -96,7 +92,10 @@ def launch_calls(world: World, work: Path) -> Iterator[tuple[str, Callable[[], A
 
     session = ray_session.enter(RayConfig(num_cpus=NUM_PROCESSES), timeout_s=TIMEOUT_S)
     exported: Any = ray.remote(Node)
-    handles = [exported.options(num_cpus=0).remote(world.ranks) for _ in range(NUM_PROCESSES)]
+    handles = [
+        exported.options(num_cpus=0, enable_task_events=False).remote(world.ranks)
+        for _ in range(NUM_PROCESSES)
+    ]
     ray.get([handle.look.remote() for handle in handles])
     config = config_of(world, work)
     seats = seats_of(world)

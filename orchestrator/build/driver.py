@@ -39,6 +39,7 @@ from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
+from warmrank.worker.rank import Rank
 from warmrank.worker.results import FunctionProbe, LeftOut
 
 
@@ -197,7 +198,7 @@ class _Build:
         ):
             witness = max(stages.ranks)
             raise BuildFailed(witness, model_rank(witness, config), found)
-        self.manifests = stages.ask_all("commit", OfflineHost.manifest)
+        self.manifests = stages.ask_all("commit", Rank.manifest)
 
     def keep(self, store: Store | None) -> None:
         """Put all partitions into the store, or lay them out in the cache directory where there is none."""

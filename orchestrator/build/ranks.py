@@ -45,7 +45,6 @@ from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.results import LeftOut, Retraced
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.records.manifest import PartitionManifest
     from warmrank.worker.rank.offline import OfflineRank
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class OfflineHost(RankHost):
             spec, machines=machines, real_tensors=init.real_tensors, kernels=init.kernels
         )
         self._is_open = True
-        return Opened(place=self._worker.start(), problem="")
+        return Opened(environment=self._worker.start(), problem="")
 
     def left_out(self) -> tuple[LeftOut, ...]:
         """See `worker.rank.offline.OfflineRank.left_out`."""
@@ -105,10 +104,6 @@ class OfflineHost(RankHost):
     def rank_bound(self) -> tuple[str, ...]:
         """See `worker.rank.offline.OfflineRank.rank_bound`."""
         return self._worker.rank_bound()
-
-    def manifest(self) -> PartitionManifest:
-        """See `worker.rank.RankWorker.manifest`."""
-        return self._worker.manifest()
 
     def retrace(self, functions: tuple[str, ...]) -> tuple[Retraced, ...]:
         """Trace functions again and compare with what is stored; one that fails is a result."""

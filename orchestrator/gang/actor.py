@@ -18,6 +18,7 @@ from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, free_port
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankHost, answer
 from warmrank.worker import collection
+from warmrank.worker.rank import Rank
 
 # Appending: a launch of the same name beside this one does not write over its lines.
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
@@ -76,7 +77,7 @@ class RankActor:
             self._step.note("")
             if method == RankHost.close.__name__:
                 self._step.close()
-        if method == RankHost.build.__name__:
+        if method == Rank.build.__name__:
             # torch and the model live as long as this process: without this, each full collection walks
             # all of it (0.13 s), and one falls into the load by chance.
             collection.freeze()

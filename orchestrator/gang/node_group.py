@@ -56,6 +56,7 @@ class NodeGroup:
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=self._num_calls,
+            enable_task_events=False,  # nobody looks them up, and a driver of thousands pays for them
         ).remote(*arguments, **options)
         return self.actors[node_id]
 
@@ -186,22 +187,6 @@ def await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
     ready, _ = ray.wait(refs, timeout=timeout_s)
     gather_s = min(_GATHER_S, len(refs) / _REFS_A_SECOND)
     return ray.wait(refs, num_returns=len(refs), timeout=gather_s)[0] if ready else []
-
-
-def await_all(
-    refs: Sequence[Any], deadline: float, *, on_tick: Callable[[], None]
-) -> tuple[list[Any], list[Any]]:
-    """Wait until everything is ready, or the deadline passes; what is ready, and what is late.
-
-    ``on_tick`` is called after each `TICK_S` in vain, and may raise to end the wait.
-    """
-    import ray
-
-    ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=TICK_S)
-    while late and left_s(deadline) > 0:
-        on_tick()
-        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(left_s(deadline), TICK_S))
-    return ready, late
 
 
 def answer_of(ref: Any, rank: int, stage: str) -> Any:

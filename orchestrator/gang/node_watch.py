@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,13 +79,6 @@ class Charge:
     log: Path
 
 
-@dataclass(slots=True, kw_only=True)
-class _OpenCall:
-    number: int = 0
-    stage: str = ""
-    pending: dict[Any, int] = field(default_factory=dict)
-
-
 class NodeWatch:
     """Calls the ranks of one node, looks at them, and keeps their reaper.
 
@@ -102,7 +95,7 @@ class NodeWatch:
         self._reaper: ReapedRanks | None = None
         self._renewing = threading.Lock()
         self._actors: dict[int, Any] = {}
-        self._open = _OpenCall()
+        self._open: tuple[int, str, dict[Any, int]] = 0, "", {}  # a call, and ranks that have not answered
 
     def guard(self, charges: Mapping[int, Charge], lease_s: float, wait_s: float) -> None:
         """Take charge of ranks, which are ended ``lease_s`` after the last look; `more` takes ``wait_s``."""
@@ -127,7 +120,7 @@ class NodeWatch:
             for values, ranks in request.batches
             for rank in ranks
         }
-        self._open = _OpenCall(number=request.number, stage=request.stage, pending=pending)
+        self._open = request.number, request.stage, pending
         return self.more(request.number)
 
     def more(self, number: int) -> Said:
@@ -137,15 +130,14 @@ class NodeWatch:
         """
         import ray
 
-        call = self._open
-        pending = call.pending if call.number == number else {}
+        opened, stage, pending = self._open
+        if opened != number:
+            return Said((), True, {})  # the driver has gone on to another call
         found: list[tuple[int, Any]] = []
         deadline = time.monotonic() + self._wait_s
         while pending and not found and time.monotonic() < deadline:
             ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_TICK_S)
-            found = [
-                (rank, answer_of(ref, rank, call.stage)) for ref in ready for rank in (pending.pop(ref),)
-            ]
+            found = [(rank, answer_of(ref, rank, stage)) for ref in ready for rank in (pending.pop(ref),)]
         statuses = self.look()
         return Said(folded(found), not pending, statuses if pending else {})
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,25 +26,23 @@ from warmrank.worker.results import (
     FunctionProbe,
     FunctionResult,
     Published,
-    RankPlace,
     TraceResult,
     Verification,
 )
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.records.manifest import CaptureEntry
     from warmrank.cache_store.seed import SeedReport
     from warmrank.cache_store.store import Store
     from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
     from warmrank.orchestrator.nodes import NodeArtifacts
-    from warmrank.worker.rank.rank_worker import RankWorker
+    from warmrank.worker.rank import Rank
     from warmrank.worker.rank.start import RankSpec
 
 logger = logging.getLogger(__name__)
 
 MakeWorker = Callable[["RankSpec", "Store | None"], Any]
-"""Makes what has the methods of `worker.rank.rank_worker.RankWorker`."""
+"""Makes a `worker.rank.Rank`."""
 
 _OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"
@@ -75,9 +72,12 @@ class RankInit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A rank that is up; ``problem`` is what did not stop it, empty for nothing."""
+    """A rank that is up; ``problem`` is what did not stop it, empty for nothing.
 
-    place: RankPlace
+    Nothing in it is of one rank alone, so the answers of a node's ranks are one.
+    """
+
+    environment: dict[str, str]
     problem: str
 
 
@@ -109,14 +109,14 @@ def rank_spec(init: RankInit) -> RankSpec:
 
 
 class RankHost:
-    """Calls the worker of one rank.
+    """What a launch may ask of a rank: its public methods, and those of `worker.rank.Rank` that need no more.
 
-    Its public methods are what a launch may ask of a rank. What `worker` raises passes unchanged.
+    What `worker` raises passes unchanged.
     """
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
         self._make_worker = make_worker or _rank_worker
-        self._worker: RankWorker  # these from `open` on
+        self._worker: Rank  # these from `open` on
         self._init: RankInit
         self._store: Store | None
         self._away: str
@@ -147,11 +147,9 @@ class RankHost:
         if isinstance(config.workload, ScriptWorkload):
             from warmrank.worker.keys.environment import environment
 
-            host, pid = os.uname().nodename, os.getpid()
-            place = RankPlace(rank=init.rank, host=host, pid=pid, environment=environment())
-            return Opened(place=place, problem=problem)
+            return Opened(environment=environment(), problem=problem)
         self.note(RENDEZVOUS)
-        return Opened(place=self._worker.start(), problem=problem)
+        return Opened(environment=self._worker.start(), problem=problem)
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
@@ -262,40 +260,6 @@ class RankHost:
         """Keep an artifact of another node, for all ranks of this one."""
         self._worker.take_in(function, handed.value)
 
-    def build(self) -> tuple[str, ...]:
-        """Build the workload; see `RankWorker` for this and what follows."""
-        return self._worker.build()
-
-    def probe(self) -> tuple[FunctionProbe, ...]:
-        """Look every function up."""
-        return self._worker.probe()
-
-    def trace(self, function: str) -> bytes:
-        """The trace of what this rank compiled."""
-        return self._worker.trace(function)
-
-    def difference(self, function: str, trace: bytes) -> str:
-        """The first difference between another rank's trace and this one's."""
-        return self._worker.difference(function, trace)
-
-    def hand_out(self, digests: dict[str, str]) -> dict[str, Any]:
-        """Artifacts for ranks of other nodes, by function."""
-        return dict(self._worker.hand_out(digests))
-
-    def release(self, digests: dict[str, str]) -> None:
-        """Let other partitions have artifacts."""
-        self._worker.release(digests)
-
-    def propose_captures(
-        self, planned: tuple[CaptureEntry, ...], names: tuple[str, ...] | None = None
-    ) -> tuple[CaptureProposal, ...]:
-        """Captures that this rank would make."""
-        return self._worker.propose_captures(planned, names)
-
-    def stream_problem(self) -> str:
-        """Captures for which the device has too few streams; empty for none."""
-        return self._worker.stream_problem()
-
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         """Capture one step; raises `FunctionFailed`, or worker's `CompileForbidden`."""
         return _all_ok(self._worker.capture(step))
@@ -305,10 +269,6 @@ class RankHost:
         answers = self._worker.first_call(place)
         _all_ok(tuple(item for item in answers if isinstance(item, FunctionResult)))
         return answers
-
-    def extra(self) -> tuple[FunctionResult, ...]:
-        """Needs of the rank beyond the workload's calls."""
-        return self._worker.extra()
 
     def verify(self) -> Verification:
         """Compare with the reference; raises `VerificationFailed` if they differ by more than is allowed."""
@@ -338,8 +298,9 @@ class RankHost:
                 journal_of(rank_spec(self._init)).unlink(missing_ok=True)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a public method of this object by its name, as it crosses Ray."""
-        return getattr(self, method)(*arguments)
+        """Call a method by its name, as it crosses Ray: of this object, or else of its `worker.rank.Rank`."""
+        owner = self if hasattr(self, method) else self._worker
+        return getattr(owner, method)(*arguments)
 
 
 def _none_forbidden(results: tuple[FunctionResult, ...]) -> tuple[FunctionResult, ...]:

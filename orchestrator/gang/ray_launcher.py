@@ -22,7 +22,7 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.actor import RankActor
 from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
-from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_all, await_some, left_s
+from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge
 from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker
@@ -311,7 +311,10 @@ class RayLauncher:
         """Results of actors that must all answer for the gang to exist; `CannotStart` if one does not."""
         import ray
 
-        ready, late = await_all(refs, deadline, on_tick=self._wait_on)
+        ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=TICK_S)
+        while late and left_s(deadline) > 0:
+            self._wait_on()
+            ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(left_s(deadline), TICK_S))
         failures = [
             answer for ref in ready if isinstance(answer := answer_of(ref, 0, "start"), WorkerFailure)
         ]

@@ -19,7 +19,7 @@ from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import LOOK_S, is_url
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
-from warmrank.orchestrator.text import count_text, size_text
+from warmrank.orchestrator.text import brief_names, count_text, size_text
 
 EXCLUDED_NAMES = (
     ".git", ".venv", "venv", "__pycache__", "*.egg-info", ".mypy_cache", ".ruff_cache", ".pytest_cache",
@@ -132,10 +132,9 @@ def upload_notes(directory: Path, config: Config | None = None) -> tuple[str, ..
     """Notes for the user before a directory goes to the cluster: keys that stay here, a large size."""
     notes = []
     if keys := private_keys(directory):
-        shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
         notes.append(
-            f"private keys are not uploaded: {shown}. Where ranks sign, name a key that lies on their nodes "
-            "by its absolute path"
+            f"private keys are not uploaded: {brief_names(keys, max_names=3)}. Where ranks sign, name a "
+            "key that lies on their nodes by its absolute path"
         )
     upload = measure_upload(directory, without=left_out(directory, config))
     if upload.size_bytes >= LARGE_UPLOAD_BYTES:

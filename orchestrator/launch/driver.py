@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import held_back, named, undisturbed
-from warmrank.worker.results import RankPlace, Verification, function_of_unit
+from warmrank.worker.results import Verification, function_of_unit
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Launch:
 
     def _forget(self) -> None:
         """Forget what is of an attempt."""
-        self._places: tuple[RankPlace, ...] = ()
+        self._environments: dict[int, dict[str, str]] = {}
         self._fetches: tuple[NodeFetch, ...] = ()
         self._probes: steps.Probes = {}
         self._results: steps.Results = {}
@@ -109,7 +109,7 @@ class Launch:
         """The report of a launch whose `run` ended with this error, as far as it came."""
         self._results, self._checks = {}, {}
         self._committed, self._node_artifacts = Committed(), ()
-        report = self._report({seat.rank: seat.pid for seat in self._stages.gang.seats})
+        report = self._report()
         if isinstance(error, LaunchFailed) and not error.logs:
             report = replace(report, ranks=tuple(replace(rank, log="") for rank in report.ranks))
         failure = Failure(kind=type(error).__name__, message=in_words(error), stage=self._stages.running)
@@ -141,7 +141,7 @@ class Launch:
 
     def _attempt(self, access: Access | None) -> Report:
         stages = self._stages
-        self._places = steps.start(stages, access, no_compile=self._no_compile)
+        self._environments = steps.start(stages, access, no_compile=self._no_compile)
         captures: tuple[CaptureEntry, ...] = ()
         if access is not None and access.store is not None:
             self._fetches, captures = steps.fetch(stages)
@@ -155,7 +155,7 @@ class Launch:
             self._committed = commit(stages, access, is_new=is_new)
             self._tiers = access.found()
             self._node_artifacts = steps.node_artifacts(stages)
-        report = self._report({place.rank: place.pid for place in self._places})
+        report = self._report()
         stages.close()
         return report
 
@@ -174,15 +174,15 @@ class Launch:
             for rank, own in sorted(self._probes.items())
         }
 
-    def _report(self, pids: Mapping[int, int]) -> Report:
-        """The report so far, with the process of each rank; that of a warm launch is whole."""
+    def _report(self) -> Report:
+        """The report so far; that of a warm launch is whole."""
         ranks = tuple(
             RankReport(
                 rank=seat.rank,
                 host=seat.host,
                 node_rank=seat.node_rank,
                 local_rank=seat.local_rank,
-                pid=pids[seat.rank],
+                pid=seat.pid,
                 log=self._stages.gang.log_of(seat.rank),
                 functions=self._functions(seat.rank),
                 verification=self._checks.get(seat.rank),
@@ -190,8 +190,7 @@ class Launch:
             for seat in self._stages.gang.seats
         )
         config, stages, committed = self._config, self._stages, self._committed
-        environments = {place.rank: place.environment for place in self._places}
-        found = environments_of(environments) if environments else None
+        found = environments_of(self._environments) if self._environments else None
         return Report(
             schema_version=SCHEMA_VERSION,
             outcome="warm",

@@ -132,7 +132,10 @@ class StageState:
 class ClassState:
     """A class of ranks, as the plan has it now; ``waiting`` do not have the artifact yet."""
 
-    key: ClassKey
+    function: str
+    request_key: str
+    action: ClassAction
+    leader: int | None
     auditors: tuple[int, ...] = ()
     ranks: dict[int, None] = field(default_factory=dict)
     waiting: dict[int, None] = field(default_factory=dict)
@@ -140,19 +143,9 @@ class ClassState:
     slowest_s: float = 0.0
 
     @property
-    def function(self) -> str:
-        """Name of the cached function."""
-        return self.key[0]
-
-    @property
-    def action(self) -> ClassAction:
-        """The action by which its ranks get the artifact."""
-        return self.key[2]
-
-    @property
-    def leader(self) -> int | None:
-        """Who compiles it; None for nobody."""
-        return self.key[3]
+    def key(self) -> ClassKey:
+        """What distinguishes it from other classes."""
+        return self.function, self.request_key, self.action, self.leader
 
 
 @dataclass(slots=True)
@@ -285,7 +278,7 @@ class LaunchState:
         self.round = found.round
         self.functions[found.function] = None
         key = (found.function, found.request_key, found.action, found.leader)
-        planned = self.classes.setdefault(key, ClassState(key))
+        planned = self.classes.setdefault(key, ClassState(*key))
         planned.auditors = found.auditors
         for rank in found.ranks:
             left = self._class_of.pop((rank, found.function), None)

@@ -27,11 +27,11 @@ from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import straddle_text, straddling_groups
+from warmrank.worker.rank import Rank
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
     FunctionResult,
-    RankPlace,
     Verification,
     function_of_unit,
 )
@@ -69,8 +69,8 @@ def open_store(stages: Stages) -> Access | None:
     return found
 
 
-def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[RankPlace, ...]:
-    """Start all ranks and let them meet."""
+def start(stages: Stages, access: Access | None, *, no_compile: bool) -> dict[int, dict[str, str]]:
+    """Start all ranks and let them meet; returns the environment of each."""
     config = stages.config
     is_away = access is not None and access.for_ranks is None
     store_away = access.tiers[-1].reason if access is not None and is_away else ""
@@ -98,13 +98,13 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> tuple[R
     for problem, ranks in _alike({rank: answer.problem for rank, answer in opened.items()}).items():
         go = "goes" if len(ranks) == 1 else "go"
         stages.problem(f"{ranks_text(ranks)} {go} on without the store: {problem}")
-    places = tuple(answer.place for answer in opened.values())
+    environments = {rank: answer.environment for rank, answer in opened.items()}
     # Ranks in different environments share nothing, which is worth knowing.
-    found = environments_of({place.rank: place.environment for place in places})
+    found = environments_of(environments)
     for other in found.others:
         changes = "; ".join(map(str, changed_components(found.environment, other.environment)))
         stages.problem(f"{ranks_text(other.ranks)}: another environment than rank 0: {changes}")
-    return places
+    return environments
 
 
 def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
@@ -165,9 +165,9 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[CaptureEntry, ..
 def build_and_probe(stages: Stages) -> Probes:
     """Build the workload, and look every function up; nothing is compiled."""
     with stages.stage("build"):
-        stages.ask_all("build", RankHost.build)
+        stages.ask_all("build", Rank.build)
     with stages.stage("probe"):
-        return stages.ask_all("probe", RankHost.probe)
+        return stages.ask_all("probe", Rank.probe)
 
 
 def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -> None:
@@ -178,7 +178,7 @@ def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -
     Raises:
         LaunchFailed: a rank failed, or ranks have calls of different number.
     """
-    proposals = stages.ask_all("capture", RankHost.propose_captures, planned)
+    proposals = stages.ask_all("capture", Rank.propose_captures, planned)
     numbers = {rank: sum(not item.planned for item in own) for rank, own in proposals.items()}
     if len(set(numbers.values())) > 1:
         if len(set(Counter(rank for rank, _ in ledger).values())) > 1:
@@ -196,7 +196,7 @@ def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -
             ],
         )
     if stages.config.device == "npu" and any(proposals.values()):
-        said = stages.ask_all("capture", RankHost.stream_problem)
+        said = stages.ask_all("capture", Rank.stream_problem)
         for text, ranks in _alike(said).items():
             stages.problem(f"{ranks_text(ranks)}: {text}")
     _capture(stages, ledger, proposals)
@@ -257,7 +257,7 @@ def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
     """
     with stages.stage("verify"):
         checks = stages.ask_all("verify", RankHost.verify)
-        extra = stages.ask("verify", RankHost.extra, dict.fromkeys(stages.ranks, ()), is_work=False)
+        extra = stages.ask("verify", Rank.extra, dict.fromkeys(stages.ranks, ()), is_work=False)
         stages.tell("verify", extra)
         return checks, extra
 
@@ -337,7 +337,7 @@ def _capture_later(stages: Stages, ledger: Ledger, probes: Mapping[int, Sequence
     """Capture what calls needed after others had run: in step if all ranks do, else when it is called."""
     names = {rank: ((), tuple(probe.function for probe in own)) for rank, own in probes.items()}
     if set(names) == set(stages.ranks):
-        proposals = stages.ask("capture", RankHost.propose_captures, names)
+        proposals = stages.ask("capture", Rank.propose_captures, names)
         if len({len(own) for own in proposals.values()}) == 1:
             _capture(stages, ledger, proposals)
 

@@ -15,7 +15,6 @@ from warmrank.worker.results import (
     FunctionProbe,
     FunctionResult,
     Published,
-    RankPlace,
     StageSeconds,
     TraceResult,
     Verification,
@@ -83,9 +82,9 @@ class FakeRank:
         self.world, self.spec, self.store = world, spec, store
         self.results: dict[str, FunctionResult] = {}
 
-    def start(self) -> RankPlace:
+    def start(self) -> dict[str, str]:
         self._enter("start")
-        return RankPlace(rank=self.spec.rank, host="here", pid=1, environment=self.environment())
+        return self.environment()
 
     def environment(self) -> dict[str, str]:
         return self.world.environments.get(self.spec.rank, {"python": "cpython 3.11"})

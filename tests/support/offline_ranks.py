@@ -107,7 +107,7 @@ class _Host(OfflineHost):
         self._init = imagined(init)
         spec = rank_spec(self._init)
         self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)  # type: ignore[assignment]
-        return Opened(place=self._worker.start(), problem="")
+        return Opened(environment=self._worker.start(), problem="")
 
 
 class Small(nn.Module):

@@ -25,7 +25,7 @@ from warmrank.orchestrator.gang import ray_watch
 from warmrank.orchestrator.gang.eligible import HeadWatch
 from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
 from warmrank.orchestrator.gang.node_group import NodeGroup
-from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
+from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Said
 from warmrank.orchestrator.gang.ray_watch import RayWatch, Watching
 from warmrank.orchestrator.nodes import Gang
 
@@ -110,7 +110,7 @@ class Node:
 
     def __init__(self) -> None:
         self.asked: list[object] = []
-        self.look = self.guard = self
+        self.look = self.guard = self.call = self.more = self
 
     def options(self, **_options: Any) -> Node:
         return self
@@ -161,6 +161,25 @@ class Time:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return Time(monkeypatch)
+
+
+def test_node_that_works_for_a_call_is_looked_at_only_when_its_answer_is_late(time: Time) -> None:
+    time.watch.call("build", "build", {0: {0: ()}})
+    time.now_s += SETTINGS.node_silent_s / 3 - 1
+    assert len(time.watch.refs()) == 1
+    time.now_s += 1
+    assert len(time.watch.refs()) == 2
+
+
+def test_answer_to_a_call_stands_for_a_look(time: Time) -> None:
+    time.answer = Said(answers=(("built", (0,)),), is_all=True, statuses={})
+    time.watch.call("build", "build", {0: {0: ()}})
+    time.now_s += 4
+    assert time.watch.take(time.watch.refs()) == ({0: "built"}, {})
+    time.now_s += SETTINGS.node_silent_s - 1
+    assert time.watch.failures("build") == ()
+    time.now_s += 1
+    assert time.failure().kind == NODE_LOST
 
 
 PATIENT = WatchConfig(every_s=300, node_silent_s=600, lease_s=600)

@@ -9,8 +9,6 @@ a value that is not known is never burned in.
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ from warmrank.worker.keys.code import package_of
 from warmrank.worker.keys.environment import Target, building_for
 from warmrank.worker.rank import start
 from warmrank.worker.rank.rank_worker import RankWorker
-from warmrank.worker.results import LeftOut, RankPlace, Retraced
+from warmrank.worker.results import LeftOut, Retraced
 from warmrank.worker.runtime.asked import asks_for_rank
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ class OfflineRank(RankWorker):
         self._left_out: list[LeftOut] = []
         self._exits = contextlib.ExitStack()
 
-    def start(self) -> RankPlace:
+    def start(self) -> dict[str, str]:
         """Make this process one rank of a world that is not there."""
         from warmrank.worker.devices import backend_for
         from warmrank.worker.torch_private import facts
@@ -55,12 +53,7 @@ class OfflineRank(RankWorker):
         self._groups = start.pretend_groups(self._spec)
         self._owns_process_group = True
         start.name_groups(self._groups)
-        return RankPlace(
-            rank=self._spec.rank,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            environment=dict(self._machines.environment),
-        )
+        return dict(self._machines.environment)
 
     def build(self) -> tuple[str, ...]:
         """Build model and calls of fake tensors; units that need a device are left out."""

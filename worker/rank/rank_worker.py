@@ -17,13 +17,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from warmrank.worker.errors import WorkloadError
+from warmrank.worker.keys.environment import environment
 from warmrank.worker.rank import start
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
     FunctionResult,
     Published,
-    RankPlace,
     TraceResult,
     Verification,
     unit_name,
@@ -62,13 +62,13 @@ class RankWorker:
         self._node_files: tuple[NodeFile, ...] = ()
         self._functions: list[CachedFunction] = []  # all that user code made in the stages of this rank
 
-    def start(self) -> RankPlace:
-        """Bring up the device and the process groups."""
+    def start(self) -> dict[str, str]:
+        """Bring up the device and the process groups; returns the rank's environment."""
         self._groups = start.bring_up(self._spec)
         if self._groups:
             self._owns_process_group = True
             start.name_groups(self._groups)
-        return start.place_of(self._spec)
+        return environment()
 
     def build(self) -> tuple[str, ...]:
         """Import the entrypoint and build model and calls; return the names of the units, in call order."""

@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import PortInUse
-from warmrank.worker.keys.environment import environment
-from warmrank.worker.results import RankPlace
 from warmrank.worker.settings import settings
 from warmrank.worker.values import Value
 
@@ -181,11 +178,6 @@ def name_groups(started: Mapping[str, ProcessGroup]) -> None:
 
     # World comes last: a group of its own role names an artifact's group more exactly.
     groups.declare_groups(dict(sorted(started.items(), key=lambda item: item[0] == "world")))
-
-
-def place_of(spec: RankSpec) -> RankPlace:
-    """Where this rank runs."""
-    return RankPlace(rank=spec.rank, host=socket.gethostname(), pid=os.getpid(), environment=environment())
 
 
 def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
