@@ -18,17 +18,18 @@ from warmrank.cache_store import digests
 def counting() -> Iterator[list[int]]:
     """Sizes of all that is hashed."""
     sizes: list[int] = []
-    pump = digests._pump  # noqa: SLF001 - all hashing passes here
+    chunks = digests._chunks  # noqa: SLF001 - all hashing passes here
 
-    def counted(*arguments: Any) -> Any:
-        sizes.append(pump(*arguments))
-        return sizes[-1]
+    def counted(*arguments: Any) -> Iterator[bytes]:
+        for chunk in chunks(*arguments):
+            sizes.append(len(chunk))
+            yield chunk
 
-    digests._pump = counted  # type: ignore[assignment]  # noqa: SLF001
+    digests._chunks = counted  # noqa: SLF001
     try:
         yield sizes
     finally:
-        digests._pump = pump  # noqa: SLF001
+        digests._chunks = chunks  # noqa: SLF001
 
 
 def timed(call: Callable[[], Any]) -> float:
