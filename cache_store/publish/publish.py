@@ -117,7 +117,8 @@ def publish_partitions(
     reached(Step.PUBLISH_BLOBS)
     for key, error in refused.items():
         quarantine(backend, manifest_name(key), str(error))
-    created = backend.put_new([new_document(manifest_name(key), sealed[key]) for key in sealed])
+    new_manifests = [new_document(manifest_name(key), data) for key, data in sealed.items()]
+    created = frozenset(backend.put_new(new_manifests) if new_manifests else ())
     reached(Step.PUBLISH_MANIFEST)
     for key, data in sealed.items():
         if manifest_name(key) in created:

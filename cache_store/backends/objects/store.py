@@ -116,19 +116,12 @@ def check_create_only(client: ObjectClient) -> None:
 
 
 class ObjectBackend:
-    """`BlobBackend` below the URL of an object store.
-
-    Credentials and the like come from the environment, as the vendor's own tools take them (``AWS_*``,
-    ``GOOGLE_*``, ``AZURE_*``; ``AWS_ENDPOINT_URL`` and ``AWS_ALLOW_HTTP`` for a server of one's own).
+    """`BlobBackend` below the URL of an object store; credentials come from the environment alone.
 
     Large blobs (over `WHOLE_BYTES`) go up in parts, without a condition: of two that race, the later replaces
     the earlier by the same content, because a blob's name is its digest, and both say that they created it.
-    Where a process is killed on the way, the parts stay hidden in the bucket until its lifecycle rule for
-    incomplete uploads removes them. A blob that is moved is copied by the server, which S3 does up to 5 GiB.
-
-    An empty place is made into a store if ``create``; where this process will write, the server is probed,
-    once, for create-only puts. A silent server costs a request less than ``answer_s``; large bodies are more
-    patient. ``options`` are the client's, such as ``endpoint`` and ``region``; never credentials.
+    A blob that is moved is copied by the server, which S3 does up to 5 GiB. Where this process will write,
+    the server is probed, once, for create-only puts. A silent server costs a request less than ``answer_s``.
     """
 
     def __init__(
