@@ -53,27 +53,25 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
     asked = [spec for spec in tiers if spec.mode != "off"]
     if len(asked) > 2:
         raise ValueError("a store has one near and one far place")
-    openings = [_Opening(spec, create=create) for spec in asked]
-    if not openings:
+    if not asked:
         reason, remedy = "every place of it is off", "name one whose mode is ro, rw or required"
         raise StoreUnavailable(what="store", where="the configuration", reason=reason, remedy=remedy)
+    calls = [_start(spec, create=create) for spec in asked]
     spent_s = 0.0
-    for opening in openings:
-        spent_s = opening.wait(spent_s)
-    found = [opening.tier() for opening in openings]
-    failures = [outcome for outcome in found if isinstance(outcome, StoreError)]
-    if len(failures) == len(found):
-        raise failures[-1]
-    off = [spec.location for spec in tiers if spec.mode == "off"]
-    return Store(
-        TieredBackend([outcome for outcome in found if isinstance(outcome, Tier)]),
-        trust=trust,
-        location=", ".join(opening.spec.location for opening in openings),
-        left_out=(
-            *(opening.left_out for opening in openings if opening.left_out),
-            *(TierState(location=location, mode="off", state="off") for location in off),
-        ),
+    for spec, call in zip(asked, calls, strict=True):
+        spent_s = _wait(spec, call, spent_s)
+    found = [(spec, _outcome(spec, call)) for spec, call in zip(asked, calls, strict=True)]
+    open_tiers = [outcome for _, outcome in found if isinstance(outcome, Tier)]
+    if not open_tiers:
+        raise next(outcome for _, outcome in reversed(found) if isinstance(outcome, StoreError))
+    away_tiers = (
+        TierState(location=spec.location, mode=spec.mode, state="away", reason=str(outcome))
+        for spec, outcome in found
+        if isinstance(outcome, StoreError)
     )
+    off = (TierState(location=spec.location, mode="off", state="off") for spec in tiers if spec.mode == "off")
+    location = ", ".join(spec.location for spec in asked)
+    return Store(TieredBackend(open_tiers), trust=trust, location=location, left_out=(*away_tiers, *off))
 
 
 def is_left_alone(location: str, options: Mapping[str, str]) -> bool:
@@ -90,52 +88,47 @@ def _circuit_of(location: str, options: Mapping[str, str]) -> Circuit:
     return _circuits.setdefault((location, frozenset(options.items())), Circuit())
 
 
-class _Opening:
-    """A place that is being opened, in a thread of its own."""
+def _start(spec: TierSpec, *, create: bool) -> Call[BlobBackend] | None:
+    """Begin to open a place, in a thread of its own; None for one that is left alone."""
+    if _circuit_of(spec.location, spec.options).is_open:
+        return None
+    # What is required must be there: in its place, a disk that is not mounted would get a new store.
+    opening = functools.partial(open_backend, spec, create=create and spec.mode == "rw")
+    return Call(opening, name="store-open")
 
-    def __init__(self, spec: TierSpec, *, create: bool) -> None:
-        self.spec = spec
-        self.left_out: TierState | None = None
-        self._circuit = _circuit_of(spec.location, spec.options)
-        # What is required must be there: in its place, a disk that is not mounted would get a new store.
-        opening = functools.partial(open_backend, spec, create=create and spec.mode == "rw")
-        self._call = None if self._circuit.is_open else Call(opening, name="store-open")
 
-    def wait(self, spent_s: float) -> float:
-        """Wait until it ended, or was silent for too long; takes and returns the seconds since all began."""
-        if self._call is None or self._circuit.is_open:
-            return spent_s
-        for seconds in Ticks().until(self._call.ended):
-            spent_s += seconds
-            if spent_s >= self.spec.answer_s:
-                self._circuit.open(f"no answer within {self.spec.answer_s:g} s", where=self.spec.location)
-                break
+def _wait(spec: TierSpec, call: Call[BlobBackend] | None, spent_s: float) -> float:
+    """Wait until it ended, or was silent for too long; takes and returns the seconds since all began."""
+    circuit = _circuit_of(spec.location, spec.options)
+    if call is None or circuit.is_open:
         return spent_s
+    for seconds in Ticks().until(call.ended):
+        spent_s += seconds
+        if spent_s >= spec.answer_s:
+            circuit.open(f"no answer within {spec.answer_s:g} s", where=spec.location)
+            break
+    return spent_s
 
-    def tier(self) -> Tier | StoreError:
-        """The open place, or why it is left out; raises what is no reason to go on without it."""
-        spec, call, circuit = self.spec, self._call, self._circuit
-        is_required = spec.mode == "required"
-        error = call.error if call is not None and call.ended.is_set() else None
-        if error is None and call is not None and not circuit.is_open and spec.mode != "off":
-            return Tier(
-                name=spec.location,
-                backend=call.result(),
-                mode=spec.mode,
-                answer_s=spec.answer_s,
-                circuit=circuit,
-            )
-        error = error or away(spec.location, circuit.reason, required=is_required)
-        if not isinstance(error, StoreError):
-            raise error
-        if isinstance(error, StoreUnavailable):
-            if error.transport:  # another fault is an answer, and may be mended while this process runs
-                circuit.open(error.reason, where=spec.location)
-            error = error.but(required=is_required)
-        if is_required:
-            raise error
-        self.left_out = TierState(location=spec.location, mode=spec.mode, state="away", reason=str(error))
-        return error
+
+def _outcome(spec: TierSpec, call: Call[BlobBackend] | None) -> Tier | StoreError:
+    """The open place, or why it is left out; raises what is no reason to go on without it."""
+    circuit, is_required = _circuit_of(spec.location, spec.options), spec.mode == "required"
+    error = call.error if call is not None and call.ended.is_set() else None
+    if error is None and call is not None and not circuit.is_open and spec.mode != "off":
+        backend = call.result()
+        return Tier(
+            name=spec.location, backend=backend, mode=spec.mode, answer_s=spec.answer_s, circuit=circuit
+        )
+    error = error or away(spec.location, circuit.reason, required=is_required)
+    if not isinstance(error, StoreError):
+        raise error
+    if isinstance(error, StoreUnavailable):
+        if error.transport:  # another fault is an answer, and may be mended while this process runs
+            circuit.open(error.reason, where=spec.location)
+        error = error.but(required=is_required)
+    if is_required:
+        raise error
+    return error
 
 
 def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:

@@ -116,8 +116,10 @@ def copy_fault(src_file: Readable, dst_file: Writable, expected: Digest) -> str:
 
 
 def _chunks(source: Readable, limit_bytes: int | None) -> Iterator[bytes]:
+    # A buffer of a MiB would be mapped and unmapped for each of thousands of small files.
+    most_bytes = CHUNK_BYTES if limit_bytes is None else min(CHUNK_BYTES, limit_bytes + 1)
     size_bytes = 0
-    while chunk := source.read(CHUNK_BYTES):
+    while chunk := source.read(most_bytes):
         size_bytes += len(chunk)
         if limit_bytes is not None and size_bytes > limit_bytes:
             raise TooLong(f"more than {limit_bytes} bytes")

@@ -6,7 +6,7 @@ The format number is read first and alone, because a later format may have other
 from __future__ import annotations
 
 import json
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,12 +24,10 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def parse_document(
-    model: type[_M], data: bytes, *, supported_format: int, what: str, where: str, oldest_format: int = 0
-) -> _M:
+def parse_document(model: type[_M], data: bytes, *, what: str, where: str) -> _M:
     """Read one JSON document that declares its ``format``; ``what`` and ``where`` name it in errors.
 
-    The oldest format understood is ``oldest_format``, or, if 0, the supported one.
+    The formats understood are those that the model's field of that name allows.
 
     Raises:
         Corrupt: too large, no JSON object, no format, an earlier one, or fields that break the model.
@@ -38,10 +36,11 @@ def parse_document(
         expected = f"at most {MAX_DOCUMENT_BYTES} bytes"
         raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(data)} bytes")
     found = _declared_format(data, what=what, where=where)
-    if found > supported_format:
-        raise NewerFormat(what=what, where=where, found=found, supported=supported_format)
-    if found < (oldest_format or supported_format):
-        expected, actual = f"format {supported_format}", f"format {found}, of an earlier release"
+    supported = get_args(model.model_fields["format"].annotation)
+    if found > max(supported):
+        raise NewerFormat(what=what, where=where, found=found, supported=max(supported))
+    if found < min(supported):
+        expected, actual = f"format {max(supported)}", f"format {found}, of an earlier release"
         remedy = "the next publish replaces it"
         raise Corrupt(what=what, where=where, expected=expected, actual=actual, remedy=remedy)
     try:

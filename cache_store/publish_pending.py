@@ -21,16 +21,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import model_validator
 
 from warmrank.cache_store.cache_dir.private_files import (
+    WRITING,
     digest_private,
     os_errors_are_unusable,
     read_private,
     sweep_debris,
-    temporary_name,
     write_whole,
 )
 from warmrank.cache_store.digests import digest_bytes
@@ -54,8 +54,6 @@ from warmrank.cache_store.store import Store
 logger = logging.getLogger(__name__)
 QUEUE = ".queue"
 MAX_WAITING = 64
-FORMAT: Final = 1
-_TEMPORARY = ".tmp-"
 _PARTITION = re.compile(r"(rank[0-9]+of[0-9]+)-([0-9a-f]{64})\.partition", re.ASCII)
 _LAUNCH = re.compile(r"()([0-9a-f]{64})\.launch", re.ASCII)
 
@@ -63,7 +61,7 @@ _LAUNCH = re.compile(r"()([0-9a-f]{64})\.launch", re.ASCII)
 class WaitingPartition(Document):
     """A rank's partition, whose artifacts lie in the cache directory."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     launch_key: Sha256
     manifest: PartitionManifest
 
@@ -84,7 +82,7 @@ class AwaitedPartition(Document):
 class WaitingLaunch(Environments):
     """A launch record without the digests of its manifests."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     launch_key: Sha256
     identity: dict[str, str]
     world_size: WorldSize
@@ -168,10 +166,9 @@ def forget(path: Path) -> None:
 
 
 def _add(directory: Path, name: str, data: bytes) -> None:
-    temporary = directory / f"{_TEMPORARY}{temporary_name()}"
     with os_errors_are_unusable("directory", directory):
-        sweep_debris(directory, _TEMPORARY)
-        write_whole(directory / name, data, temporary=temporary)
+        sweep_debris(directory, WRITING)
+        write_whole(directory / name, data)
         for pattern in (_PARTITION, _LAUNCH):
             _trim(directory, pattern)
     logger.info("Queued %s until the store answers", directory / name)
@@ -210,7 +207,7 @@ def _read_all(model: type[W], paths: list[Path], problems: list[str]) -> dict[Pa
 
 def _read(model: type[W], path: Path) -> W:
     what, data = "queued publish", read_private(path)
-    found = parse_document(model, data, supported_format=FORMAT, what=what, where=str(path))
+    found = parse_document(model, data, what=what, where=str(path))
     named = path.stem.rpartition("-")[2]
     actual = found.key if isinstance(found, WaitingPartition) else digest_bytes(data).sha256
     if named != actual:

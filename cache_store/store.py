@@ -101,34 +101,35 @@ class Store:
         )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:
-        """Publish the artifacts below the cache directory ``root``; see `publish.publish_partition`.
+        """Publish the artifacts below the cache directory ``root``; see `publish.publish_partitions`."""
+        (report,) = self.publish_partitions(launch_key, [manifest], None, root)
+        return report
+
+    def publish_partitions(
+        self,
+        launch_key: str,
+        manifests: Sequence[PartitionManifest],
+        files: Mapping[str, Path] | None,
+        root: Path,
+    ) -> tuple[PublishReport, ...]:
+        """Publish partitions; see `publish.publish_partitions`.
 
         The near place does not get a partition that another publisher compiled to other bytes: its manifest
         may name blobs that are not here. A fetch brings those.
         """
 
-        def fill(view: TieredBackend, report: PublishReport) -> None:
-            if not report.conflicts:
-                blobs = {e.sha256: _blob(e.local_path(root), e.digest) for e in manifest.artifacts}
-                _fill(view, list(blobs.values()), [manifest_name(report.key)])
-
-        return self._write(
-            lambda documents: publish.publish_partition(documents, launch_key, manifest, root), fill
-        )
-
-    def publish_partitions(
-        self, launch_key: str, manifests: Sequence[PartitionManifest], files: Mapping[str, Path], root: Path
-    ) -> tuple[PublishReport, ...]:
-        """Publish many partitions of the same few artifacts; see `publish.publish_many`."""
-
         def fill(view: TieredBackend, reports: tuple[PublishReport, ...]) -> None:
             agreed = [pair for pair in zip(manifests, reports, strict=True) if not pair[1].conflicts]
-            entries = {e.sha256: e for manifest, _ in agreed for e in manifest.artifacts}
-            blobs = [_blob(files[sha256], entry.digest) for sha256, entry in entries.items()]
-            _fill(view, blobs, [manifest_name(report.key) for _, report in agreed])
+            entries = {entry.sha256: entry for manifest, _ in agreed for entry in manifest.artifacts}
+            blobs = [
+                _blob(files[sha256] if files is not None else entry.local_path(root), entry.digest)
+                for sha256, entry in entries.items()
+            ]
+            if agreed:
+                _fill(view, blobs, [manifest_name(report.key) for _, report in agreed])
 
         return self._write(
-            lambda documents: publish.publish_many(documents, launch_key, manifests, files, root), fill
+            lambda documents: publish.publish_partitions(documents, launch_key, manifests, files, root), fill
         )
 
     def commit_launch(self, record: LaunchRecord) -> str:

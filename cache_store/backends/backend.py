@@ -103,7 +103,7 @@ def check_name(name: str, *, where: str) -> None:
 def check_format(model: type[Strict], data: bytes, *, where: str, remedy: str) -> None:
     """Make sure that a store's FORMAT is one that this release reads; a damaged one is `Corrupt`."""
     try:
-        parse_document(model, data, supported_format=STORE_FORMAT, what="store", where=where)
+        parse_document(model, data, what="store", where=where)
     except Corrupt as error:
         raise error.but(remedy=remedy) from error
 

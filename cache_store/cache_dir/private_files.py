@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 MAX_ASIDE = 8
+WRITING = ".tmp-"  # begins the name of a file that is being written
 DEBRIS_AGE_S = 24 * 3600.0
 BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -137,13 +138,12 @@ def create_private(path: Path) -> io.BufferedWriter:
     return os.fdopen(os.open(path, flags, mode=FILE_MODE), "wb")
 
 
-def write_whole(
-    path: Path, data: bytes, *, temporary: Path, replace: bool = True, mode: int = FILE_MODE
-) -> None:
+def write_whole(path: Path, data: bytes, *, replace: bool = True, mode: int = FILE_MODE) -> None:
     """Make a file whole, durable on return; its directory is made with mode 0700.
 
-    ``temporary`` is a name beside it. Raises ``OSError``, also when it exists and is not to be replaced.
+    Raises ``OSError``, also when it exists and is not to be replaced.
     """
+    temporary = path.with_name(f"{WRITING}{temporary_name()}")
     make_private_directories(path.parent)
     try:
         with create_private(temporary) as file:

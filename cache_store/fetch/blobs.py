@@ -143,8 +143,8 @@ class Blobs:
         self, file: BinaryIO, name: str, size_bytes: int | None, path: Path, count: CountBytes
     ) -> Digest:
         limit_bytes = MAX_BLOB_BYTES if size_bytes is None else size_bytes
-        reader = _StoreReader(file=file, name=name, count=count)
-        with _taken_back(reader, path):
+        with _counted(path, count) as add:
+            reader = _StoreReader(file=file, name=name, add=add)
             try:
                 with os_errors_are_unusable("file", path), create_private(path) as target:
                     if self._share_blocks(file, target):
@@ -183,48 +183,30 @@ def clone(source: Path, target: Path, count: CountBytes) -> None:
 
     Raises `UnusableCache` where one of the two cannot be read or written; ``target`` is not there then.
     """
-    counter = _Counter(count=count)
     with (
-        _taken_back(counter, target),
+        _counted(target, count) as add,
         os_errors_are_unusable("file", target),
         open_private(source) as reader,
         create_private(target) as writer,
     ):
-        while num_bytes := _clone_some(reader.fileno(), writer.fileno(), offset=counter.num_bytes):
-            counter.add(num_bytes)
-        reader.seek(counter.num_bytes)
-        writer.seek(counter.num_bytes)
-        while chunk := reader.read(CHUNK_BYTES):
+        try:
+            while num_bytes := os.copy_file_range(reader.fileno(), writer.fileno(), _CLONE_BYTES):
+                add(num_bytes)
+        except OSError as error:
+            if error.errno not in _CANNOT_CLONE:
+                raise
+        while chunk := reader.read(CHUNK_BYTES):  # the rest, where the kernel could not
             writer.write(chunk)
-            counter.add(len(chunk))
-
-
-def _clone_some(reader: int, writer: int, *, offset: int) -> int:
-    """Copy the next bytes in the kernel; 0 at the end, and where the kernel cannot."""
-    try:
-        return os.copy_file_range(reader, writer, _CLONE_BYTES, offset, offset)
-    except OSError as error:
-        if error.errno in _CANNOT_CLONE:
-            return 0
-        raise
+            add(len(chunk))
 
 
 @dataclass(slots=True, kw_only=True)
-class _Counter:
-    count: CountBytes
-    num_bytes: int = 0
-
-    def add(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        self.count(num_bytes)
-
-
-@dataclass(slots=True, kw_only=True)
-class _StoreReader(_Counter):
+class _StoreReader:
     """Keeps a fault of the store apart from one of the local disk, which the same copy can meet."""
 
     file: BinaryIO
     name: str
+    add: CountBytes
 
     def read(self, size: int, /) -> bytes:
         with os_errors_are_unavailable("blob", self.name):
@@ -234,12 +216,19 @@ class _StoreReader(_Counter):
 
 
 @contextlib.contextmanager
-def _taken_back(counter: _Counter, path: Path) -> Iterator[None]:
-    """Remove the file of a copy that fails, and take back what was counted of it."""
+def _counted(path: Path, count: CountBytes) -> Iterator[CountBytes]:
+    """Count the bytes of a copy; where it fails, take them back and remove its file."""
+    total_bytes = 0
+
+    def add(num_bytes: int) -> None:
+        nonlocal total_bytes
+        total_bytes += num_bytes
+        count(num_bytes)
+
     try:
-        yield
+        yield add
     except BaseException:
-        counter.count(-counter.num_bytes)
+        count(-total_bytes)
         # What cannot be removed lies in staging, goes with it or after it, and must not hide the first fault.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ looked for in the store and its trash.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -104,9 +105,8 @@ def references(name: str, sealed: bytes) -> Document:
     else:
         manifest = parse_manifest(envelope.payload, name)
         created, needed = manifest.created, [blob_name(entry.sha256) for entry in manifest.artifacts]
-    return Document(
-        references=tuple(dict.fromkeys(needed)), created_s=seconds_of(created), environments=environments
-    )
+    names = tuple(map(sys.intern, dict.fromkeys(needed)))  # one text, however many documents refer to it
+    return Document(references=names, created_s=seconds_of(created), environments=environments)
 
 
 def take_inventory(
@@ -131,7 +131,7 @@ def take_inventory(
         files |= {info.name: info for info in backend.list(prefix) if is_record(info.name)}
     uses = last_uses(marks)
     _check_listing(backend, {*pins, *uses} - files.keys())
-    reader = _Reader(backend, trust, files)
+    reader = _Reader(backend, trust)
     documents = reader.read_documents(files, trash, earlier)
     debris, problem = list_debris(backend)
     return Inventory(
@@ -162,10 +162,9 @@ def _check_listing(backend: BlobBackend, unlisted: Iterable[str]) -> None:
 class _Reader:
     """Reads the documents of one place; ``problems`` has a line for each that was left alone."""
 
-    def __init__(self, backend: BlobBackend, trust: Trust, names: Iterable[str]) -> None:
+    def __init__(self, backend: BlobBackend, trust: Trust) -> None:
         self._backend = backend
         self._trust = trust
-        self._interned = {name: name for name in names}  # however many documents refer to it
         self.problems: list[str] = []
 
     def read_documents(
@@ -217,8 +216,7 @@ class _Reader:
                 raise _unreadable(error, _UPGRADE) from error
             self.problems.append(f"{name} is kept, though what it needs is not known: {refusal}")
             return None
-        needed = tuple(self._interned.setdefault(each_name, each_name) for each_name in document.references)
-        return replace(document, references=needed, trust_rank=self._rank(name, sealed))
+        return replace(document, trust_rank=self._rank(name, sealed))
 
     def _rank(self, name: str, sealed: bytes) -> int:
         """Rank a record by its signer, also where the policy does not ask."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from warmrank.cache_store.backends.backend import BlobBackend, new_document
 from warmrank.cache_store.backends.places import TieredBackend
@@ -41,7 +41,6 @@ from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import Document, Utc, utc_now
 
-PIN_FORMAT: Final = 1
 MIN_PREFIX = 6
 """Fewer characters of a key or digest could mean anything."""
 
@@ -49,7 +48,7 @@ MIN_PREFIX = 6
 class PinDocument(Document):
     """Reason and time of a pin."""
 
-    format: Literal[1] = PIN_FORMAT
+    format: Literal[1] = 1
     reason: str
     created: Utc
 
@@ -162,7 +161,7 @@ def _read(backend: BlobBackend, record: str) -> Pin:
     name = pin_name(record)
     try:
         data = read_stored_form(backend, name)
-        found = parse_document(PinDocument, data, supported_format=PIN_FORMAT, what="pin", where=name)
+        found = parse_document(PinDocument, data, what="pin", where=name)
     except (Corrupt, NewerFormat) as error:
         return Pin(record=record, reason=f"({error})", created="")
     except NotInStore:

@@ -47,6 +47,7 @@ from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
 _INDEX = "offline_build"
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,55 +74,23 @@ def put_blob(backend: BlobBackend, path: Path) -> tuple[Digest, bool]:
     return digest, bool(created)
 
 
-def publish_partition(
-    documents: Documents, launch_key: str, manifest: PartitionManifest, root: Path
-) -> PublishReport:
-    """Publish the artifacts of ``manifest``, which lie below the cache directory ``root``.
+def publish_partitions(
+    documents: Documents,
+    launch_key: str,
+    manifests: Sequence[PartitionManifest],
+    files: Mapping[str, Path] | None,
+    root: Path,
+) -> tuple[PublishReport, ...]:
+    """Publish the artifacts of distinct partitions, which lie below the cache directory ``root``.
+
+    Each lies where its manifest says, or, of many partitions of the same few artifacts, where ``files`` has a
+    private file for each sha256. Reports come in the manifests' order; new blobs are counted in the first.
 
     Raises:
         Corrupt: a file is not what the manifest says; nothing was published.
         Untrusted: there is no key to sign with, or somebody not trusted here was faster.
     """
-    index = DigestIndex(root, manifest.partition)
-    (report,) = _publish(documents, launch_key, [manifest], None, index)
-    logger.info(
-        "Published %s as %s: %d new blobs, %d bytes, manifest %s",
-        manifest.partition,
-        report.key[:12],
-        report.num_blobs_new,
-        report.bytes_new,
-        "created" if report.created else "stood there",
-    )
-    return report
-
-
-def publish_many(
-    documents: Documents,
-    launch_key: str,
-    manifests: Sequence[PartitionManifest],
-    files: Mapping[str, Path],
-    root: Path,
-) -> tuple[PublishReport, ...]:
-    """As `publish_partition`, of distinct partitions whose artifacts lie anywhere below ``root``.
-
-    ``files`` has a private file for each sha256. Reports come in the order of the manifests; new blobs are
-    counted in the first.
-    """
-    reports = _publish(documents, launch_key, manifests, files, DigestIndex(root, _INDEX))
-    num_created = sum(report.created for report in reports)
-    num_blobs = sum(report.num_blobs_new for report in reports)
-    logger.info("Published %d partitions, %d of them new, %d new blobs", len(reports), num_created, num_blobs)
-    return reports
-
-
-def _publish(
-    documents: Documents,
-    launch_key: str,
-    manifests: Sequence[PartitionManifest],
-    files: Mapping[str, Path] | None,
-    index: DigestIndex,
-) -> tuple[PublishReport, ...]:
-    """Publish partitions; where ``files`` is None, each of their files from where it lies."""
+    index = DigestIndex(root, _INDEX if files is not None else manifests[0].partition)
     reached(Step.PUBLISH_STARTED)
     backend = documents.backend
     keyed = {partition_key(launch_key, manifest): manifest for manifest in manifests}
@@ -136,7 +105,7 @@ def _publish(
     conflicts = {key: conflicts_of(standing.get(key), manifest) for key, manifest in keyed.items()}
     blobs = LocalBlobs(
         digests={
-            str(files[entry.sha256] if files is not None else entry.local_path(index.root)): entry.digest
+            str(files[entry.sha256] if files is not None else entry.local_path(root)): entry.digest
             for key, manifest in keyed.items()
             for entry in manifest.artifacts
             if entry.function not in conflicts[key]
@@ -148,10 +117,11 @@ def _publish(
     reached(Step.PUBLISH_BLOBS)
     for key, error in refused.items():
         quarantine(backend, manifest_name(key), str(error))
-    created = _write_manifests(documents, sealed)
+    new_manifests = [new_document(manifest_name(key), data) for key, data in sealed.items()]
+    created = frozenset(backend.put_new(new_manifests) if new_manifests else ())
     reached(Step.PUBLISH_MANIFEST)
     for key, data in sealed.items():
-        if key in created:
+        if manifest_name(key) in created:
             sha256, signer = digest_bytes(data).sha256, signer_id(data)
             standing[key] = StandingManifest(manifest=keyed[key], sha256=sha256, signer_id=signer)
         else:
@@ -172,11 +142,18 @@ def _publish(
             partition = keyed[key].partition
             said = "%s of %s compiled to other bytes than those published first: nondeterministic"
             logger.warning(said, function, partition)
+    logger.info(
+        "Published %d partitions, %d of them new, %d new blobs: %s",
+        len(keyed),
+        len(created),
+        len(new),
+        ", ".join(manifest.partition for manifest in manifests[:_SHOWN]),
+    )
     return tuple(
         PublishReport(
             key=key,
             ref=standing[key].ref(key),
-            created=key in created,
+            created=manifest_name(key) in created,
             num_blobs_new=len(new) if position == 0 else 0,
             bytes_new=sum(digest.size_bytes for digest in new) if position == 0 else 0,
             conflicts=conflicts[key],
@@ -216,13 +193,6 @@ def conflicts_of(standing: StandingManifest | None, manifest: PartitionManifest)
         if digests.get((entry.function, entry.path)) != entry.sha256
     }
     return tuple(sorted(differing))
-
-
-def _write_manifests(documents: Documents, sealed: Mapping[str, bytes]) -> set[str]:
-    """Create manifests; return the keys of those that this call created."""
-    names = {manifest_name(key): key for key in sealed}
-    files = [new_document(name, sealed[key]) for name, key in names.items()]
-    return {names[name] for name in documents.backend.put_new(files)} if files else set()
 
 
 def commit_launch(documents: Documents, record: LaunchRecord) -> str:

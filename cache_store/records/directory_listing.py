@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -38,7 +38,6 @@ from warmrank.cache_store.records.documents import (
 from warmrank.cache_store.records.manifest import BlobEntry, Components, Document, Utc, utc_now
 from warmrank.cache_store.signing.trust import signer_id
 
-LISTING_FORMAT: Final = 1
 MAX_FILES = 100_000
 MAX_ROOT_CHARACTERS = 4096
 
@@ -58,7 +57,7 @@ class DirectoryListing(Document):
     absolute path where it was read.
     """
 
-    format: Literal[1] = LISTING_FORMAT
+    format: Literal[1] = 1
     tool: Annotated[str, AfterValidator(refusing(part_fault, "name"))]
     components: Components
     root: Annotated[str, Field(max_length=MAX_ROOT_CHARACTERS)]
@@ -103,9 +102,7 @@ def make_listing(
 
 def parse_listing(data: bytes, where: str) -> DirectoryListing:
     """Read a listing's canonical JSON; raises as `parse_document`."""
-    return parse_document(
-        DirectoryListing, data, supported_format=LISTING_FORMAT, what="listing", where=where
-    )
+    return parse_document(DirectoryListing, data, what="listing", where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,8 +40,6 @@ from warmrank.cache_store.layout import (
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, parse_document
 from warmrank.cache_store.records.manifest import (
-    FORMAT,
-    NEWEST_FORMAT,
     Components,
     LaunchRecord,
     PartitionManifest,
@@ -322,9 +320,7 @@ def _summarize(documents: Documents, name: str) -> LaunchSummary:
 
 
 def _parse_head(data: bytes, where: str) -> _Head:
-    return parse_document(
-        _Head, data, supported_format=NEWEST_FORMAT, what="launch record", where=where, oldest_format=FORMAT
-    )
+    return parse_document(_Head, data, what="launch record", where=where)
 
 
 def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> R:

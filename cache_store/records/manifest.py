@@ -19,7 +19,6 @@ is of format 1, with the bytes that it always had.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -37,7 +36,7 @@ from pydantic import (
 
 from warmrank.cache_store.cache_dir.local import VARIANT_NAME, is_companion_name, is_variant_name
 from warmrank.cache_store.cache_dir.node_files import NODE, NodeFile, kept_path, split_node_path
-from warmrank.cache_store.digests import Digest, is_sha256
+from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.keys import canonical_json, key_of
 from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing, shown
@@ -49,7 +48,6 @@ MAX_PARTITION_BYTES = 64 << 30
 MAX_COMPONENTS = 10_000
 MAX_NAME_CHARS = 4096  # of a function, or of a component, which may hold the path of a source file
 MAX_TEXT_CHARS = 1 << 20  # the value of a component, or the signature of a capture
-_KEY = re.compile(r"[0-9a-f]{32,128}", re.ASCII)
 
 
 def _utc(text: str) -> str:
@@ -58,16 +56,8 @@ def _utc(text: str) -> str:
     return text
 
 
-def _hex_fault(text: str) -> str | None:
-    return None if _KEY.fullmatch(text) else "is no lowercase hex key"
-
-
-def _sha256_fault(text: str) -> str | None:
-    return None if is_sha256(text) else "is no lowercase hex sha256"
-
-
-HexKey = Annotated[str, AfterValidator(refusing(_hex_fault, "text"))]
-Sha256 = Annotated[str, AfterValidator(refusing(_sha256_fault, "text"))]
+HexKey = Annotated[str, Field(pattern=r"^[0-9a-f]{32,128}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Utc = Annotated[str, AfterValidator(_utc)]
 PartitionName = Annotated[str, AfterValidator(refusing(part_fault, "partition"))]
 Count = Annotated[int, Field(ge=0)]
@@ -344,23 +334,9 @@ def partition_key(launch_key: str, manifest: PartitionManifest) -> str:
 
 def parse_manifest(data: bytes, where: str) -> PartitionManifest:
     """Read a manifest's canonical JSON; raises as `parse_document`."""
-    return parse_document(
-        PartitionManifest,
-        data,
-        supported_format=NEWEST_FORMAT,
-        what="manifest",
-        where=where,
-        oldest_format=FORMAT,
-    )
+    return parse_document(PartitionManifest, data, what="manifest", where=where)
 
 
 def parse_launch_record(data: bytes, where: str) -> LaunchRecord:
     """Read a launch record's canonical JSON; raises as `parse_document`."""
-    return parse_document(
-        LaunchRecord,
-        data,
-        supported_format=NEWEST_FORMAT,
-        what="launch record",
-        where=where,
-        oldest_format=FORMAT,
-    )
+    return parse_document(LaunchRecord, data, what="launch record", where=where)

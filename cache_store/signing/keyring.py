@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -37,7 +37,6 @@ from warmrank.cache_store.cache_dir.private_files import (
     make_private_directories,
     open_private,
     os_errors_are_unusable,
-    temporary_name,
     write_whole,
 )
 from warmrank.cache_store.errors import Conflict, Corrupt, UnusableCache
@@ -47,7 +46,6 @@ from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
 _K = TypeVar("_K", Ed25519PrivateKey, Ed25519PublicKey)
-REVOKED_FORMAT: Final = 1
 TRUSTED, REVOKED = "trusted", "revoked"
 PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
 _MAX_PEM_BYTES = 16 << 10
@@ -100,7 +98,7 @@ class Revocation:
 
 
 class _RevokedFile(Strict):
-    format: Literal[1] = REVOKED_FORMAT
+    format: Literal[1] = 1
     name: str
     reason: str
     when: str
@@ -156,14 +154,14 @@ def save_private_key(signer: Signer, path: Path) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     with os_errors_are_unusable("file", path):
-        _write_new(path, pem)
+        write_whole(path, pem, replace=False)
 
 
 def save_public_key(public_key: Ed25519PublicKey, path: Path) -> None:
     """Write a public key (0644); raises `UnusableCache`, also when the file exists."""
     pem = public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     with os_errors_are_unusable("file", path):
-        _write_new(path, pem, mode=0o644)
+        write_whole(path, pem, replace=False, mode=0o644)
 
 
 def load_signer(path: Path) -> Signer:
@@ -263,7 +261,7 @@ def revoke(keyring: Path, revocation: Revocation) -> tuple[Revocation, bool]:
     is_new = True
     with _changing(keyring):
         try:
-            _write_new(path, canonical_json(item.model_dump(mode="json")))
+            write_whole(path, canonical_json(item.model_dump(mode="json")), replace=False)
         except FileExistsError:
             is_new = False
         return _read_revocation(path) or revocation, is_new
@@ -278,7 +276,7 @@ def _read_revocation(path: Path) -> Revocation | None:
         expected = "a name such as <key id>.json"
         raise Corrupt(what=what, where=str(path), expected=expected, actual="another", remedy=remedy)
     try:
-        item = parse_document(_RevokedFile, data, supported_format=REVOKED_FORMAT, what=what, where=str(path))
+        item = parse_document(_RevokedFile, data, what=what, where=str(path))
     except Corrupt as error:
         raise error.but(remedy=remedy) from error
     return Revocation(key_id=path.stem, name=item.name, when=item.when, reason=item.reason)
@@ -333,12 +331,6 @@ def _read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:
         expected, remedy = f"at most {limit_bytes} bytes", "name another file"
         raise Corrupt(what="file", where=str(path), expected=expected, actual="more", remedy=remedy)
     return data
-
-
-def _write_new(path: Path, data: bytes, *, mode: int = FILE_MODE) -> None:
-    """Create a file whole, because a launch may read the directory at any moment."""
-    temporary = path.parent / f".{temporary_name()}.tmp"
-    write_whole(path, data, temporary=temporary, replace=False, mode=mode)
 
 
 def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:

@@ -117,7 +117,7 @@ def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
     if len(line) > MAX_HEADER_BYTES:
         expected = f"a header of at most {MAX_HEADER_BYTES} bytes"
         raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(line)} bytes")
-    header = parse_document(_Header, line, supported_format=ENVELOPE_FORMAT, what=what, where=where)
+    header = parse_document(_Header, line, what=what, where=where)
     digest = digest_bytes(payload)
     if (header.payload.sha256, header.payload.size_bytes) != (digest.sha256, digest.size_bytes):
         expected = f"payload sha256 {header.payload.sha256[:12]} ({header.payload.size_bytes} bytes)"

@@ -155,8 +155,9 @@ def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> Pull
     come = {*new, *replaced}
     for file in wanted:
         if file.path in come and file.path not in plan.moved.paths:
-            index.remember_own(root / file.path, file.digest)
-            laid_before.remember_own(root / file.path, file.digest)
+            target = root / file.path
+            index.remember_own(target, file.digest)
+            laid_before.remember_own(target, file.digest)
     for path in plan.moved.paths & come:
         with contextlib.suppress(UnusableCache, OSError):  # the tool was faster, so it is the tool's
             laid_before.remember_own(root / path, index.digest(root / path))
@@ -260,8 +261,8 @@ class _Copying:
                 flush_all([root.parent], root=root.parent, flush="fsync")
                 return new
         self._mark(root)
-        for path in (*new, *replaced):
-            make_directories_below(root, (root / path).parent)
+        for directory in {os.path.dirname(path) for path in (*new, *replaced)}:  # noqa: PTH120 - thousands
+            make_directories_below(root, root / directory)
         placed: list[str] = []
         for path in new:
             with contextlib.suppress(FileExistsError):
@@ -272,8 +273,8 @@ class _Copying:
                 placed.append(path)
         for path in replaced:
             (staging / path).replace(root / path)
-        changed = {(root / path).parent for path in (*placed, *replaced)}
-        flush_all({root, *changed}, root=root, flush=choose_flush(root))
+        changed = {os.path.dirname(f"{root}/{path}") for path in (*placed, *replaced)}  # noqa: PTH120
+        flush_all({str(root), *changed}, root=root, flush=choose_flush(root))
         return placed
 
 

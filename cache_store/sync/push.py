@@ -65,11 +65,12 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     check_marks(root, policy, trust.revoked)
     left_out: list[str] = []
     files = _read_all(tool, root, left_out)
-    make_listing(tool, components, root, files.values())  # refuses what it cannot hold before all else
+    listing = make_listing(tool, components, root, files.values())  # refuses what it cannot hold
     key = listing_key(tool, dict(components))
     trust.seal("directory", key, b"")  # without a key to sign with nothing is written at all
     new = _put_blobs(documents, root, files, left_out)
-    listing = make_listing(tool, components, root, files.values())
+    if len(files) < len(listing.files):  # some changed meanwhile
+        listing = make_listing(tool, components, root, files.values())
     created = _write(documents, key, listing)
     if created:
         # An evict that did not see the listing yet may have taken what it names.

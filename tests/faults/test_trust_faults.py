@@ -255,7 +255,7 @@ HARMFUL: dict[str, Case] = {
     ),
     "set-uid bit": (lambda s: s.artifact(mode=0o4755), "mode"),
     "link": (lambda s: s.artifact(link="/etc/passwd"), "link"),
-    "digest that is a path": (lambda s: s.artifact(sha256="../../etc/passwd"), "lowercase hex"),
+    "digest that is a path": (lambda s: s.artifact(sha256="../../etc/passwd"), "should match pattern"),
     "size below nothing": (lambda s: s.artifact(size_bytes=-1), "size_bytes"),
     "size as text": (lambda s: s.artifact(size_bytes="7"), "size_bytes"),
     "size beyond the limit": (lambda s: s.artifact(size_bytes=MAX_FILE_BYTES + 1), "size_bytes"),

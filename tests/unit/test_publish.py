@@ -26,7 +26,6 @@ from tests.support.stored import (
     stored,
 )
 from warmrank.cache_store import connect
-from warmrank.cache_store import publish_pending as publish_queue
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.places import Tier, TieredBackend
@@ -477,9 +476,7 @@ def test_file_that_others_may_reach_is_not_used(cache, manifest, mode):
 @given(data=st.binary(max_size=200))
 def test_any_other_bytes_are_corrupt(data):
     with pytest.raises(Corrupt):
-        parse_document(
-            WaitingPartition, data, supported_format=publish_queue.FORMAT, what="partition", where="here"
-        )
+        parse_document(WaitingPartition, data, what="partition", where="here")
 
 
 def test_partition_with_a_path_out_of_the_cache_is_a_problem(cache, manifest):

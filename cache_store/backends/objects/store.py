@@ -21,8 +21,7 @@ import itertools
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, BinaryIO, Final, Literal, NoReturn, cast
 
@@ -117,19 +116,12 @@ def check_create_only(client: ObjectClient) -> None:
 
 
 class ObjectBackend:
-    """`BlobBackend` below the URL of an object store.
-
-    Credentials and the like come from the environment, as the vendor's own tools take them (``AWS_*``,
-    ``GOOGLE_*``, ``AZURE_*``; ``AWS_ENDPOINT_URL`` and ``AWS_ALLOW_HTTP`` for a server of one's own).
+    """`BlobBackend` below the URL of an object store; credentials come from the environment alone.
 
     Large blobs (over `WHOLE_BYTES`) go up in parts, without a condition: of two that race, the later replaces
     the earlier by the same content, because a blob's name is its digest, and both say that they created it.
-    Where a process is killed on the way, the parts stay hidden in the bucket until its lifecycle rule for
-    incomplete uploads removes them. A blob that is moved is copied by the server, which S3 does up to 5 GiB.
-
-    An empty place is made into a store if ``create``; where this process will write, the server is probed,
-    once, for create-only puts. A silent server costs a request less than ``answer_s``; large bodies are more
-    patient. ``options`` are the client's, such as ``endpoint`` and ``region``; never credentials.
+    A blob that is moved is copied by the server, which S3 does up to 5 GiB. Where this process will write,
+    the server is probed, once, for create-only puts. A silent server costs a request less than ``answer_s``.
     """
 
     def __init__(
@@ -150,21 +142,21 @@ class ObjectBackend:
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         """See `BlobBackend.put_new`; a small source may be read although its name exists."""
-        room_bytes = _KEPT_BYTES
-        jobs = []
-        for file in {file.name: file for file in files}.values():
+        wanted = list({file.name: file for file in files}.values())
+        for file in wanted:
             check_name(file.name, where=self.url)
-            room_bytes -= file.expected.size_bytes
-            jobs.append(_Job(file=file, keep=room_bytes >= 0))
-        ready = [job for job in each(self._prepared, jobs, num_threads=_NUM_AT_ONCE) if job is not None]
+        sizes = itertools.accumulate(file.expected.size_bytes for file in wanted)
+        kept = {file.name for file, total in zip(wanted, sizes, strict=True) if total <= _KEPT_BYTES}
+        contents = each(lambda file: self._verify(file, kept), wanted, num_threads=_NUM_AT_ONCE)
+        ready = [pair for pair in zip(wanted, contents, strict=True) if pair[1] is not None]
         reached(Step.PUT_STAGED)
-        small = [job for job in ready if not job.is_large]
-        large = [job for job in ready if job.is_large]
-        created = each(self._create, small, num_threads=_NUM_AT_ONCE)
+        small = [pair for pair in ready if not _is_large(pair[0])]
+        large = [file for file, _ in ready if _is_large(file)]
+        created = each(lambda pair: self._create(*pair), small, num_threads=_NUM_AT_ONCE)
         each(self._upload, large, num_threads=_NUM_LARGE_AT_ONCE)
         reached(Step.PUT_DURABLE)
-        new = [job for job, is_new in zip(small, created, strict=True) if is_new]
-        return tuple(job.file.name for job in (*new, *large))
+        new = [file for (file, _), is_new in zip(small, created, strict=True) if is_new]
+        return tuple(file.name for file in (*new, *large))
 
     def open(self, name: str) -> BinaryIO:
         """See `BlobBackend.open`. What is read may turn out `Corrupt` on the way."""
@@ -214,47 +206,36 @@ class ObjectBackend:
             return self._client.head(target) is None and self._client.copy(info.name, target)
         return self._client.create(target, self._client.read(info.name))
 
-    def _prepared(self, job: _Job) -> _Job | None:
-        """Verify the source before any name appears; None where the name is taken."""
-        file = job.file
+    def _verify(self, file: NewFile, kept: Container[str]) -> bytes | None:
+        """Verify the source before any name appears; its content if kept, None where the name is taken."""
         if file.expected.size_bytes > _UNASKED_BYTES and self._client.head(file.name) is not None:
             return None
         try:
-            if job.keep and not job.is_large:
-                return replace(job, content=b"".join(_verified(file)))
+            if file.name in kept and not _is_large(file):
+                return b"".join(_verified(file))
             for _ in _verified(file):
                 pass
         except (Corrupt, UnusableCache):
             if self._client.head(file.name) is not None:
                 return None  # then what the source holds does not matter
             raise
-        return job
+        return b""
 
-    def _create(self, job: _Job) -> bool:
-        content = b"".join(_verified(job.file)) if job.content is None else job.content
-        stored = encode(content) if is_framed(job.file.name, content) else content
-        return self._client.create(job.file.name, stored)
+    def _create(self, file: NewFile, content: bytes | None) -> bool:
+        content = content or b"".join(_verified(file))
+        stored = encode(content) if is_framed(file.name, content) else content
+        return self._client.create(file.name, stored)
 
-    def _upload(self, job: _Job) -> None:
-        stored = encode_stream(_verified(job.file), job.file.expected.size_bytes)
-        self._client.upload(job.file.name, stored)
+    def _upload(self, file: NewFile) -> None:
+        self._client.upload(file.name, encode_stream(_verified(file), file.expected.size_bytes))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an object store's backend holds credentials and is not pickled; send its URL")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """A file to put: whether its content is kept once it was verified, and that."""
-
-    file: NewFile
-    keep: bool
-    content: bytes | None = None
-
-    @property
-    def is_large(self) -> bool:
-        # A document is created under a condition, so in one request whatever its size; it came in memory.
-        return self.file.expected.size_bytes > WHOLE_BYTES and self.file.name.startswith(BLOBS)
+def _is_large(file: NewFile) -> bool:
+    # A document is created under a condition, so in one request whatever its size; it came in memory.
+    return file.expected.size_bytes > WHOLE_BYTES and file.name.startswith(BLOBS)
 
 
 def _verified(file: NewFile) -> Iterator[bytes]:
