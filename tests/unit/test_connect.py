@@ -14,17 +14,14 @@ from tests.support.stored import OFF
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.deadline import TICK_S, Answer, Deadline, Ticks
-from warmrank.cache_store.backends.places import Circuits, Tier, TieredBackend, TierMode
+from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.connect import TierSpec, is_left_alone, open_store
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.store import Store
 
+pytestmark = pytest.mark.usefixtures("fresh_process")
+
 OPEN_BACKEND = connect.open_backend
-
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_circuits", Circuits())
 
 
 @pytest.fixture
