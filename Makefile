@@ -23,11 +23,16 @@ run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 
 RAY_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
 
+# Temporary files lie in memory where there is room: the store's tests would wait for the disk at every flush.
+# Not where nothing there may be executed: tests run scripts and load libraries.
+IN_MEMORY = $(shell grep -q '^[^ ]* /dev/shm tmpfs [^ ]*noexec' /proc/mounts || \
+	df --output=avail -k /dev/shm 2> /dev/null | awk 'NR == 2 && $$1 > 2000000 { print "/dev/shm" }')
+
 # Files in the order of their paths: by default those with the fewest tests run last, which are the longest ones.
 # Bytecode is written, so that the second command need not rewrite the tests' assertions once more.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair and not netns"
+	PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair and not netns"
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-m "ray and not slow and not netns and not torchair" $(RAY_TESTS)
 
@@ -57,6 +62,7 @@ test-cluster: $(STAMP) ## launches on real nodes, in network namespaces: needs r
 
 test-slow: $(NPU_STAMP) ## longer variants of what `make test` and `make test-npu` run
 	$(BIN)/python -m pytest -m "slow and not torchair"
+	$(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-profile many
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_VENV)/bin/python -m pytest -m "slow and torchair" tests/npu
 
 test-gpu: $(STAMP) ## what needs a CUDA device: device tests, the capture contract, decode as ratios

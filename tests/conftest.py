@@ -17,8 +17,10 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
-hypothesis.settings.register_profile("on busy machines", deadline=None)
-hypothesis.settings.load_profile("on busy machines")
+# Without a deadline, as machines are busy. `make test-slow` tries more examples, with --hypothesis-profile.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("many", deadline=None, max_examples=300)
+hypothesis.settings.load_profile("quick")
 
 FAULT_ROUNDS = 1
 CHAOS_LAUNCHES, CHAOS_SEED = 1, 123241
