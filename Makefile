@@ -16,24 +16,30 @@ NPU_STAMP := $(NPU_VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu test-vllm faults chaos fuzz lint bench clean
+.PHONY: run test test-plain test-ray test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu test-vllm faults chaos fuzz lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank launch --demo warmrank-out/demo
-
-RAY_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
 
 # Temporary files lie in memory where there is room: the store's tests would wait for the disk at every flush.
 # Not where nothing there may be executed: tests run scripts and load libraries.
 IN_MEMORY = $(shell grep -q '^[^ ]* /dev/shm tmpfs [^ ]*noexec' /proc/mounts || \
 	df --output=avail -k /dev/shm 2> /dev/null | awk 'NR == 2 && $$1 > 2000000 { print "/dev/shm" }')
+RAY_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
+
+# Both parts at once: those with Ray wait most of their time for processes to start and to end.
+test: $(STAMP)  ## the whole test suite
+	+$(MAKE) --no-print-directory -j 2 test-plain test-ray
 
 # Files in the order of their paths: by default those with the fewest tests run last, which are the longest ones.
-# Bytecode is written, so that the second command need not rewrite the tests' assertions once more.
-test: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP)  ## the whole test suite
-	PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair and not netns"
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+# Bytecode is written, so that the next run need not rewrite the tests' assertions once more.
+test-plain test-ray: export PYTHONDONTWRITEBYTECODE :=
+test-plain: $(STAMP)
+	PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+		-m "not ray and not slow and not torchair and not netns"
+
+test-ray: $(STAMP)
+	$(BIN)/python -m pytest -n 1 --dist loadfile --no-loadscope-reorder \
 		-m "ray and not slow and not netns and not torchair" $(RAY_TESTS)
 
 # The files that import the worker or torch, or run programs that do.
