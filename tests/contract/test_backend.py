@@ -185,7 +185,9 @@ def test_list_takes_a_prefix_that_ends_within_a_part(backend):
     assert names(backend, "ac/ab/on") == ["ac/ab/on2", "ac/ab/one"]
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac//one", "ac/a\\b", "ac/a\nb"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/passwd", "ac/../../outside", "", "ac//one", "ac/a\\b", "ac/a\nb"]
+)
 def test_name_that_no_store_gives_is_refused(backend, name):
     for call in (
         lambda: backend.open(name),
