@@ -16,19 +16,30 @@ NPU_STAMP := $(NPU_VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu test-vllm faults chaos fuzz lint bench clean
+.PHONY: run test test-plain test-ray test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu test-vllm faults chaos fuzz lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank launch --demo warmrank-out/demo
 
+# Temporary files lie in memory where there is room: the store's tests would wait for the disk at every flush.
+# Not where nothing there may be executed: tests run scripts and load libraries.
+IN_MEMORY = $(shell grep -q '^[^ ]* /dev/shm tmpfs [^ ]*noexec' /proc/mounts || \
+	df --output=avail -k /dev/shm 2> /dev/null | awk 'NR == 2 && $$1 > 2000000 { print "/dev/shm" }')
 RAY_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.ray' tests | sort)
 
-# Files in the order of their paths: by default those with the fewest tests run last, which are the longest ones.
-# Bytecode is written, so that the second command need not rewrite the tests' assertions once more.
-test: export PYTHONDONTWRITEBYTECODE :=
+# Both parts at once: those with Ray wait most of their time for processes to start and to end.
 test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not ray and not slow and not torchair and not netns"
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	+$(MAKE) --no-print-directory -j 2 test-plain test-ray
+
+# Files in the order of their paths: by default those with the fewest tests run last, which are the longest ones.
+# Bytecode is written, so that the next run need not rewrite the tests' assertions once more.
+test-plain test-ray: export PYTHONDONTWRITEBYTECODE :=
+test-plain: $(STAMP)
+	PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder \
+		-m "not ray and not slow and not torchair and not netns"
+
+test-ray: $(STAMP)
+	$(BIN)/python -m pytest -n 1 --dist loadfile --no-loadscope-reorder \
 		-m "ray and not slow and not netns and not torchair" $(RAY_TESTS)
 
 # The files that import the worker or torch, or run programs that do.
@@ -57,6 +68,7 @@ test-cluster: $(STAMP) ## launches on real nodes, in network namespaces: needs r
 
 test-slow: $(NPU_STAMP) ## longer variants of what `make test` and `make test-npu` run
 	$(BIN)/python -m pytest -m "slow and not torchair"
+	$(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-profile many
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_VENV)/bin/python -m pytest -m "slow and torchair" tests/npu
 
 test-gpu: $(STAMP) ## what needs a CUDA device: device tests, the capture contract, decode as ratios

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -14,8 +17,10 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
-hypothesis.settings.register_profile("on busy machines", deadline=None)
-hypothesis.settings.load_profile("on busy machines")
+# Without a deadline, as machines are busy. `make test-slow` tries more examples, with --hypothesis-profile.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("many", deadline=None, max_examples=300)
+hypothesis.settings.load_profile("quick")
 
 FAULT_ROUNDS = 1
 CHAOS_LAUNCHES, CHAOS_SEED = 1, 123241
@@ -67,6 +72,30 @@ def environment_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("COLUMNS", "1000")
         yield
+
+
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    import torch
+
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def temp_dir() -> Iterator[Path]:
+    """A directory for temporary files with a path short enough for sockets, which may have 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every place of a store is tried anew."""
+    from warmrank.cache_store import connect
+
+    monkeypatch.setattr(connect, "_circuits", {})
 
 
 @pytest.fixture(scope="session")

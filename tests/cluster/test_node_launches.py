@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkout import ROOT
+from tests.support.launching import counts
 from tests.support.netns_cluster import Cluster, CountingStore, blob_reads
 from warmrank.orchestrator.launch.report import Report
 
@@ -15,10 +16,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
 
 FUNCTIONS = 2
 RANKS = 8
-
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
 
 
 Reads = Counter[tuple[str, str]]

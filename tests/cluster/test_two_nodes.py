@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.launching import counts
 from tests.support.netns_cluster import Cluster, ray_nodes
-from warmrank.orchestrator.launch.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -17,10 +17,6 @@ def pair(namespaces: None) -> Iterator[Cluster]:
     """Two nodes of one CPU."""
     with ray_nodes(2, num_cpus=1, has_dashboard=False) as cluster:
         yield cluster
-
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.backends import MemoryBackend
+from tests.support.backends import MemoryBackend, new_file, read
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
@@ -59,15 +59,6 @@ SLOW = ("directory-fsync", "tiers, near read-only")
 )
 def backend(request: Request, tmp_path: Path) -> BlobBackend:
     return IMPLEMENTATIONS[request.param](tmp_path / "store", request)
-
-
-def new_file(name: str, data: bytes) -> NewFile:
-    return NewFile(name=name, source=data, expected=digest_bytes(data))
-
-
-def read(backend: BlobBackend, name: str) -> bytes:
-    with backend.open(name) as file:
-        return file.read()
 
 
 def names(backend: BlobBackend, prefix: str) -> list[str]:
@@ -194,7 +185,9 @@ def test_list_takes_a_prefix_that_ends_within_a_part(backend):
     assert names(backend, "ac/ab/on") == ["ac/ab/on2", "ac/ab/one"]
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac//one", "ac/a\\b", "ac/a\nb"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/passwd", "ac/../../outside", "", "ac//one", "ac/a\\b", "ac/a\nb"]
+)
 def test_name_that_no_store_gives_is_refused(backend, name):
     for call in (
         lambda: backend.open(name),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,13 +14,9 @@ from tests.support.devices import BACKENDS, STAND_IN, make_backend, make_device
 from warmrank.worker.devices import CapturedGraph
 from warmrank.worker.devices.port import DeviceBackend, Pool
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 Graph = Callable[..., tuple[Any, ...]]
-
-
-@pytest.fixture(autouse=True)
-def no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(params=BACKENDS)

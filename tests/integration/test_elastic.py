@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from tests.support.launching import NodeLauncher, Recorder
+from tests.support.launching import NodeLauncher, Recorder, counts
 from tests.support.stored import store_config
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.orchestrator.config.reading import parse
@@ -58,10 +58,6 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     return House(tmp_path, monkeypatch)
 
 
-def outcomes(report: Report) -> tuple[int, int, int]:
-    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
-
-
 def fetching(report: Report) -> list[str]:
     """Nodes that copied something from the store."""
     return [fetch.host for fetch in report.fetches if fetch.bytes_copied]
@@ -72,7 +68,7 @@ AB = ("a", "a", "b", "b")
 
 def test_equal_ranks_on_two_nodes_compile_once_each_function_on_its_own_node(house: House) -> None:
     report = house.launch(AB)
-    assert outcomes(report) == (NUM_FUNCTIONS, 0, NUM_FUNCTIONS * 3)
+    assert counts(report) == (NUM_FUNCTIONS, 0, NUM_FUNCTIONS * 3)
     leaders = [rank.host for rank in report.ranks for found in rank.functions if found.outcome == "compiled"]
     assert leaders == ["a", "b"]
     assert len(house.blobs) == NUM_FUNCTIONS  # each node takes from the store what the other compiled
@@ -98,7 +94,7 @@ def test_fewer_nodes_neither_compile_nor_fetch(house: House) -> None:
 def test_replaced_node_is_the_only_one_that_fetches(house: House) -> None:
     house.launch(AB)
     report = house.launch(("a", "a", "e", "e"))
-    assert outcomes(report) == (0, NUM_FUNCTIONS * 4, 0)
+    assert counts(report) == (0, NUM_FUNCTIONS * 4, 0)
     assert fetching(report) == ["e"]
     assert len(house.blobs) == NUM_FUNCTIONS
 
@@ -146,7 +142,7 @@ def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(house: Ho
         arguments={"num_kinds": 4},
         listener=rounds,
     )
-    assert outcomes(report) == (4, 0, 1)
+    assert counts(report) == (4, 0, 1)
     assert sum(isinstance(event, Planned) for event in rounds.events) == 2
     again = house.launch(("b", "d"), entrypoint="tests.support.workloads:by_rank", arguments={"num_kinds": 4})
     assert again.totals.num_compiled == 0

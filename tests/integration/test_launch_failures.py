@@ -244,13 +244,6 @@ def test_full_disk_under_the_store_leaves_the_launch_warm_and_not_committed(
 QUICK_WATCH = {"every_s": 0.5}  # an own Ray is seen to be over by its processes, not by silence
 
 
-@pytest.fixture
-def temp_dir() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a socket's path may have 107 bytes
-    yield path
-    shutil.rmtree(path)
-
-
 @pytest.mark.parametrize("killed", [("raylet",), ("gcs_server",), ("gcs_server", "raylet")])
 def test_own_ray_without_raylet_or_gcs_is_replaced_and_the_launch_ends_warm(
     tmp_path: Path, temp_dir: Path, killed: tuple[str, ...]

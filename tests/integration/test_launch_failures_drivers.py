@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,13 +24,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 WATCH = {"every_s": 0.5, "node_silent_s": 3, "lease_s": 6}
 
 Start = Callable[..., LaunchProcess]
-
-
-@pytest.fixture
-def temp_dir() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a socket's path may have 107 bytes
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.in_process import InProcessLauncher
+from tests.support.launching import counts
 from tests.support.made_reports import faults_of
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import Config, parse
@@ -48,10 +49,6 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     return House(tmp_path)
-
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
 
 
 def test_warm_launch_loads_what_the_cold_one_compiled(house: House) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,15 +33,7 @@ StartDriver = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def short_tmp() -> Iterator[Path]:
-    """A directory for temporary files with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def start_driver(tmp_path: Path, short_tmp: Path) -> Iterator[StartDriver]:
+def start_driver(tmp_path: Path, temp_dir: Path) -> Iterator[StartDriver]:
     """Starts drivers in a directory that holds nothing but an entrypoint; none outlives the test."""
     started = []
     (tmp_path / "here.py").write_text(f"from {ENTRYPOINT.replace(':', ' import ')}\n")
@@ -53,7 +43,7 @@ def start_driver(tmp_path: Path, short_tmp: Path) -> Iterator[StartDriver]:
         (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(data))
         environ = {
             name: value for name, value in os.environ.items() if not name.startswith("RAY_ADDRESS")
-        } | {"PYTHONPATH": PYTHONPATH, "WARMRANK_TEST": mark, "TMPDIR": str(short_tmp)}
+        } | {"PYTHONPATH": PYTHONPATH, "WARMRANK_TEST": mark, "TMPDIR": str(temp_dir)}
         driver = subprocess.Popen(
             [sys.executable, str(ROOT / "tests" / "support" / "driver.py"), "tiny.yaml"],
             cwd=tmp_path,
@@ -84,17 +74,17 @@ def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
 )
 @pytest.mark.slow
 def test_stopped_launch_ends_its_local_ray_and_leaves_no_process(
-    start_driver: StartDriver, short_tmp: Path, number: signal.Signals, status: int
+    start_driver: StartDriver, temp_dir: Path, number: signal.Signals, status: int
 ) -> None:
     mark = uuid.uuid4().hex
     driver = start_driver(mark, **alone("hang"))
     assert driver.stderr is not None
     assert any(line.startswith("build: on") for line in driver.stderr)
-    (own,) = short_tmp.glob("warmrank-*")
+    (own,) = temp_dir.glob("warmrank-*")
     assert own.stat().st_mode & 0o777 == 0o700
     driver.send_signal(number)
     _, errors = driver.communicate(timeout=120)
     assert driver.returncode == status
     assert "SIGTERM received" not in errors  # as Ray's own handler says, and then allows three seconds
     assert still_there(marked(mark)) == []
-    assert list(short_tmp.glob("warmrank-*")) == []
+    assert list(temp_dir.glob("warmrank-*")) == []

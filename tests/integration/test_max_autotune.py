@@ -18,8 +18,7 @@ from tests.support import autotune_models as models
 from tests.support.checkout import ROOT, python
 from tests.support.launching import rank_spec
 from tests.support.stored import open_store
-from tests.support.tracing import compiles_ahead
-from warmrank import CompilerConfig
+from tests.support.tracing import compiles_ahead, in_mode
 from warmrank.cache_store.cache_dir.local import companions, variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.inspect.verify import verify_cache
@@ -32,23 +31,11 @@ from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 LAUNCH_KEY = "0f" * 32
 
-pytestmark = compiles_ahead
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Any:
-    with torch.no_grad():
-        yield
-
-
-def autotuned() -> CompilerConfig:
-    config = CompilerConfig()
-    config.mode = "max-autotune"
-    return config
+pytestmark = [compiles_ahead, pytest.mark.usefixtures("no_grad")]
 
 
 def cached(module: torch.nn.Module, cache_dir: Path, **options: Any) -> CachedFunction:
-    return cache_compile(module.forward, config=autotuned(), cache_dir=cache_dir, **options)
+    return cache_compile(module.forward, config=in_mode("max-autotune"), cache_dir=cache_dir, **options)
 
 
 def loaded(cache_dir: Path, place: tuple[int, int] | None = None) -> CachedFunction:
@@ -299,11 +286,11 @@ def test_cache_step_is_compiled_again_and_equals_eager(tmp_path, monkeypatch, ca
     def call() -> tuple[Any, ...]:
         return torch.zeros(6, 4), torch.arange(4.0).reshape(1, 4), 3, 5
 
-    step = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
+    step = cache_compile(models.Step().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
     step(*call())
     aoti._compiled.clear()  # as in a later process, which has compiled nothing yet
     monkeypatch.setattr("warmrank.worker.compile.compiler.trace", None)
-    later = cache_compile(models.Step().forward, config=autotuned(), cache_dir=tmp_path)
+    later = cache_compile(models.Step().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
     call_one, call_two = call(), call()
     with caplog.at_level(logging.INFO, logger="torchair"):
         torch.testing.assert_close(later(*call_one), models.Step()(*call_two))
@@ -328,7 +315,7 @@ def test_abandoned_cache_loses_its_packages(copied: Path) -> None:
 
 @pytest.mark.slow
 def test_torch_compile_takes_the_backend() -> None:
-    backend = get_backend(compiler_config=autotuned())
+    backend = get_backend(compiler_config=in_mode("max-autotune"))
     module, reference = models.small(), models.small()
     x = torch.linspace(-1, 1, 16).reshape(2, 8)
     compiled = torch.compile(module, backend=backend, dynamic=True, fullgraph=True)

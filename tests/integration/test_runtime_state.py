@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from tests.support.in_process import InProcessLauncher
+from tests.support.launching import counts
 from tests.support.stored import store_config
 from tests.support.workloads import MEASURED
 from warmrank.orchestrator.config.reading import Config, parse
@@ -47,10 +48,6 @@ def launched(root: Path, *blocks: int, node: str = "n1", no_compile: bool = Fals
     """A launch of one rank for each of the values that they measure."""
     MEASURED.update(enumerate(blocks))
     return launch(config(root, len(blocks), node), no_compile=no_compile, launcher=InProcessLauncher())
-
-
-def counts(report: Report) -> tuple[int, int, int]:
-    return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
 
 
 def text_of(renderable: RenderableType) -> str:

@@ -11,7 +11,6 @@ import pytest
 from tests.support.launching import loaded_config
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from tests.support.stored import OFF, publish_launch, tree
-from warmrank.cache_store import connect
 from warmrank.cache_store.backends.deadline import ping
 from warmrank.cache_store.backends.objects.store import ObjectBackend
 from warmrank.cache_store.backends.places import Tier, TierMode
@@ -21,10 +20,7 @@ from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.inspect.doctor import diagnose_nodes
 from warmrank.orchestrator.inspect.storage import check_store
 
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_circuits", {})
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 @pytest.fixture

@@ -2,13 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.support.checkout import ROOT
+from tests.support.checkout import ended
 from warmrank.worker.ascend.chips import installation
 
 pytestmark = pytest.mark.torchair
@@ -18,16 +16,8 @@ VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "RAY_ADDRESS")
 
 def findings(**variables: str) -> dict[str, dict[str, Any]]:
     environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    command = [sys.executable, "-m", "warmrank", "doctor", "--device", "npu", "--json"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    command = ("-m", "warmrank", "doctor", "--device", "npu", "--json")
+    done = ended(*command, environ=environ, more=variables)
     assert done.returncode in {0, 1}, done.stderr[-4000:]
     (node,) = json.loads(done.stdout)["nodes"]
     return {finding["check"]: finding for finding in node["findings"]}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import npu_emulator
-from tests.support.checkout import ROOT
+from tests.support.checkout import ended
 from tests.support.launching import rank_spec, write_config
 from warmrank.worker.rank.script import run_script
 
@@ -23,18 +21,9 @@ def launch(directory: Path) -> dict[str, Any]:
         device="npu",
         ray={"num_cpus": 4},
     )
-    command = [sys.executable, "-m", "warmrank", "launch", str(config), "--json"]
     environ = npu_emulator.environ() | {"RAY_OVERRIDE_RESOURCES": '{"NPU": 2}'}
     report = directory / "report.json"
-    done = subprocess.run(
-        [*command, str(report)],
-        env=environ,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    done = ended("-m", "warmrank", "launch", str(config), "--json", str(report), more=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
     assert isinstance(found, dict)

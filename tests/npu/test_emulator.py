@@ -12,7 +12,9 @@ import torch
 
 from tests import npu_emulator
 from tests.contract import test_device_backend as contract
-from tests.contract.test_device_backend import backend, device, no_grad  # noqa: F401 - its fixtures
+from tests.contract.test_device_backend import backend, device  # noqa: F401 - its fixtures
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import inspect
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -24,6 +24,8 @@ from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.torchair_vendor import vendor_for
 from warmrank.worker.node_caches import PACKAGES, pack, unpack
 from warmrank.worker.runtime.function import CachedFunction
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 X = torch.arange(8.0).reshape(2, 4)
 GRAPH, INDEX = "graph_1_20260131.om", "graph_1.idx"
@@ -41,12 +43,6 @@ class Model(nn.Module):
 
     def other(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.weight
-
-
-@pytest.fixture(autouse=True)
-def no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def loaded(cache_dir: Path, name: str = "one", *, frozen: bool = False) -> CachedFunction:

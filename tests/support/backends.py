@@ -138,6 +138,11 @@ def new_file(name: str, data: bytes) -> NewFile:
     return NewFile(name=name, source=data, expected=digest_bytes(data))
 
 
+def read(backend: BlobBackend, name: str) -> bytes:
+    with backend.open(name) as file:
+        return file.read()
+
+
 def unavailable(reason: str = "No space left on device", *, transport: bool = False) -> StoreUnavailable:
     return StoreUnavailable(what="file", where="made up", reason=reason, transport=transport)
 

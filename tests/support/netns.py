@@ -132,11 +132,6 @@ class Node:
                     found[int(path.name)] = _command_line(path)
         return found
 
-    def kill_process(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a process by the id that it has inside of the node."""
-        done = self.run("kill", f"-{number.value}", str(pid))
-        assert done.returncode == 0, done.stderr
-
     @property
     def is_up(self) -> bool:
         """Whether the node has not been killed."""

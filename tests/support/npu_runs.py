@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.checkout import ROOT
+from tests.support.checkout import printed_by
 
 MODES = ("reduce-overhead", "npugraph_ex")
 # How many graphs TorchAir holds at the end, per cached function of the case.
@@ -31,10 +29,8 @@ Seen = dict[tuple[str, str], dict[str, Any]]
 
 def run(device: str, mode: str, cache_dir: Path, *cases: str) -> dict[str, Any]:
     """What was seen of each case in one new process; ``device`` is ``emulated`` or ``npu``."""
-    command = [sys.executable, "-m", "tests.support.npu_child", device, mode, str(cache_dir), *cases]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    printed = printed_by("tests.support.npu_child", device, mode, str(cache_dir), *cases)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found
 
 

@@ -232,9 +232,6 @@ class FakeSeedCluster:
     def end_badly(self, node: Node, why: str = "disk full") -> None:
         self._ended.append(failed(node, why))
 
-    def end_with(self, seed: NodeSeed) -> None:
-        self._ended.append(seed)
-
     def advance(self, node: Node, done_bytes: int) -> None:
         self.states[node.node_id] = Progress(
             done_bytes=done_bytes, total_bytes=10**9, done_files=0, total_files=1

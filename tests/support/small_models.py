@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
 
 SCALE = 3.0
@@ -96,3 +97,16 @@ class Spread(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         table = torch.tensor([1.0, 2.0, 4.0])
         return x.sum(0) / x.shape[0], table[0] * x.reshape(-1), x.shape[0]
+
+
+class Collective(nn.Module):
+    """Adds over a group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y, group=self.group)
+        return y

@@ -74,6 +74,13 @@ def misfits(artifact: Artifact, method: Callable[..., Any], *args: Any, **kwargs
         return mismatches(artifact.guards, function, arguments.arguments, device_kind="cpu")
 
 
+def in_mode(mode: str) -> CompilerConfig:
+    """A configuration with this mode."""
+    config = CompilerConfig()
+    config.mode = mode
+    return config
+
+
 ROWS = torch.arange(8.0).reshape(2, 4).clone()  # no view: Dynamo tells the two apart
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from warmrank.cache_store.store import Store
+
+if TYPE_CHECKING:
+    from tests.support.sealed_launches import Evicting
 
 _VARIABLES = (
     "TORCHAIR_CACHE_HOME", "WARMRANK_NO_COMPILE", "WARMRANK_JOURNAL",
@@ -24,14 +28,6 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _VARIABLES:
         if name in os.environ:
             monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def no_grad() -> Iterator[None]:
-    import torch
-
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
@@ -120,3 +116,17 @@ def affine_artifact(compiled_affine: Path, cache: Path) -> Path:
     """The artifact of `Plain.affine` in this test's own cache directory."""
     shutil.copytree(compiled_affine, cache)
     return next(cache.rglob("compiled_module"))
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Evicting:
+    """A store in memory, with a clock of its own."""
+    from tests.support.sealed_launches import Evicting
+
+    return Evicting(tmp_path)
+
+
+@pytest.fixture
+def mark() -> str:
+    """What all that a test starts has in its environment."""
+    return uuid.uuid4().hex

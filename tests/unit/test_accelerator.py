@@ -15,10 +15,9 @@ from tests.npu_emulator.device import DEFAULT_STREAM, Device
 from tests.npu_emulator.graph import Graph
 from tests.support import ascend_machine as machine
 from tests.support.devices import NAMES, Drawing, FakeDevice, assert_equal, drawn
-from tests.support.tracing import traced
+from tests.support.tracing import in_mode, traced
 from warmrank.inference import cache_compile
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.devices import CapturedGraph, accelerator
 from warmrank.worker.devices.accelerator import AcceleratorBackend, device_module
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool
@@ -186,7 +185,6 @@ def test_numbers_of_another_device_than_the_graphs_are_refused() -> None:
 
 
 def test_mode_that_draws_other_numbers_is_refused(tmp_path: Path) -> None:
-    config = CompilerConfig()
-    config.mode = "max-autotune"
+    config = in_mode("max-autotune")
     with pytest.raises(BadConfig, match='rng is "allow", but mode max-autotune'):
         cached(Drawing().rand_like, tmp_path, config=config)

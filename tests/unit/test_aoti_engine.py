@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.tracing import bound, compiles_ahead, traced
-from warmrank import CompilerConfig
+from tests.support.tracing import bound, compiles_ahead, in_mode, traced
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines import check_choice, engine_for, toolchain
 from warmrank.worker.engines.aoti import (
@@ -307,12 +306,6 @@ def test_missing_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPat
     )
 
 
-def config(mode: str) -> CompilerConfig:
-    made = CompilerConfig()
-    made.mode = mode
-    return made
-
-
 @pytest.mark.parametrize(
     ("mode", "kind", "name"),
     [
@@ -323,7 +316,7 @@ def config(mode: str) -> CompilerConfig:
     ],
 )
 def test_auto_goes_by_mode_off_the_npu(mode: str, kind: str, name: str) -> None:
-    assert engine_for(config(mode), wanted="auto", device_kind=kind).name == name
+    assert engine_for(in_mode(mode), wanted="auto", device_kind=kind).name == name
 
 
 @pytest.mark.parametrize(
@@ -331,4 +324,4 @@ def test_auto_goes_by_mode_off_the_npu(mode: str, kind: str, name: str) -> None:
 )
 def test_engine_of_another_mode_is_refused(wanted: Any, mode: str) -> None:
     with pytest.raises(BadConfig, match=f"engine {wanted} compiles in mode .*config.mode is {mode}"):
-        check_choice(wanted, config(mode))
+        check_choice(wanted, in_mode(mode))

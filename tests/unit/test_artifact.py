@@ -248,13 +248,6 @@ def test_pickle_of_torchair_is_refused_and_not_unpickled(protocol, tmp_path, mon
     assert_refused(file, ArtifactCorrupt, "a pickle, as TorchAir writes them, and warmrank unpickles nothing")
 
 
-def test_truncated_file_is_refused(path: Path, tmp_path: Path) -> None:
-    data = path.read_bytes()
-    for size in (0, 10, len(data) // 2, len(data) - 1):
-        file = private(tmp_path / "compiled_module", data[:size])
-        assert_refused(file, ArtifactCorrupt, "is no usable artifact")
-
-
 def test_file_that_others_could_have_written_is_refused(path: Path, tmp_path: Path) -> None:
     file = private(tmp_path / "compiled_module", path.read_bytes())
     file.chmod(0o620)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.devices import fake_world
-from tests.support.small_models import Derived, Plain
+from tests.support.small_models import Collective, Derived, Plain
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.worker.compile import compiler
 from warmrank.worker.errors import NotPortable, WorkerError
@@ -216,23 +216,12 @@ def test_artifact_of_another_rank_is_adopted(cache: Path) -> None:
 # Collectives.
 
 
-class Sums(nn.Module):
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.group = group
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        dist.all_reduce(y, group=self.group)
-        return y
-
-
 def test_function_with_a_collective_is_adopted_by_the_rank_of_another_group(cache: Path) -> None:
     found = []
     for rank in (0, 3):
         with fake_world(rank=rank, world_size=4):
             pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-            function = cached(Sums(pairs[rank // 2]).forward, cache)
+            function = cached(Collective(pairs[rank // 2]).forward, cache)
             function(ROWS)
             found.append(outcome(function))
     assert found == ["compiled", "adopted"]
@@ -242,7 +231,7 @@ def test_function_with_a_collective_is_not_adopted_by_a_group_of_another_size(ca
     found = []
     for world_size in (2, 4):
         with fake_world(rank=0, world_size=world_size) as world:
-            function = cached(Sums(world).forward, cache)
+            function = cached(Collective(world).forward, cache)
             function(ROWS)
             found.append(outcome(function))
     assert found == ["compiled", "compiled"]

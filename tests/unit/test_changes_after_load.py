@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from tests.support.tracing import cached, compiles_ahead, outcome
-from warmrank.worker.configs.compiler_config import CompilerConfig
+from tests.support.tracing import cached, compiles_ahead, in_mode, outcome
 from warmrank.worker.errors import NotPortable, StateChanged
 
 X = torch.arange(12.0).reshape(3, 4) - 5
@@ -32,12 +31,6 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return torch.relu(self.layer(x) @ self.weight + self.offset) * SCALE + self.traced(x)
-
-
-def config(mode: str) -> CompilerConfig:
-    made = CompilerConfig()
-    made.mode = mode
-    return made
 
 
 MODES = ["reduce-overhead", pytest.param("max-autotune", marks=pytest.mark.slow)]
@@ -68,7 +61,7 @@ def _scale() -> Any:
 @pytest.mark.parametrize("change", TENSORS)
 def test_call_after_a_change_equals_eagers(change: str, mode: str, cache: Path) -> None:
     model = Model()
-    function = cached(model.forward, cache, config=config(mode), ge_cache=True)
+    function = cached(model.forward, cache, config=in_mode(mode), ge_cache=True)
     for _ in range(3):
         function(X)
     TENSORS[change](model)
@@ -80,7 +73,7 @@ def test_call_after_a_change_equals_eagers(change: str, mode: str, cache: Path) 
 @pytest.mark.parametrize("mode", MODES)
 def test_tensor_whose_storage_is_too_small_is_refused_by_name(mode: str, cache: Path) -> None:
     model = Model()
-    function = cached(model.forward, cache, config=config(mode), ge_cache=True)
+    function = cached(model.forward, cache, config=in_mode(mode), ge_cache=True)
     for _ in range(3):
         function(X)
     model.weight.untyped_storage().resize_(8)
@@ -189,7 +182,7 @@ def test_complex_constants_are_kept(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_complex_constants_are_compiled_right_or_refused_by_name(tmp_path: Path) -> None:
     model, x = Lazy(), torch.tensor([1 + 2j])
-    function = cached(model.complex_constants, tmp_path, config=_config("max-autotune"))
+    function = cached(model.complex_constants, tmp_path, config=in_mode("max-autotune"))
     with contextlib.suppress(NotPortable):  # Inductor takes them from torch 2.15 on
         torch.testing.assert_close(function(x), model.complex_constants(x), equal_nan=True)
         return
@@ -214,12 +207,6 @@ def test_inputs_with_lazy_bits_are_right_in_captured_graphs(tmp_path: Path, bit:
 @pytest.mark.parametrize("bit", LAZY)
 @torch.no_grad()
 def test_inputs_with_lazy_bits_are_refused_by_compiled_kernels(tmp_path: Path, bit: str) -> None:
-    function = cached(Lazy().shifted, tmp_path, config=_config("max-autotune"))
+    function = cached(Lazy().shifted, tmp_path, config=in_mode("max-autotune"))
     with pytest.raises(NotPortable, match=rf"^x has its {bit} bit set.*x\.resolve_"):
         function(LAZY[bit])
-
-
-def _config(mode: str) -> CompilerConfig:
-    config = CompilerConfig()
-    config.mode = mode
-    return config

@@ -19,12 +19,9 @@ from warmrank.cache_store.connect import TierSpec, is_left_alone, open_store
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.store import Store
 
+pytestmark = pytest.mark.usefixtures("fresh_process")
+
 OPEN_BACKEND = connect.open_backend
-
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_circuits", {})
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from tests.support.tracing import ROWS, outcome, reason
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 
 class Decoder(nn.Module):
     def __init__(self, cache: Path) -> None:
@@ -50,12 +52,6 @@ def saved(module: nn.Module) -> Any:
 
 
 WAYS = {"deepcopy": deeply, "pickle": pickled, "torch.save": saved}
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients() -> Any:
-    with torch.no_grad():
-        yield
 
 
 @pytest.mark.parametrize("called", [False, True], ids=["before the first call", "after it"])

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from tests.support.random_graphs import RandomGraph
-from tests.support.tracing import cached
+from tests.support.tracing import cached, in_mode
 from warmrank.worker.devices import CapturedGraph
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import NotCapturable, NotPortable, StateChanged, WorkerError
@@ -366,10 +366,7 @@ def test_view_by_place_in_the_storage_is_that_of_the_callers_storage(tmp_path: P
 
 
 def test_view_by_place_in_the_storage_is_refused_in_max_autotune(tmp_path: Path) -> None:
-    from warmrank import CompilerConfig
-
-    config: Any = CompilerConfig()
-    config.mode = "max-autotune"
+    config = in_mode("max-autotune")
     with pytest.raises(NotPortable, match=r"as_strided looks at the storage of x"):
         cached(Window().forward, tmp_path, config=config)(torch.randn(16))
 

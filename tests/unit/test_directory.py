@@ -129,13 +129,6 @@ def test_put_new_recognises_its_own_link_whose_answer_was_lost(backend, monkeypa
     assert backend.put_new([new_file()]) == (NAME,)
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "ac/../../outside", "", "ac\\ab"])
-def test_name_that_leaves_the_store_is_refused(backend, name):
-    for call in (backend.open, lambda name: backend.stat([name]), lambda name: backend.move(name, None)):
-        with pytest.raises(StoreUnavailable, match="name"):
-            call(name)
-
-
 ODD_NAMES = [b"a\\b", b"a\nb", b"\xff\xfe"]
 
 
@@ -306,7 +299,7 @@ def test_move_makes_a_directory_again_that_another_process_removes(moving, root,
     assert (removed, stored(root, "trash")) == ([root / TRASHED], [root / TRASHED])
 
 
-def test_directory_deeper_than_any_stack_is_removed(moving, root):
+def test_directory_deeper_than_any_stack_is_removed(backend, root):
     top = root / "quarantine" / "deep"
     top.mkdir(parents=True)
     directory = os.open(top, os.O_RDONLY)
@@ -316,9 +309,9 @@ def test_directory_deeper_than_any_stack_is_removed(moving, root):
         os.close(directory)
         directory = below
     os.close(directory)
-    assert [info.name for info in moving.list("quarantine/")] == ["quarantine/deep"]
-    assert moving.move("quarantine/deep", None)
-    assert (list(moving.list("quarantine/")), list((root / "tmp").iterdir())) == ([], [])
+    assert [info.name for info in backend.list("quarantine/")] == ["quarantine/deep"]
+    assert backend.move("quarantine/deep", None)
+    assert (list(backend.list("quarantine/")), list((root / "tmp").iterdir())) == ([], [])
 
 
 MOUNTS = r"""/dev/sda / ext4 rw 0 0

@@ -145,6 +145,7 @@ def test_method_of_a_constant_is_noticed(make: Callable[[], nn.Module]) -> None:
     assert is_noticed(make)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("way", [IfTrue, IfNot, IfAnd, IfAmong, IfSame, IfNotSame])
 @pytest.mark.parametrize("value", [Plain.RED, nn.Linear, None, True, 3, ()], ids=repr)
 def test_constant_without_methods_is_no_reason_to_refuse(way: type[Chooses], value: Any) -> None:

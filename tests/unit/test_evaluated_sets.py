@@ -17,9 +17,8 @@ from torch import nn
 
 from tests.support.checkout import printed_by
 from tests.support.small_models import Cached
-from tests.support.tracing import compiled, misfits, since
+from tests.support.tracing import compiled, in_mode, misfits, since
 from warmrank.inference import cache_compile
-from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.runtime.artifact import parse
 
 X = torch.ones(2)
@@ -169,8 +168,7 @@ def _compile_or_look(directory: Path) -> None:
 
 
 def _call_einops(mode: str, directory: str) -> None:
-    config = CompilerConfig()
-    config.mode = mode
+    config = in_mode(mode)
     module = Rearranges()
     cached = cache_compile(
         module.forward, cache_dir=directory, config=config, ge_cache=mode == "max-autotune"

@@ -21,11 +21,6 @@ from warmrank.cache_store.steps import Step
 from warmrank.orchestrator.cli.store import parse_duration_s, parse_size_bytes
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> Evicting:
-    return Evicting(tmp_path)
-
-
 def test_old_record_goes_with_what_only_it_needs(memory):
     old, new = memory.launch(), memory.launch()
     memory.pass_time(30 * DAY_S)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -177,11 +176,6 @@ def test_directories_of_tools_come_and_go(tmp_path: Path, run: Runs, said: list[
 
 
 Cli = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def mark() -> str:
-    return uuid.uuid4().hex
 
 
 @pytest.fixture

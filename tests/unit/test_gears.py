@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-import warmrank
-from tests.support.tracing import cached, compiles_ahead, outcome
+from tests.support.tracing import cached, compiles_ahead, in_mode, outcome
 from warmrank.inference import set_dim_gears
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import GearError
@@ -280,8 +279,7 @@ def test_all_gears_are_captured_ahead_largest_first(tmp_path: Path) -> None:
 @pytest.mark.slow
 @torch.no_grad()
 def test_compiled_kernels_serve_every_gear(tmp_path: Path) -> None:
-    config = warmrank.CompilerConfig()
-    config.mode = "max-autotune"
+    config = in_mode("max-autotune")
     model = Model()
     function = cached(model.mlp, tmp_path, config=config)
     function(geared(rows(4), 1, 4))

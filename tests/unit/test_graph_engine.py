@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.devices import fake_world
-from tests.support.small_models import Cached, Plain, Spread
+from tests.support.small_models import Cached, Collective, Plain, Spread
 from tests.support.tracing import operators_of, traced
 from warmrank.worker import groups
 from warmrank.worker.compile.analysis import analyse
@@ -60,17 +60,6 @@ class SameConstant(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         table = torch.tensor([1, 2, 4, 8])
         return x * table + table
-
-
-class Collective(nn.Module):
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.group = group
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        dist.all_reduce(y, group=self.group)
-        return y
 
 
 class Numbers(nn.Module):

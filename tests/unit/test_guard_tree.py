@@ -48,7 +48,7 @@ def num_printed(holder: Any) -> Counter[str]:
     return Counter(kind for kind in kinds if kind.isupper())
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=traces_more if name == "DerivedNumbers" else ()) for name in CASES]
 )

@@ -144,6 +144,7 @@ def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that counts as one on a local disk, wherever the tests run."""
     mounts = tmp_path / "mounts"
     mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
     monkeypatch.setattr(durability, "_MOUNTS", mounts)
@@ -227,16 +228,7 @@ def test_object_store_asks_for_signatures(location):
     assert choose_policy(location).policy == "require"
 
 
-@pytest.fixture
-def on_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that counts as one on a local disk, wherever the tests run."""
-    mounts = tmp_path / "mounts"
-    mounts.write_text("disk / ext4 rw 0 0\nserver:/x /mnt/nowhere nfs4 rw 0 0\n")
-    monkeypatch.setattr(durability, "_MOUNTS", mounts)
-    return tmp_path
-
-
-def test_directory_on_a_network_file_system_is_not_touched(on_local_disk, monkeypatch):
+def test_directory_on_a_network_file_system_is_not_touched(local, monkeypatch):
     monkeypatch.setattr(Path, "resolve", lambda self: pytest.fail("looked at a mount that may be dead"))
     assert "nfs4" in choose_policy("/mnt/nowhere/store").reason
 
@@ -244,48 +236,45 @@ def test_directory_on_a_network_file_system_is_not_touched(on_local_disk, monkey
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 @pytest.mark.parametrize("name", ["ac/ab/key", "launch/ab/key/record", "trash/time/dir/ab/key/listing"])
-def test_store_with_a_document_of_another_user_asks_for_signatures(on_local_disk, mode, name):
-    path = on_local_disk / "store" / name
+def test_store_with_a_document_of_another_user_asks_for_signatures(local, mode, name):
+    path = local / "store" / name
     path.parent.mkdir(parents=True)
     path.write_text("")
-    (on_local_disk / "store").chmod(mode)
-    assert choose_policy(str(on_local_disk / "store")).policy == "off"
+    (local / "store").chmod(mode)
+    assert choose_policy(str(local / "store")).policy == "off"
     os.chown(path, 12345, 12345)
-    assert f"{path} belongs to uid 12345" in choose_policy(str(on_local_disk / "store")).reason
+    assert f"{path} belongs to uid 12345" in choose_policy(str(local / "store")).reason
 
 
 @pytest.mark.parametrize("directory", ["launch/ab/key", "ac/ab", "trash/20260131T120000Z/ac/ab"])
-def test_directory_of_names_that_others_can_write_asks_for_signatures(on_local_disk, directory):
-    (on_local_disk / "store" / directory).mkdir(parents=True)
-    assert choose_policy(str(on_local_disk / "store")).policy == "off"
-    (on_local_disk / "store" / directory).chmod(0o775)
-    assert (
-        f"others can write {on_local_disk}/store/{directory}"
-        in choose_policy(str(on_local_disk / "store")).reason
-    )
+def test_directory_of_names_that_others_can_write_asks_for_signatures(local, directory):
+    (local / "store" / directory).mkdir(parents=True)
+    assert choose_policy(str(local / "store")).policy == "off"
+    (local / "store" / directory).chmod(0o775)
+    assert f"others can write {local}/store/{directory}" in choose_policy(str(local / "store")).reason
 
 
 @pytest.mark.parametrize("target", ["/store", "../store"])
 @pytest.mark.parametrize("name", ["open/link", "open/link/below", "first"])
-def test_link_that_others_can_change_asks_for_signatures(on_local_disk, name, target):
-    (on_local_disk / "store").mkdir()
-    (on_local_disk / "open").mkdir()
-    (on_local_disk / "open" / "link").symlink_to(f"{on_local_disk}/store" if target[0] == "/" else target)
-    (on_local_disk / "first").symlink_to("open/link")
-    assert choose_policy(str(on_local_disk / name)).policy == "off"
-    (on_local_disk / "open").chmod(0o777)
-    assert f"others can write {on_local_disk}/open" in choose_policy(str(on_local_disk / name)).reason
+def test_link_that_others_can_change_asks_for_signatures(local, name, target):
+    (local / "store").mkdir()
+    (local / "open").mkdir()
+    (local / "open" / "link").symlink_to(f"{local}/store" if target[0] == "/" else target)
+    (local / "first").symlink_to("open/link")
+    assert choose_policy(str(local / name)).policy == "off"
+    (local / "open").chmod(0o777)
+    assert f"others can write {local}/open" in choose_policy(str(local / name)).reason
 
 
-def test_link_on_a_network_file_system_asks_for_signatures(on_local_disk, tmp_path):
-    (on_local_disk / "store").mkdir()
-    (on_local_disk / "shared").mkdir()
-    (on_local_disk / "shared" / "link").symlink_to(on_local_disk / "store")
-    (on_local_disk / "first").symlink_to(on_local_disk / "shared" / "link")
-    assert choose_policy(str(on_local_disk / "first")).policy == "off"
-    with (on_local_disk / "mounts").open("a") as mounts:
-        mounts.write(f"server:/x {on_local_disk}/shared nfs4 rw 0 0\n")
-    assert "nfs4" in choose_policy(str(on_local_disk / "first")).reason
+def test_link_on_a_network_file_system_asks_for_signatures(local, tmp_path):
+    (local / "store").mkdir()
+    (local / "shared").mkdir()
+    (local / "shared" / "link").symlink_to(local / "store")
+    (local / "first").symlink_to(local / "shared" / "link")
+    assert choose_policy(str(local / "first")).policy == "off"
+    with (local / "mounts").open("a") as mounts:
+        mounts.write(f"server:/x {local}/shared nfs4 rw 0 0\n")
+    assert "nfs4" in choose_policy(str(local / "first")).reason
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.sshfs", "cifs", "9p", ""])

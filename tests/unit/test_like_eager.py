@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.tracing import ROWS, cached, compiles_ahead
-from warmrank.worker.configs.compiler_config import CompilerConfig
+from tests.support.tracing import ROWS, cached, compiles_ahead, in_mode
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.runtime.function import CachedFunction
 
@@ -24,10 +23,8 @@ both_modes = pytest.mark.parametrize(
 )
 
 
-def in_mode(method: Any, cache: Path, mode: str) -> CachedFunction:
-    config = CompilerConfig()
-    config.mode = mode
-    return cached(method, cache, config=config)
+def cached_in_mode(method: Any, cache: Path, mode: str) -> CachedFunction:
+    return cached(method, cache, config=in_mode(mode))
 
 
 @pytest.fixture
@@ -77,7 +74,7 @@ class Scaled(torch.nn.Module):
 @both_modes
 def test_precision_of_the_newer_switches_is_followed(cache: Path, mode: str, switches: Any) -> None:
     model = Squared()
-    function = in_mode(model.forward, cache, mode)
+    function = cached_in_mode(model.forward, cache, mode)
     x = torch.ones(2, 2)
     for precision in ("ieee", "tf32", "ieee"):
         switches.fp32_precision = precision
@@ -137,7 +134,7 @@ def relations(model: Related, x: torch.Tensor, found: Any) -> list[Any]:
 @pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference"])
 def test_outputs_are_to_inputs_what_they_are_in_eager(cache: Path, mode: str, inference: bool) -> None:
     model, eager = Related(), Related()
-    function = in_mode(model.forward, cache, mode)
+    function = cached_in_mode(model.forward, cache, mode)
     x, same = torch.ones(2, 3), torch.ones(2, 3)
     for _ in range(4):
         with torch.inference_mode(mode=inference):
@@ -155,7 +152,7 @@ def test_outputs_are_to_inputs_what_they_are_in_eager(cache: Path, mode: str, in
 @both_modes
 def test_write_through_an_output_is_known_to_autograd(cache: Path, mode: str) -> None:
     model = Related()
-    function = in_mode(model.forward, cache, mode)
+    function = cached_in_mode(model.forward, cache, mode)
     for _ in range(3):
         x = torch.ones(2, 3)
         before = x._version
@@ -166,7 +163,7 @@ def test_write_through_an_output_is_known_to_autograd(cache: Path, mode: str) ->
 @both_modes
 def test_write_of_a_call_is_known_to_autograd(cache: Path, mode: str) -> None:
     model = Related()
-    function = in_mode(model.forward, cache, mode)
+    function = cached_in_mode(model.forward, cache, mode)
     x = torch.ones(2, 3)
     for _ in range(4):
         weight = torch.ones(2, 3, requires_grad=True)
@@ -180,7 +177,7 @@ def test_write_of_a_call_is_known_to_autograd(cache: Path, mode: str) -> None:
 @both_modes
 def test_view_of_another_tensor_at_the_same_address_is_one_of_that(cache: Path, mode: str) -> None:
     model = Related()
-    function = in_mode(model.forward, cache, mode)
+    function = cached_in_mode(model.forward, cache, mode)
     x = torch.ones(2, 3)
     for _ in range(3):
         alias = x.detach()
@@ -202,7 +199,7 @@ class Windowed(torch.nn.Module):
 @both_modes
 def test_truth_in_a_tuple_is_not_taken_for_one(cache: Path, mode: str) -> None:
     model = Windowed()
-    function = in_mode(model.forward, cache, mode)
+    function = cached_in_mode(model.forward, cache, mode)
     x = torch.ones(3)
     assert function(x).tolist() == model(x).tolist() == [20.0] * 3
     model.options[0]["window"] = (True, 2)
@@ -225,7 +222,7 @@ class Cached(torch.nn.Module):
 def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
     model = Cached()
     eager = copy.deepcopy(model)
-    function = in_mode(model.forward, cache, mode)
+    function = cached_in_mode(model.forward, cache, mode)
     at = torch.tensor([0, 3])
     x, same = torch.ones(2, 3), torch.ones(2, 3)
     for _ in range(3):
@@ -243,7 +240,7 @@ class Promoted(torch.nn.Module):
 @both_modes
 def test_types_of_integers_beside_complex_numbers_are_eagers(cache: Path, mode: str) -> None:
     model, x = Promoted(), torch.arange(6)
-    for ours, theirs in zip(in_mode(model.forward, cache, mode)(x), model(x), strict=True):
+    for ours, theirs in zip(cached_in_mode(model.forward, cache, mode)(x), model(x), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 

@@ -50,11 +50,6 @@ PATH = "operators/kernel_cache/Ascend910/add.o"
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def node(tmp_path: Path) -> Path:
     return tmp_path / "node"
 

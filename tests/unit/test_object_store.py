@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import ObjectStore, from_url
 
+from tests.support.backends import new_file, read
 from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.objects.client import ObjectClient, connect
@@ -63,17 +64,8 @@ def backend(open_store: Open) -> ObjectBackend:
     return open_store()
 
 
-def new_file(name: str, data: bytes) -> NewFile:
-    return NewFile(name=name, source=data, expected=digest_bytes(data))
-
-
 def new_blob(data: bytes) -> NewFile:
     return new_file(blob_name(digest_bytes(data).sha256), data)
-
-
-def read(backend: ObjectBackend, name: str) -> bytes:
-    with backend.open(name) as file:
-        return file.read()
 
 
 def names(objects: ObjectStore) -> list[str]:

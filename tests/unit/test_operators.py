@@ -20,8 +20,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.tracing import cached, compiled, misfits, outcome, reason
-from warmrank import CompilerConfig
+from tests.support.tracing import cached, compiled, in_mode, misfits, outcome, reason
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import GraphBreak, NotPortable
 
@@ -229,6 +228,7 @@ PATCHES: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("patch", PATCHES)
 @pytest.mark.parametrize("use", USES)
 def test_patch_is_noticed(use: str, patch: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,8 +458,7 @@ def test_program_is_compiled_and_loaded_and_equals_eager(name: str, tmp_path: Pa
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_COMPILED_AHEAD])
 def test_program_is_compiled_ahead_of_time(name: str, tmp_path: Path) -> None:
     program, given = PROGRAMS[name]
-    config = CompilerConfig()
-    config.mode = "max-autotune"
+    config = in_mode("max-autotune")
     for expected in ("compiled", "loaded"):
         with torch.no_grad():
             function = cached(module(program).forward, tmp_path, config=config, ge_cache=True)
@@ -470,8 +469,7 @@ def test_program_is_compiled_ahead_of_time(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NOT_COMPILED_AHEAD)
 def test_control_flow_on_data_is_refused_in_max_autotune_with_the_way_out(name: str, tmp_path: Path) -> None:
     program, given = PROGRAMS[name]
-    config = CompilerConfig()
-    config.mode = "max-autotune"
+    config = in_mode("max-autotune")
     function = cached(module(program).forward, tmp_path, config=config)
     with torch.no_grad(), pytest.raises(NotPortable, match=r"depends on data.*use mode reduce-overhead"):
         function(given)

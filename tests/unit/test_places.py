@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 import pytest
 
-from tests.support.backends import MemoryBackend, WaywardBackend, new_file, unavailable
+from tests.support.backends import MemoryBackend, WaywardBackend, new_file, read, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode, TierState
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
@@ -41,11 +41,6 @@ class Places:
 @pytest.fixture
 def places() -> Places:
     return Places()
-
-
-def read(backend: BlobBackend, name: str) -> bytes:
-    with backend.open(name) as file:
-        return file.read()
 
 
 def test_put_reaches_every_writable_place_the_farthest_first(places):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.in_process import InProcessLauncher
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
-from warmrank.cache_store import connect
+from tests.support.tracing import in_mode
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.models import AuditMode
@@ -40,10 +40,11 @@ from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import silence
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.store.stores import silent_places
-from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.units import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
 from warmrank.worker.runtime.function import CachedFunction
+
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 def probe(
@@ -262,8 +263,7 @@ def outlined(cache: Path, *, size: int = 2, name: str = "", rows: int = 4, **opt
 @pytest.mark.slow  # it calls the C++ compiler
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_outline_is_what_a_compile_with_kernels_traces(tmp_path: Path, dynamic: bool) -> None:
-    config = CompilerConfig()
-    config.mode = "max-autotune"
+    config = in_mode("max-autotune")
     function = cache_compile(Sliced(2).head, cache_dir=str(tmp_path), config=config, dynamic=dynamic)
     variant = function.compile((torch.ones(4),), {}, reason="")
     outline = outlined(tmp_path, config=config, dynamic=dynamic)
@@ -272,16 +272,14 @@ def test_outline_is_what_a_compile_with_kernels_traces(tmp_path: Path, dynamic: 
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_outline_makes_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
-    config = CompilerConfig()
-    config.mode = "max-autotune"
+    config = in_mode("max-autotune")
     monkeypatch.setenv("PATH", "")  # so that there is no compiler
     found = outlined(tmp_path, config=config, dynamic=dynamic)
     assert any("mul" in line for line in found.parts["graph"])
 
 
 def test_sizes_of_the_very_call_are_no_part_of_a_dynamic_outline_with_kernels(tmp_path: Path) -> None:
-    config = CompilerConfig()
-    config.mode = "max-autotune"
+    config = in_mode("max-autotune")
     four, five = (outlined(tmp_path, config=config, dynamic=True, rows=rows) for rows in (4, 5))
     assert first_difference(four, five) == ""
 
@@ -315,11 +313,6 @@ class Ranks:
 
     def told(self) -> list[tuple[tuple[int, ...], Any]]:
         return [(ranks, argument) for method, ranks, argument in self.calls if method == "leave_alone"]
-
-
-@pytest.fixture(autouse=True)
-def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_circuits", {})
 
 
 def stages_of(ranks: Ranks, store: Any = STORE) -> Stages:

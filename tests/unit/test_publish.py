@@ -25,7 +25,6 @@ from tests.support.stored import (
     overwrite,
     stored,
 )
-from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.places import Tier, TieredBackend
@@ -52,6 +51,8 @@ from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import replica
+
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 DECODE = FUNCTIONS["Llama.decode"]
 
@@ -241,34 +242,24 @@ def test_store_that_fails_between_blobs_and_manifest_is_unavailable_and_can_be_t
 NUM = 12
 
 
-def many(full_cache: Path, functions: Mapping[str, bytes] = FUNCTIONS) -> tuple[PartitionManifest, ...]:
+def many(cache: Path, functions: Mapping[str, bytes] = FUNCTIONS) -> tuple[PartitionManifest, ...]:
     """One partition that lies in the cache directory, and others that do not."""
-    first = make_partition(full_cache, rank=0, world_size=NUM, functions=functions)
+    first = make_partition(cache, rank=0, world_size=NUM, functions=functions)
     return (first, *(replica(first, rank) for rank in range(1, NUM)))
 
 
-def files_of(manifests: tuple[PartitionManifest, ...], full_cache: Path) -> dict[str, Path]:
-    return {entry.sha256: entry.local_path(full_cache) for entry in manifests[0].artifacts}
+def files_of(manifests: tuple[PartitionManifest, ...], cache: Path) -> dict[str, Path]:
+    return {entry.sha256: entry.local_path(cache) for entry in manifests[0].artifacts}
 
 
 def publish_all(
-    full_store: Store, full_cache: Path, functions: Mapping[str, bytes] = FUNCTIONS
+    store: Store, cache: Path, functions: Mapping[str, bytes] = FUNCTIONS
 ) -> tuple[PublishReport, ...]:
-    manifests = many(full_cache, functions)
-    return full_store.publish_partitions(LAUNCH_KEY, manifests, files_of(manifests, full_cache), full_cache)
+    manifests = many(cache, functions)
+    return store.publish_partitions(LAUNCH_KEY, manifests, files_of(manifests, cache), cache)
 
 
-@pytest.fixture
-def full_store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
-
-
-@pytest.fixture
-def full_cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-def test_manifests_go_in_with_a_few_flushes_whatever_their_number(full_store, full_cache, monkeypatch):
+def test_manifests_go_in_with_a_few_flushes_whatever_their_number(store, cache, monkeypatch):
     batches: list[int] = []
     put_new = DirectoryBackend.put_new
 
@@ -277,47 +268,40 @@ def test_manifests_go_in_with_a_few_flushes_whatever_their_number(full_store, fu
         return put_new(self, files)
 
     monkeypatch.setattr(DirectoryBackend, "put_new", counted)
-    publish_all(full_store, full_cache)
+    publish_all(store, cache)
     assert batches == [2, NUM]
 
 
-def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay(
-    full_store, full_cache, tmp_path
-):
-    first = publish_all(full_store, full_cache)
-    other = publish_all(full_store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
+def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay(store, cache, tmp_path):
+    first = publish_all(store, cache)
+    other = publish_all(store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
     assert {report.conflicts for report in other} == {("Llama.decode",)}
     assert [report.ref for report in other] == [report.ref for report in first]
 
 
-def test_file_that_changed_publishes_nothing(full_store, full_cache, tmp_path):
-    manifests = many(full_cache)
-    files = files_of(manifests, full_cache)
+def test_file_that_changed_publishes_nothing(store, cache, tmp_path):
+    manifests = many(cache)
+    files = files_of(manifests, cache)
     overwrite(next(iter(files.values())), b"changed")
     with pytest.raises(Corrupt):
-        full_store.publish_partitions(LAUNCH_KEY, manifests, files, full_cache)
+        store.publish_partitions(LAUNCH_KEY, manifests, files, cache)
     assert not list((tmp_path / "store").glob("ac/*/*"))
 
 
-def test_all_are_signed_and_without_a_key_none_is_published(full_cache, tmp_path):
-    full_store = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ours")))
-    assert all(report.created for report in publish_all(full_store, full_cache))
+def test_all_are_signed_and_without_a_key_none_is_published(cache, tmp_path):
+    store = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ours")))
+    assert all(report.created for report in publish_all(store, cache))
     with pytest.raises(Untrusted):
-        publish_all(open_store(tmp_path / "empty", Trust(policy="require")), full_cache)
+        publish_all(open_store(tmp_path / "empty", Trust(policy="require")), cache)
     assert not list((tmp_path / "empty").glob("cas/*"))
 
 
-def test_original_that_changed_is_not_copied(full_cache):
-    manifests = many(full_cache)
-    files = files_of(manifests, full_cache)
+def test_original_that_changed_is_not_copied(cache):
+    manifests = many(cache)
+    files = files_of(manifests, cache)
     overwrite(next(iter(files.values())), b"changed")
     with pytest.raises(Corrupt, match="build again"):
-        replicate(manifests[1:], files, full_cache)
-
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_circuits", {})
+        replicate(manifests[1:], files, cache)
 
 
 def queue_launch(cache: Path, *manifests: PartitionManifest) -> list[str]:

@@ -17,7 +17,6 @@ from tests.support import workloads
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import rank_spec
 from tests.support.ray_cluster import free_ports
-from tests.support.stored import open_store
 from warmrank.cache_store.cache_dir.marks import mark_unverified, marks_of, permit_copies
 from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
 from warmrank.cache_store.records.manifest import CaptureEntry
@@ -38,11 +37,6 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 Warmed = Callable[..., RankWorker]
 UNITS = ("Plain.affine", "Plain.scaled", "Plain.affine[1]")
 LAUNCH_KEY = "0f" * 32
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 def built(cache: Path, store: Store | None = None, **changed: Any) -> RankWorker:

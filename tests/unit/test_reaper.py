@@ -31,11 +31,6 @@ Start = Callable[..., ReapedCommand]
 
 
 @pytest.fixture
-def mark() -> str:
-    return uuid.uuid4().hex
-
-
-@pytest.fixture
 def start(mark: str) -> Iterator[Start]:
     """Starts commands whose processes carry the mark; none outlives the test."""
     started: list[ReapedCommand] = []

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.support.backends import MemoryBackend, WaywardBackend, unavailable
 from tests.support.checkout import python
-from tests.support.sealed_launches import Evicting
+from tests.support.sealed_launches import Evicting, put
 from tests.support.stored import (
     ENVIRONMENT,
     FUNCTIONS,
@@ -25,10 +25,9 @@ from tests.support.stored import (
     stored,
 )
 from warmrank.cache_store import connect
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
 from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
@@ -371,11 +370,6 @@ def test_manifest_replayed_under_another_key_is_refused(store, root, ref):
     assert not target.exists()
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> Evicting:
-    return Evicting(tmp_path)
-
-
 def test_pin_is_listed_with_its_reason_and_removed_again(memory):
     record = memory.launch()
     prefix = record.rpartition("/")[2][:12]
@@ -395,10 +389,6 @@ def marks(backend: MemoryBackend) -> list[str]:
 
 
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
-
-
-def put(memory: Evicting, name: str, data: bytes) -> None:
-    memory.backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
 
 
 def inventory(memory: Evicting, earlier: Inventory | None = None) -> Inventory:

@@ -16,10 +16,8 @@ from hypothesis import strategies as st
 from tests.support.launching import rank_spec
 from tests.support.made_artifacts import make_artifact
 from tests.support.small_models import Plain
-from tests.support.stored import open_store
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import Digest, digest_file
-from warmrank.cache_store.store import Store
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_weights import LlamaSizes, full_weights
@@ -240,11 +238,6 @@ LAUNCH_KEY = "0f" * 32
 @pytest.fixture
 def spec_manifests(tmp_path: Path) -> RankSpec:
     return rank_spec(tmp_path / "cache", rank=1, world_size=2, entrypoint="")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
 
 
 def look_up(
