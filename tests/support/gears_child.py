@@ -81,7 +81,7 @@ def _call(cached: Any, eager: Any, *args: torch.Tensor) -> dict[str, Any]:
         return {"outcome": "GearError", "text": str(error)}
     with torch.no_grad():
         wanted = eager(*args)
-    outcome = "ran" if cached.last_result is before else cached.last_result.outcome
+    outcome = "ran" if cached.last_result == before else cached.last_result.outcome
     return {"outcome": outcome, "equal": bool(got.shape == wanted.shape and torch.allclose(got, wanted))}
 
 

@@ -52,7 +52,7 @@ def run(name: str, case: Case, root: Path) -> dict[str, Any]:
                 return {"outcomes": [type(error).__name__], "faults": [], "reason": str(error)}
         result = cached.last_result
         assert result is not None
-        outcomes.append("ran" if result is before else result.outcome)
+        outcomes.append("ran" if result == before else result.outcome)
         reason = result.reason
         faults.append(
             difference(cloned(wanted), cloned(got), "result", case.tolerance)
