@@ -13,6 +13,7 @@ __all__ = [
     "brief_names",
     "brief_ranks",
     "count_text",
+    "first_lines",
     "runs_text",
     "seconds_text",
     "size_text",
@@ -69,3 +70,10 @@ def brief_names(names: Iterable[str], *, max_names: int = 4) -> str:
     every = list(dict.fromkeys(names))
     more = len(every) - max_names
     return ", ".join(every[:max_names]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def first_lines(lines: Iterable[str], *, max_lines: int, what: str = "more") -> list[str]:
+    """The first few lines, and the number of the others: ``and 3 more``."""
+    every = list(lines)
+    more = len(every) - max_lines
+    return [*every[:max_lines], *([f"and {more:,} {what}"] if more > 0 else [])]

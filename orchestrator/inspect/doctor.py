@@ -27,7 +27,7 @@ from warmrank.orchestrator.inspect.findings import (
     warning,
 )
 from warmrank.orchestrator.nodes import Node, alive, this_node
-from warmrank.orchestrator.text import count_text
+from warmrank.orchestrator.text import brief_names, count_text
 from warmrank.worker.keys.environment import environment
 
 NODE_S = 180.0
@@ -35,8 +35,6 @@ NODE_S = 180.0
 
 SKEW_S = 900.0
 """Object stores refuse signed requests whose time is 15 minutes off (S3: RequestTimeTooSkewed)."""
-
-MAX_HOSTS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +209,7 @@ def check_environments(nodes: Iterable[NodeFindings]) -> Iterator[Finding]:
         if len(hosts) == 1:
             continue
         differing = True
-        values = "; ".join(f"{value!r} on {hosts_text(who)}" for value, who in hosts.items())
+        values = "; ".join(f"{value!r} on {brief_names(who, max_names=8)}" for value, who in hosts.items())
         yield warning(
             "cluster.environment",
             f"nodes differ in {name}, so they do not share artifacts: {values}",
@@ -221,9 +219,3 @@ def check_environments(nodes: Iterable[NodeFindings]) -> Iterator[Finding]:
         yield ok(
             "cluster.environment", f"{len(answered)} nodes have one environment, so they share artifacts"
         )
-
-
-def hosts_text(hosts: Sequence[str]) -> str:
-    """Names of hosts, of which many are cut short."""
-    shown = ", ".join(hosts[:MAX_HOSTS_SHOWN])
-    return f"{shown} and {len(hosts) - MAX_HOSTS_SHOWN} more" if len(hosts) > MAX_HOSTS_SHOWN else shown

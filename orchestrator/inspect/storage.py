@@ -53,11 +53,8 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
 
 def _tier(tier: TierConfig) -> list[Finding]:
     """One place; raises nothing."""
-    spec = connect.TierSpec(
-        location=tier.path, mode=tier.mode, flush=tier.flush, answer_s=tier.answer_s, options=tier.options
-    )
     try:
-        backend = connect.open_backend(spec, create=False)
+        backend = connect.open_backend(stores.tier_spec(tier), create=False)
     except (StoreError, OSError) as fault:
         if not is_url(tier.path) and tier.mode == "rw" and _can_be_made(Path(tier.path)):
             return [ok("store.reachable", f"there is no store at {tier.path} yet; the first launch makes it")]

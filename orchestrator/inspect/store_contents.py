@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +33,7 @@ from warmrank.orchestrator.config.store import is_url
 from warmrank.orchestrator.errors import NothingThere
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
+from warmrank.orchestrator.text import brief_names
 from warmrank.worker.keys.environment import environment
 
 MIN_KEY_CHARS = 6
@@ -170,9 +171,8 @@ def refuse_lone_config(name: str, config: Config) -> NoReturn:
     raise NothingThere(f"{name} is a config; name a partition too: {_shown(names)}")
 
 
-def _shown(names: Collection[str]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(itertools.islice(names, 8)) + more or "none, the store holds no launch"
+def _shown(names: Iterable[str]) -> str:
+    return brief_names(names, max_names=8) or "none, the store holds no launch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

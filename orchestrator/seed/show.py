@@ -15,7 +15,7 @@ from rich.text import Text
 from warmrank.orchestrator.nodes import Node, distinct_names
 from warmrank.orchestrator.seed.here import NodeSeed
 from warmrank.orchestrator.seed.seeding import NodeState, retry_in_s
-from warmrank.orchestrator.text import count_text, seconds_text, size_text
+from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
 
 MAX_HOSTS = 8
 LINE_EVERY_S = 10.0
@@ -49,7 +49,8 @@ class SeedLines:
             self.say(f"{node}: left the cluster")
         if joined := [node for node in now if node not in before]:
             names = distinct_names(now)
-            self.say(f"{count_text(len(joined), 'node')} found: {_hosts([names[node] for node in joined])}")
+            found = brief_names((names[node] for node in joined), max_names=MAX_HOSTS)
+            self.say(f"{count_text(len(joined), 'node')} found: {found}")
         for node, state in now.items():
             self._show_change(before.get(node, NodeState(node=node)), state)
         self._before = now
@@ -144,9 +145,4 @@ def _reasons(seeds: Sequence[NodeSeed], names: Mapping[Node, str]) -> list[str]:
         faults = (fault for fault in item.faults if fault not in item.reason)
         for line in dict.fromkeys((item.reason, *faults, *node)):
             reasons.setdefault(line, []).append(names[item.node])
-    return [f"{_hosts(list(dict.fromkeys(hosts)))}: {line}" for line, hosts in reasons.items()]
-
-
-def _hosts(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
-    return ", ".join(hosts[:MAX_HOSTS]) + more
+    return [f"{brief_names(hosts, max_names=MAX_HOSTS)}: {line}" for line, hosts in reasons.items()]

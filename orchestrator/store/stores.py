@@ -73,7 +73,10 @@ def access(config: StoreConfig) -> Access:
     except StoreUnavailable as error:
         if error.required:
             raise
-        tiers = tiers_away(config, error)
+        tiers = tuple(
+            TierState(location=tier.path, mode=tier.mode, state="away", reason=str(error))
+            for tier in config.tiers
+        )
         return Access(store=None, config=config, for_ranks=None, tiers=tiers, why_required=why_required)
     # A place that is away but not silent may be there for ranks: a disk of their node.
     silent = silent_places(config)
@@ -100,7 +103,7 @@ def open_store(config: StoreConfig, *, create: bool = True, to_sign: bool = True
         cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
     """
     trust = load(config, to_sign=to_sign)
-    return connect.open_store([_spec(tier) for tier in config.tiers], trust=trust, create=create)
+    return connect.open_store([tier_spec(tier) for tier in config.tiers], trust=trust, create=create)
 
 
 def make(config: StoreConfig) -> dict[str, bool]:
@@ -116,7 +119,7 @@ def make(config: StoreConfig) -> dict[str, bool]:
     for tier in config.tiers:
         if tier.mode == "ro":
             continue
-        spec = replace(_spec(tier), mode="rw")
+        spec = replace(tier_spec(tier), mode="rw")
         made[tier.path] = False
         try:
             connect.open_store([spec], trust=Trust(policy="off"), create=False)
@@ -152,7 +155,7 @@ def open_unchecked(location: str) -> Store:
         BadArgument: no store can be at such a location.
         cache_store.errors.StoreError: there is no store, or it cannot be used.
     """
-    return connect.open_store([_spec(tier_at(location))], trust=Trust(policy="off"), create=False)
+    return connect.open_store([tier_spec(tier_at(location))], trust=Trust(policy="off"), create=False)
 
 
 def named_store(location: str, *, signing_key: Path | None = None) -> StoreConfig:
@@ -236,19 +239,8 @@ def is_writable(tiers: Iterable[TierConfig]) -> bool:
     return any(tier.mode != "ro" for tier in tiers)
 
 
-def tiers_away(config: StoreConfig, error: StoreUnavailable) -> tuple[TierState, ...]:
-    """All places as away."""
-    return tuple(
-        TierState(location=tier.path, mode=tier.mode, state="away", reason=str(error))
-        for tier in config.tiers
-    )
-
-
-def _spec(tier: TierConfig) -> connect.TierSpec:
+def tier_spec(tier: TierConfig) -> connect.TierSpec:
+    """A place of a config as `connect` takes it."""
     return connect.TierSpec(
-        location=tier.path,
-        mode=tier.mode,
-        flush=tier.flush,
-        answer_s=tier.answer_s,
-        options=tier.options,
+        location=tier.path, mode=tier.mode, flush=tier.flush, answer_s=tier.answer_s, options=tier.options
     )

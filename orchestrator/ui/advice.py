@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from warmrank.cache_store.keys import changed_components
-from warmrank.orchestrator.causes import policy_of
+from warmrank.orchestrator.causes import Cause, policy_of
 from warmrank.orchestrator.launch.report import Report, config_words
 from warmrank.orchestrator.launch.timeline import slow_ranks
 from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
-from warmrank.orchestrator.text import brief_names, brief_ranks, count_text
+from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, first_lines
 
 Level = Literal["do", "look", "good"]
 
@@ -62,43 +62,38 @@ def publish_command(report: Report) -> tuple[str, str]:
     )
 
 
-def _failure(report: Report) -> list[Step]:
+def _failure(report: Report) -> Iterator[Step]:
     """Why it failed, cause by cause with what to do about it; nothing for a warm launch."""
     failure = report.failure
     if failure is None:
-        return []
+        return
     kept = f"{_NO_RECORD} {_KEPT}" if _has_compiled(report) else _NO_RECORD
     if report.exit_code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:
-        return [Step(level="look", title="The launch was stopped", text=f"{failure.message}. {kept}")]
-    steps = _causes(report) or [
-        Step(
-            level="do",
-            title=re.sub(r"(?<=[a-z])[A-Z]", lambda found: f" {found[0].lower()}", failure.kind),
-            text=policy_of(failure.kind).remedy or failure.message,
-        )
-    ]
-    return [*steps, Step(level="look", title="Nothing was committed", text=kept)]
+        yield Step(level="look", title="The launch was stopped", text=f"{failure.message}. {kept}")
+        return
+    yield from _causes(report, failure.causes)
+    if not failure.causes:
+        title = re.sub(r"(?<=[a-z])[A-Z]", lambda found: f" {found[0].lower()}", failure.kind)
+        yield Step(level="do", title=title, text=policy_of(failure.kind).remedy or failure.message)
+    yield Step(level="look", title="Nothing was committed", text=kept)
 
 
-def _causes(report: Report) -> list[Step]:
+def _causes(report: Report, causes: Sequence[Cause]) -> Iterator[Step]:
     """A step for each remedy; beside them, or in place of one, the log of a rank that failed."""
-    causes = report.failure.causes if report.failure else ()
     ranks: dict[tuple[str, str, bool], list[int]] = {}
     for cause in causes:
         key = (cause.kind, cause.remedy or cause.message, bool(cause.remedy))
         ranks.setdefault(key, []).extend(cause.ranks)
-    steps = []
     for (kind, text, has_remedy), members in list(ranks.items())[:MAX_REMEDIES]:
         log = _first_log(report, members)
         read = f"Read {log}. " if log else ""
         more = "" if has_remedy else f"\n{read}Correct what raised it, and launch again."
         title = f"{'' if has_remedy else 'Correct '}{kind} on {brief_ranks(members)}"
-        steps.append(Step(level="do", title=title, text=text + more))
+        yield Step(level="do", title=title, text=text + more)
     log = _first_log(report, [rank for cause in causes for rank in cause.ranks])
     if log and all(cause.remedy for cause in causes):
         text = f"Each rank writes a log on its node: {log}."
-        steps.append(Step(level="look", title="Read the log of a rank that failed", text=text))
-    return steps
+        yield Step(level="look", title="Read the log of a rank that failed", text=text)
 
 
 def _first_log(report: Report, ranks: Iterable[int]) -> str:
@@ -123,26 +118,23 @@ def _has_compiled(report: Report) -> bool:
     )
 
 
-def _queued(report: Report) -> list[Step]:
-    if not report.queued_on:
-        return []
-    waiting = count_text(report.totals.num_queued, "partition")
-    where, command = publish_command(report)
-    text = f"The store was away. When it answers again, run this {where}."
-    return [Step(level="do", title=f"{waiting} wait to be published", text=text, command=command)]
-
-
-def _places(report: Report) -> list[Step]:
-    return [
-        Step(
-            level="look",
-            title=f"The store's place {tier.location} was away",
-            text=f"The launch went on without it: {tier.reason}",
-            command=_doctor_command(report),
+def _queued(report: Report) -> Iterator[Step]:
+    if report.queued_on:
+        where, command = publish_command(report)
+        yield Step(
+            level="do",
+            title=f"{count_text(report.totals.num_queued, 'partition')} wait to be published",
+            text=f"The store was away. When it answers again, run this {where}.",
+            command=command,
         )
-        for tier in report.tiers
-        if tier.state == "away"
-    ]
+
+
+def _places(report: Report) -> Iterator[Step]:
+    for tier in report.tiers:
+        if tier.state == "away":
+            title = f"The store's place {tier.location} was away"
+            text = f"The launch went on without it: {tier.reason}"
+            yield Step(level="look", title=title, text=text, command=_doctor_command(report))
 
 
 def _doctor_command(report: Report) -> str:
@@ -150,123 +142,114 @@ def _doctor_command(report: Report) -> str:
     return f"warmrank doctor {config_words(report)}{several}"
 
 
-def _environments(report: Report) -> list[Step]:
-    if not report.other_environments:
-        return []
+def _environments(report: Report) -> Iterator[Step]:
     lines = [
         f"{brief_ranks(other.ranks)}: "
         + "; ".join(map(str, changed_components(report.environment, other.environment)))
         for other in report.other_environments
     ]
-    return [
-        Step(
+    if lines:
+        yield Step(
             level="look",
             title="Nodes differ in their environment",
             text="Ranks in different environments share no artifacts, so each kind compiles its own:\n"
-            + _some(lines),
+            + _joined(lines),
             command=_doctor_command(report),
         )
-    ]
 
 
-def _unsigned(report: Report) -> list[Step]:
-    if not report.unsigned:
-        return []
-    text = f"{report.unsigned}\nAn artifact is code: sign what is shared."
-    title = "Artifacts are not signed, though signatures are asked for"
-    return [Step(level="do", title=title, text=text, command="warmrank keys list")]
+def _unsigned(report: Report) -> Iterator[Step]:
+    if report.unsigned:
+        yield Step(
+            level="do",
+            title="Artifacts are not signed, though signatures are asked for",
+            text=f"{report.unsigned}\nAn artifact is code: sign what is shared.",
+            command="warmrank keys list",
+        )
 
 
-def _audits(report: Report) -> list[Step]:
+def _audits(report: Report) -> Iterator[Step]:
     lines = [
         f"{audit.function} on {brief_ranks(audit.ranks, max_runs=3)}, unlike rank {audit.leader}: "
         f"{audit.difference}"
         for audit in report.course.audits
         if audit.outcome == "differs"
     ]
-    if not lines:
-        return []
-    text = _some(lines) + (
-        "\nThese ranks compiled for themselves, so the launch is right; nothing of these "
-        "functions is stored. Hand what differs from rank to rank to the function as an argument, or keep it "
-        "as an attribute of the module; or report it as a bug of warmrank."
-    )
-    return [Step(level="do", title="Traces differ from rank to rank behind all conditions", text=text)]
+    if lines:
+        text = (
+            f"{_joined(lines)}\nThese ranks compiled for themselves, so the launch is right; nothing of "
+            "these functions is stored. Hand what differs from rank to rank to the function as an argument, "
+            "or keep it as an attribute of the module; or report it as a bug of warmrank."
+        )
+        yield Step(level="do", title="Traces differ from rank to rank behind all conditions", text=text)
 
 
-def _nondeterministic(report: Report) -> list[Step]:
-    if not report.nondeterministic:
-        return []
+def _nondeterministic(report: Report) -> Iterator[Step]:
     names = brief_names(
         f"{found.function} ({brief_ranks(found.ranks, max_runs=3)})" for found in report.nondeterministic
     )
-    text = (
-        f"{names}: compiled to other bytes than the store holds for the same request. The launch is right, "
-        "but the store holds more than it needs. Look for what the trace takes from time, chance or the host."
-    )
-    return [Step(level="look", title="Compiles that are not deterministic", text=text)]
+    if names:
+        text = (
+            f"{names}: compiled to other bytes than the store holds for the same request. The launch is "
+            "right, but the store holds more than it needs. Look for what the trace takes from time, chance "
+            "or the host."
+        )
+        yield Step(level="look", title="Compiles that are not deterministic", text=text)
 
 
-def _attempts(report: Report) -> list[Step]:
-    failed = [attempt for attempt in report.course.attempts if attempt.error]
-    if not failed or report.outcome != "warm":
-        return []
+def _attempts(report: Report) -> Iterator[Step]:
     lines = [
         f"Attempt {attempt.attempt} failed in {attempt.failed_stage or 'no stage'}: "
         f"{attempt.error.splitlines()[0]}"
-        for attempt in failed
+        for attempt in report.course.attempts
+        if attempt.error
     ]
-    title = f"It took {count_text(len(report.course.attempts), 'attempt')}"
-    return [Step(level="look", title=title, text="\n".join(lines))]
+    if lines and report.outcome == "warm":
+        title = f"It took {count_text(len(report.course.attempts), 'attempt')}"
+        yield Step(level="look", title=title, text="\n".join(lines))
 
 
-def _slow(report: Report) -> list[Step]:
-    return [
-        Step(
+def _slow(report: Report) -> Iterator[Step]:
+    for slow in slow_ranks(report.course, report.ranks)[:3]:
+        yield Step(
             level="look",
             title=f"Rank {slow.rank} was slow in {slow.stage}" + (f" on {slow.host}" if slow.host else ""),
             text=f"It took {slow.seconds:.1f} s, half of the ranks at most {slow.median_s:.1f} s; "
             "all of them waited for it.",
             command=_doctor_command(report),
         )
-        for slow in slow_ranks(report.course, report.ranks)[:3]
-    ]
 
 
-def _compiled(report: Report) -> list[Step]:
-    reasons: dict[str, dict[str, None]] = {}
+def _compiled(report: Report) -> Iterator[Step]:
+    reasons: dict[str, list[str]] = {}
     for rank in report.ranks:
         for function in rank.functions:
             if function.outcome == "compiled":
-                reasons.setdefault(function.reason or "no reason given", {})[function.function] = None
+                reasons.setdefault(function.reason or "no reason given", []).append(function.function)
     if not reasons or report.outcome != "warm":
-        return []
-    text = _some([f"{brief_names(names)}: {reason}" for reason, names in reasons.items()])
+        return
+    text = _joined(f"{brief_names(names)}: {reason}" for reason, names in reasons.items())
     compiled = count_text(report.totals.num_compiled, "function")
     if report.record:
-        return [
-            Step(
-                level="good",
-                title=f"The next launch loads what was compiled now ({compiled})",
-                text=f"It was compiled because nothing stored fitted:\n{text}",
-                command=f"warmrank launch {config_words(report)} --no-compile",
-            )
-        ]
-    if report.store:
-        return [Step(level="look", title=f"Why {compiled} had to be compiled", text=text)]
-    text += "\nWithout a store only these nodes load it again; `store:` in the config shares it with all."
-    return [Step(level="look", title=f"{compiled} compiled, and kept on these nodes only", text=text)]
+        yield Step(
+            level="good",
+            title=f"The next launch loads what was compiled now ({compiled})",
+            text=f"It was compiled because nothing stored fitted:\n{text}",
+            command=f"warmrank launch {config_words(report)} --no-compile",
+        )
+    elif report.store:
+        yield Step(level="look", title=f"Why {compiled} had to be compiled", text=text)
+    else:
+        text += "\nWithout a store only these nodes load it again; `store:` in the config shares it with all."
+        yield Step(level="look", title=f"{compiled} compiled, and kept on these nodes only", text=text)
 
 
-def _warm(report: Report) -> list[Step]:
-    if report.outcome != "warm" or report.totals.num_compiled:
-        return []
-    text = "With --no-compile a launch fails rather than compile, which guards that it stays so."
-    command = f"warmrank launch {config_words(report)} --no-compile"
-    return [Step(level="good", title="Nothing was compiled", text=text, command=command)]
+def _warm(report: Report) -> Iterator[Step]:
+    if report.outcome == "warm" and not report.totals.num_compiled:
+        text = "With --no-compile a launch fails rather than compile, which guards that it stays so."
+        command = f"warmrank launch {config_words(report)} --no-compile"
+        yield Step(level="good", title="Nothing was compiled", text=text, command=command)
 
 
-def _some(lines: list[str]) -> str:
-    """The first few lines, and how many there are more."""
-    more = len(lines) - MAX_LINES
-    return "\n".join([*lines[:MAX_LINES], *([f"And {more} more."] if more > 0 else [])])
+def _joined(lines: Iterable[str]) -> str:
+    return "\n".join(first_lines(lines, max_lines=MAX_LINES))

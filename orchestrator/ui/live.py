@@ -158,7 +158,7 @@ def _attempts(state: LaunchState) -> list[Text]:
     return [
         Text(
             f"attempt {each.attempt} failed{f' in {each.failed_stage}' if each.failed_stage else ''}: "
-            + _first_line(each.error),
+            + each.error.partition("\n")[0],
             style="red",
         )
         for each in state.failed()[-2:]
@@ -166,14 +166,10 @@ def _attempts(state: LaunchState) -> list[Text]:
 
 
 def _problems(state: LaunchState) -> list[Text]:
-    every = list(state.problems)
-    shown = [Text(f"problem: {_first_line(text)}", style="yellow") for text in every[-MAX_PROBLEMS_SHOWN:]]
+    every = [text.partition("\n")[0] for text in state.problems]
+    shown = [Text(f"problem: {text}", style="yellow") for text in every[-MAX_PROBLEMS_SHOWN:]]
     more = len(every) - len(shown)
     return [Text(f"{count_text(more, 'problem')} before these", style="yellow"), *shown] if more else shown
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else ""
 
 
 def _rank_table(state: LaunchState, now_s: float, width: int) -> Table:

@@ -28,7 +28,7 @@ from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, Event, RankClass
 from warmrank.orchestrator.launch.state import LaunchState, Listener
-from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, size_text
+from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, first_lines, size_text
 from warmrank.orchestrator.ui.live import LiveView
 from warmrank.worker.results import FunctionResult
 
@@ -191,10 +191,8 @@ class PlainLines:
         self._line(f"{stage.stage}: {through} after {seconds:.0f} s; waiting for {brief_ranks(late)}{doing}")
 
     def _some(self, lines: list[str], what: str, *, limit: int = MAX_LINES_SHOWN) -> None:
-        for line in lines[:limit]:
+        for line in first_lines(lines, max_lines=limit, what=f"more {what}, in the report"):
             self._line(f"  {line}")
-        if len(lines) > limit:
-            self._line(f"  and {len(lines) - limit:,} more {what}, in the report")
 
     def _line(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)

@@ -17,7 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from warmrank.orchestrator.errors import ranks_text
-from warmrank.orchestrator.text import brief_ranks, count_text, runs_text, seconds_text, size_text, time_text
+from warmrank.orchestrator.text import (
+    brief_names,
+    brief_ranks,
+    count_text,
+    first_lines,
+    runs_text,
+    seconds_text,
+    size_text,
+    time_text,
+)
 from warmrank.worker.runtime.runtime_state import in_words
 
 if TYPE_CHECKING:
@@ -125,9 +134,7 @@ def problems(texts: Iterable[str]) -> list[Text]:
 
 def some(lines: Iterable[str], *, limit: int = MAX_LINES, style: str = "dim") -> list[Text]:
     """The first few lines, and the number of the others."""
-    every = list(lines)
-    more = [f"and {len(every) - limit} more"] if len(every) > limit else []
-    return [Text(line, style=style) for line in (*every[:limit], *more)]
+    return [Text(line, style=style) for line in first_lines(lines, max_lines=limit)]
 
 
 def audit_lines(audits: Sequence[AuditReport], compile_s: float) -> list[Text]:
@@ -519,7 +526,6 @@ def render_outcomes(outcomes: Sequence[Outcome]) -> RenderableType:
 
 def render_diagnosis(found: Diagnosis) -> RenderableType:
     """One line for each check with what to do; findings of several nodes with one remedy once."""
-    from warmrank.orchestrator.inspect.doctor import hosts_text
     from warmrank.orchestrator.inspect.findings import LEVELS
 
     several = len(found.nodes) > 1
@@ -534,10 +540,12 @@ def render_diagnosis(found: Diagnosis) -> RenderableType:
         table.add_column(column, no_wrap=column in {"level", "check"}, overflow="fold")
     for row, hosts_of in rows.items():
         hosts = list(dict.fromkeys(host for each in hosts_of.values() for host in each))
-        where = f"all {len(hosts)}" if len(hosts) == len(found.nodes) else hosts_text(hosts)
+        where = (
+            f"all {len(hosts)}" if len(hosts) == len(found.nodes) else brief_names(hosts, max_names=MAX_LINES)
+        )
         told = list(hosts_of)
         if several and len(told) > 1:
-            told = [f"{what} ({hosts_text(each)})" for what, each in hosts_of.items()]
+            told = [f"{what} ({brief_names(each, max_names=MAX_LINES)})" for what, each in hosts_of.items()]
             told[MAX_LINES:] = ["..."] if len(told) > MAX_LINES else []
         text = "\n".join([*told, *([f"  remedy: {row.remedy}"] if row.remedy else [])])
         level = Text(row.level, style=STYLES[row.level])
