@@ -1,8 +1,9 @@
-"""``warmrank exec``: the user's own command on warm nodes."""
+"""The user's own command on warm nodes, ``exec``, and a script of TorchAir's users as it is, ``run``."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from warmrank.orchestrator import signals
 from warmrank.orchestrator.cli.console import command, output, plain
 from warmrank.orchestrator.cli.options import (
     ConfigFile,
@@ -191,3 +193,25 @@ def _without_config(
         msg = f"--cache {unnamed[0]}: expected TOOL:VARIABLE, such as deepgemm:DG_JIT_CACHE_DIR"
         raise BadArgument(msg)
     return config_without_file(named_store(store, signing_key=signing_key), keys or (), caches or ())
+
+
+def run(
+    script: Annotated[Path, typer.Argument(help="A Python script.", exists=True, dir_okay=False)],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+) -> None:
+    """Run a script written for TorchAir, unchanged: its `import torchair` gives warmrank.
+
+    So it does in the Python processes that the script starts.
+    """
+    from warmrank.worker.torchair_script import run_script
+
+    try:
+        run_script(script, arguments or [])
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as Python ends; the command line would say less
+        traceback, file = error.__traceback__, os.path.abspath(script)  # noqa: PTH100 - as the script's own
+        while traceback is not None and traceback.tb_frame.f_code.co_filename != file:
+            traceback = traceback.tb_next
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+        raise SystemExit(signals.EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1) from None

@@ -18,7 +18,6 @@ from warmrank.orchestrator.cli import inspect as cli_inspect
 from warmrank.orchestrator.cli import keys as cli_keys
 from warmrank.orchestrator.cli import launch as cli_launch
 from warmrank.orchestrator.cli import preseed as cli_preseed
-from warmrank.orchestrator.cli import run as cli_run
 from warmrank.orchestrator.cli import store as cli_store
 from warmrank.orchestrator.cli import submit as cli_submit
 from warmrank.orchestrator.cli.options import ConfigGroup
@@ -78,7 +77,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "submit": cli_submit.submit,
         "preseed": cli_preseed.preseed,
         "exec": cli_exec.exec_,
-        "run": cli_run.run,
+        "run": cli_exec.run,
         "build": cli_build.build,
         "audit": cli_build.audit,
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,6 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     load_optional,
 )
-from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
 from warmrank.orchestrator.store.sync import Scope
 
 if TYPE_CHECKING:
@@ -45,6 +45,32 @@ sync_app = typer.Typer(
     "~/.cache/vllm --store /mnt/warmrank --key torch --key vllm --key model=llama-8b",
 )
 app.add_typer(sync_app, name="sync")
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|h|d|w)", re.ASCII)
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(B|[kMGT]B|[KMGT]iB)", re.ASCII)
+_PREFIXES = "kMGT"
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of a duration such as ``30d``, ``12h``, ``90min``; raises ``typer.BadParameter``."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"expected a number with s, min, h, d or w, such as 30d; found {text!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes of a size such as ``500GiB`` or ``2TB``; raises ``typer.BadParameter``."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(
+            f"expected a number with GiB, GB, MiB and so on, such as 500GiB; found {text!r}"
+        )
+    unit = match[2]
+    base = 1024 if "i" in unit else 1000
+    power = 0 if unit == "B" else _PREFIXES.index(unit[0].replace("K", "k")) + 1
+    return int(float(match[1]) * base**power)
 
 
 @app.command()

@@ -94,7 +94,6 @@ def variable_of(cache: SyncedCache) -> str:
 
 
 ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-NODE_CACHE_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 AXIS_PATTERN = r"^[a-z][a-z0-9]{0,15}$"
 OWN_VARIABLES = {
     **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"), "ranks"),
@@ -225,7 +224,7 @@ class NodeCacheConfig(Strict):
     )
 
 
-NodeCacheName = Annotated[str, Field(pattern=NODE_CACHE_PATTERN)]
+NodeCacheName = Annotated[str, Field(pattern=TOOL_PATTERN)]
 
 
 class Timeouts(Strict):

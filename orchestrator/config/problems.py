@@ -41,7 +41,6 @@ _WORD = re.compile(r"\w+")
 _PATTERNS = {
     models.ENTRYPOINT_PATTERN: "",
     models.NAME_PATTERN: "",
-    models.NODE_CACHE_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
     models.TOOL_PATTERN: "a name of at most 64 characters: a-z, 0-9, '-', '_'",
     models.VARIABLE_PATTERN: "a name of letters, digits and '_'",
     models.PATH_PATTERN: "",

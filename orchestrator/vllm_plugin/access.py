@@ -6,25 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar, get_args
 
+from warmrank.cache_store.signing.trust import TrustPolicy
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TrustConfig, locate_trust, tier_at
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.store.stores import (
-    decided,
-    is_writable,
-    load,
-    may_publish,
-    open_store,
-    open_to_fetch,
-)
-
-if TYPE_CHECKING:
-    from warmrank.cache_store.store import Store
-    from warmrank.cache_store.sync.pull import PullReport
-    from warmrank.cache_store.sync.push import PushReport
-    from warmrank.orchestrator.vllm_plugin.entries import Entry
+from warmrank.orchestrator.store.stores import decided
 
 TIMEOUT_S = 30.0
 
@@ -43,31 +31,6 @@ class Access:
     config: StoreConfig
     timeout_s: float
 
-    def admit(self, entry: Path) -> None:
-        """Refuse an entry on this disk for whose copies it holds; raises `RefusedCache`."""
-        from warmrank.cache_store.cache_dir.marks import check_marks
-
-        trust = load(self.config, to_sign=False)
-        check_marks(entry, trust.policy, trust.revoked)
-
-    def pull(self, entry: Entry, components: Mapping[str, str]) -> PullReport:
-        """Lay the stored entry out, verified; raises `StoreError`."""
-        return open_to_fetch(self.config).pull_directory(entry.kind.value, entry.root, components)
-
-    @property
-    def publishes(self) -> bool:
-        """The store may be written, and what is published could be believed."""
-        return is_writable(self.config.tiers) and may_publish(self.config.trust)
-
-    def to_publish(self) -> Store:
-        """The store, opened to be written; raises `StoreError`."""
-        return open_store(self.config)
-
-    @staticmethod
-    def push(store: Store, entry: Entry, components: Mapping[str, str]) -> PushReport:
-        """Publish an entry; raises `StoreError`."""
-        return store.push_directory(entry.kind.value, entry.root, components)
-
 
 def access(environ: Mapping[str, str] = os.environ) -> Access:
     """The access that this process's environment asks for.
@@ -80,27 +43,20 @@ def access(environ: Mapping[str, str] = os.environ) -> Access:
         StoreError: the keyring is damaged.
     """
     policy, timeout = environ.get("WARMRANK_TRUST"), environ.get("WARMRANK_TIMEOUT_S")
-    if policy not in {None, "require", "warn", "off"}:
-        raise BadArgument(f"WARMRANK_TRUST: expected require, warn or off, found {policy!r}")
+    if policy not in {None, *get_args(TrustPolicy)}:
+        allowed = ", ".join(get_args(TrustPolicy))
+        raise BadArgument(f"WARMRANK_TRUST: expected one of {allowed}; found {policy!r}")
     try:
         timeout_s = float(timeout) if timeout else TIMEOUT_S
     except ValueError:
         raise BadArgument(f"WARMRANK_TIMEOUT_S: expected seconds, found {timeout!r}") from None
-    trust = TrustConfig.model_validate(
-        {
-            "policy": policy,
-            "signing_key": _path(environ.get("WARMRANK_SIGNING_KEY")),
-            "keyring": _path(environ.get("WARMRANK_KEYRING")),
-        }
-    )
+    named = {"signing_key": "WARMRANK_SIGNING_KEY", "keyring": "WARMRANK_KEYRING"}
+    paths = {key: Path(environ[name]) for key, name in named.items() if environ.get(name)}
+    trust = TrustConfig.model_validate({"policy": policy, **paths})
     config = StoreConfig(
         tiers=(tier_at(environ["WARMRANK_STORE"]),), trust=locate_trust(trust, base=Path.cwd())
     )
     return Access(config=decided(config), timeout_s=timeout_s)
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
 
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:

@@ -1,4 +1,4 @@
-"""The places of vLLM that the plugin hooks: the load of an artifact, and the end of a worker's start.
+"""The places of vLLM that the plugin hooks: loads of artifacts, ends of workers' starts, metrics.
 
 `vllm.compilation.decorators._try_load_aot_compiled_fn` is called with the path of the one artifact that vLLM
 looks for, in the process that will run it, before anything is compiled. Whatever fails here is one line in
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from warmrank.orchestrator.vllm_plugin import graphs, metrics
+from warmrank.orchestrator.vllm_plugin import graphs
 from warmrank.orchestrator.vllm_plugin.access import Access, access
-from warmrank.orchestrator.vllm_plugin.entries import Entry, Outcome
+from warmrank.orchestrator.vllm_plugin.entries import Entry, Outcome, read_outcomes
 from warmrank.orchestrator.vllm_plugin.factors import components
 from warmrank.orchestrator.vllm_plugin.publishing import Publisher
 from warmrank.orchestrator.vllm_plugin.visits import Visit, visit_entry
@@ -33,6 +34,7 @@ def install() -> None:
         AttributeError, ImportError: this vLLM has not what is hooked.
         BadArgument, StoreError: the settings cannot be used.
     """
+    from prometheus_client import REGISTRY
     from vllm import envs
     from vllm.compilation import decorators
     from vllm.compilation.backends import VllmBackend
@@ -49,7 +51,7 @@ def install() -> None:
     decorators._try_load_aot_compiled_fn = loader  # noqa: SLF001
     _hook_warm_up(WorkerWrapperBase, publisher)
     graphs.hook(VllmBackend, opened, publisher, compilation_counter)
-    metrics.register(Path(envs.VLLM_CACHE_ROOT))
+    REGISTRY.register(OutcomeCollector(Path(envs.VLLM_CACHE_ROOT), time.time()))
 
 
 def _hook_warm_up(wrapper: Any, publisher: Publisher) -> None:
@@ -144,3 +146,37 @@ def _reason(visit: Visit) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(words)
+
+
+FAMILIES = {
+    "warmrank_vllm_artifact": "1 for each rank's artifact, by its outcome and source.",
+    "warmrank_vllm_compile_seconds": "Seconds of torch.compile, loads included.",
+    "warmrank_vllm_fetch_seconds": "Seconds that vLLM waited for the store.",
+    "warmrank_vllm_fetched_bytes": "Bytes copied from the store.",
+}
+
+
+class OutcomeCollector:
+    """Reads the outcomes of starts that began no earlier than this process.
+
+    Args:
+        root: vLLM's ``VLLM_CACHE_ROOT``.
+        since_s: outcomes before are another start's.
+    """
+
+    def __init__(self, root: Path, since_s: float) -> None:
+        self._root = root
+        self._since_s = since_s
+
+    def collect(self) -> Iterator[Any]:
+        """See `prometheus_client.registry.Collector`."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        names = ("entry", "rank", "outcome", "source")
+        gauges = [GaugeMetricFamily(name, text, labels=names) for name, text in FAMILIES.items()]
+        for one in read_outcomes(self._root, since_s=self._since_s):
+            labels = (one.entry[:12], one.rank, one.outcome, one.source)
+            values = (1.0, one.compile_s, one.fetch_s, float(one.fetched_bytes))
+            for gauge, value in zip(gauges, values, strict=True):
+                gauge.add_metric(labels, value)
+        yield from gauges

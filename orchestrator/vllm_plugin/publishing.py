@@ -17,6 +17,7 @@ from typing import Any
 
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.text import count_text
+from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
@@ -161,7 +162,7 @@ class Publisher:
         return True
 
     def _publish(self, entry: Entry, digest: str) -> None:
-        ranks = ranks_of(entry)
+        ranks, config = ranks_of(entry), self._access.config
         unknown = [rank for rank, components in ranks.items() if not components]
         if unknown and entry.rank not in unknown:
             return  # another rank of this start has not noted its own yet, and publishes for all when it has
@@ -169,7 +170,7 @@ class Publisher:
             said = "nothing to publish: vLLM saved no artifact"
         elif unknown:
             said = f"not published: it was compiled without the plugin; remove {entry.root} to have it so"
-        elif not self._access.publishes:
+        elif not (is_writable(config.tiers) and may_publish(config.trust)):
             said = "not published: the store takes only what is signed, and WARMRANK_SIGNING_KEY names no key"
         else:
             said = self._push(entry, ranks, digest)
@@ -185,8 +186,8 @@ class Publisher:
     def _push(self, entry: Entry, ranks: dict[str, dict[str, str]], digest: str) -> str:
         started_s = time.monotonic()
         try:
-            store = self._access.to_publish()
-            reports = [self._access.push(store, entry, ranks[rank]) for rank in ranks]
+            store = open_store(self._access.config)
+            reports = [store.push_directory(entry.kind.value, entry.root, ranks[rank]) for rank in ranks]
         except (StoreError, OSError) as error:
             return f"not published: {error}"
         note_published(entry, digest)

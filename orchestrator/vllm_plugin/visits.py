@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
+from warmrank.orchestrator.store.stores import load, open_to_fetch
 from warmrank.orchestrator.vllm_plugin import ascend
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
@@ -126,30 +128,25 @@ def _explain(visit: Visit, why: str) -> None:
 
 
 def _prepare(opened: Access, visit: Visit) -> None:
-    with node_lock(visit.entry, timeout_s=opened.timeout_s):
+    entry = visit.entry
+    with node_lock(entry, timeout_s=opened.timeout_s):
         if visit.is_over:
             return
-        _admit(opened, visit.entry)
-        if not visit.entry.artifact.exists():
-            _pull(opened, visit)
-
-
-def _admit(opened: Access, entry: Entry) -> None:
-    """Put an entry aside whose copies the trust policy refuses."""
-    try:
-        opened.admit(entry.root)
-    except RefusedCache as refusal:
-        logger.warning("warmrank: %s; moved to %s", refusal, set_aside(entry))
-
-
-def _pull(opened: Access, visit: Visit) -> None:
-    try:
-        report = opened.pull(visit.entry, visit.components)
-    except NoStoreYet:
-        _explain(visit, "there is no store yet")
-        return
-    except NotInStore as miss:
-        _explain(visit, f"the store has no such entry: {miss.remedy}")
-        return
-    visit.source, visit.fetched_bytes = "store", report.bytes_copied
-    note_published(visit.entry, files_digest(visit.entry.root))
+        trust = load(opened.config, to_sign=False)
+        try:
+            check_marks(entry.root, trust.policy, trust.revoked)
+        except RefusedCache as refusal:
+            logger.warning("warmrank: %s; moved to %s", refusal, set_aside(entry))
+        if entry.artifact.exists():
+            return
+        try:
+            store = open_to_fetch(opened.config)
+            report = store.pull_directory(entry.kind.value, entry.root, visit.components)
+        except NoStoreYet:
+            _explain(visit, "there is no store yet")
+            return
+        except NotInStore as miss:
+            _explain(visit, f"the store has no such entry: {miss.remedy}")
+            return
+        visit.source, visit.fetched_bytes = "store", report.bytes_copied
+        note_published(entry, files_digest(entry.root))

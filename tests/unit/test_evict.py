@@ -18,7 +18,7 @@ from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
-from warmrank.orchestrator.store.retention import parse_duration_s, parse_size_bytes
+from warmrank.orchestrator.cli.store import parse_duration_s, parse_size_bytes
 
 
 @pytest.fixture
