@@ -46,7 +46,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find everything that is wrong with a config, also between keys, without launching."""
-    from warmrank.orchestrator.ui.table import render_doubts
+    from warmrank.orchestrator.ui.command_tables import render_doubts
 
     with _told(config, overrides, as_json=as_json):
         loaded = load_config(config, overrides)
@@ -105,7 +105,7 @@ def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterat
     from warmrank.orchestrator.config.problems import AXES
     from warmrank.orchestrator.config.reading import read_data
     from warmrank.orchestrator.errors import ConfigError
-    from warmrank.orchestrator.ui.table import render_doubts
+    from warmrank.orchestrator.ui.command_tables import render_doubts
 
     try:
         yield
