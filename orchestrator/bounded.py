@@ -14,7 +14,7 @@ T = TypeVar("T")
 def all_within(
     calls: Sequence[Callable[[], T]], *, timeout_s: float, ticks: Ticks | None = None
 ) -> tuple[T | None, ...]:
-    """What the calls return, none of which may raise; None for one that is silent, and left in its thread.
+    """Results of the calls, none of which may raise; None for one that is silent, and left in its thread.
 
     Only time in which this process ran counts, because an answer may wait unseen in any other.
     """

@@ -51,7 +51,7 @@ OF_THE_FUNCTION = frozenset({"GraphBreak", "NotPortable", "RandomOp", "BackwardN
 
 
 class Policy(NamedTuple):
-    """What a kind of failure means.
+    """Policy for a kind of failure.
 
     ``budget`` is what another attempt is counted against, None where it would fail alike; ``exit`` names the
     exit code; ``remedy`` is for failures that name none, with ``{stage}`` for theirs.
@@ -131,7 +131,7 @@ class WorkerFailure:
     remedy: str = ""
 
     def advice(self) -> str:
-        """What to do; may be empty."""
+        """The remedy; may be empty."""
         return self.remedy or policy_of(self.kind).remedy.format(stage=self.stage)
 
 

@@ -166,7 +166,7 @@ class BuildFailed(OrchestratorError):
 
 
 class NothingThere(OrchestratorError):
-    """What was asked for is not there; the message says what is."""
+    """Nothing of that name is there; the message says what is."""
 
 
 class NoStore(OrchestratorError):

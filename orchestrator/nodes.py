@@ -47,7 +47,7 @@ def choose(nodes: Sequence[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
 
 
 def is_called(node: Node, name: str) -> bool:
-    """Whether a name, or the beginning of an id, may stand for this node."""
+    """True if a name, or the beginning of an id, may stand for this node."""
     is_prefix = len(name) >= _MIN_PREFIX and node.node_id.startswith(name)
     return is_prefix or name in (node.node_id, node.address, node.host)
 
@@ -79,7 +79,7 @@ def in_order(host: str) -> tuple[tuple[int, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeArtifacts:
-    """What became of the node artifacts of one node, for a launch's report.
+    """Node artifacts of one node, for a launch's report.
 
     Attributes:
         num_files: node artifacts that the node's first rank has in its manifest.
@@ -104,7 +104,7 @@ class NodeArtifacts:
     skipped: tuple[str, ...] = ()
 
     def words(self) -> tuple[str, ...]:
-        """What became of them, in lines; nothing where the node has none."""
+        """Their outcome in lines; nothing where the node has none."""
         if self == NodeArtifacts():
             return ()
         own = f"{count_text(self.num_files, 'file')} of {size_text(self.size_bytes)}, {self.num_new} new"

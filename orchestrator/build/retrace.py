@@ -71,7 +71,7 @@ class NotCompared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheAudit:
-    """What an audit of a store or a cache directory found.
+    """Outcome of an audit of a store or a cache directory.
 
     Attributes:
         schema_version: `AUDIT_SCHEMA_VERSION` of the writer.

@@ -58,7 +58,7 @@ PLAIN_WIDTH = 10_000
 
 
 class ExitCode(IntEnum):
-    """What a command ends with."""
+    """Exit status of a command."""
 
     OK = 0
     FAILED = 1

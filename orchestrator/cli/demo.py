@@ -122,7 +122,7 @@ def run_process(command: Sequence[str]) -> int:
 
 
 def saving(cold: Launched, warm: Launched) -> Text:
-    """What the cache saved, on the rank that waited longest."""
+    """Time that the cache saved, on the rank that waited longest."""
     before_s, after_s = (max(map(_saved_s, launched.report.ranks)) for launched in (cold, warm))
     text = Text.assemble(
         ("To get warm: ", "bold"),
@@ -132,7 +132,7 @@ def saving(cold: Launched, warm: Launched) -> Text:
 
 
 def comparison(cold: Launched, warm: Launched) -> Table:
-    """How much faster warm was: first for the work that a cache can save, last for the whole process."""
+    """Speed-ups of the warm launch: first of the work that a cache can save, last of the whole process."""
     table = table_of("what the seconds span", ">cold", ">warm", ">faster", title="cold and warm")
     for before, after in zip(cold.report.ranks, warm.report.ranks, strict=True):
         _add(table, f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
@@ -162,7 +162,7 @@ def closing_lines(report: Report, config: Path, out: Path) -> tuple[Text, ...]:
 
 
 def program() -> str:
-    """How this program is called from here: by its name where it is on the path, as in no fresh checkout."""
+    """The command to call this program from here: its name where it is on the path."""
     if shutil.which("warmrank"):
         return "warmrank"
     script = Path(sys.executable).with_name("warmrank")

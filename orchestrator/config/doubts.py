@@ -1,4 +1,4 @@
-"""What is wrong, or looks wrong, between keys of a config that are right by themselves.
+"""Contradictions, certain or likely, between keys of a config that are right by themselves.
 
 An error can never work; a warning works somewhere, or does less than whoever wrote it believes. `look` says
 what of this machine the judgement depends on; it makes and changes nothing.
@@ -93,7 +93,7 @@ def _offer(config: Config, machine: Machine) -> str:
 
 
 def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
-    """What ranks run that is not here; on a cluster, the nodes may have what this machine lacks."""
+    """Code that ranks run and that is not here; on a cluster, the nodes may have it."""
     is_cluster = config.ray.address is not None
     started_in = f"start the command in the directory of the code (it is {Path.cwd()} now), or correct"
     only_there = "; where the nodes alone have it, all is well"
@@ -232,12 +232,12 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
 
 _MOUNTS = Path("/proc/self/mounts")
 RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
-"""What a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
+"""The variable that says what a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What of this machine the judgement of a config depends on.
+    """Facts of this machine that the judgement of a config depends on.
 
     Attributes:
         num_cpus: that a Ray started here counts; None where none is started, or nobody knows.
@@ -286,7 +286,7 @@ def look(config: Config) -> Machine:
 
 
 def fault_of(config: Config) -> EntrypointFault | None:
-    """Why the config's entrypoint cannot be called; None where it can, or there is none."""
+    """Fault of the config's entrypoint; None where it can be called, or there is none."""
     workload = config.workload
     if not isinstance(workload, EntrypointWorkload):
         return None
@@ -294,13 +294,13 @@ def fault_of(config: Config) -> EntrypointFault | None:
 
 
 def is_shipped(fault: EntrypointFault, config: Config) -> bool:
-    """Whether ranks of a cluster run the very file that is at fault, because this directory goes along."""
+    """True if ranks of a cluster run the very file that is at fault, because this directory goes along."""
     source = fault.source
     return config.ray.ship_code and source is not None and source.is_relative_to(Path.cwd())
 
 
 def obstacle_to(path: Path) -> str:
-    """What is no directory, at a path or above it; empty where a directory is or can be."""
+    """The file in the way of a directory, at a path or above it; empty for none."""
     for place in (path, *path.parents):
         try:
             mode = place.stat().st_mode
@@ -313,14 +313,14 @@ def obstacle_to(path: Path) -> str:
 
 
 def _is_local(path: Path, mounts: str) -> bool:
-    """Whether a directory is there, on a disk of this machine alone."""
+    """True for a directory that is there, on a disk of this machine alone."""
     from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
 
     return path.is_dir() and file_system_type(path.resolve(), mounts) in LOCAL_TYPES
 
 
 def _cpus_of_ray(config: RayConfig) -> int | None:
-    """How many CPUs a Ray started here counts: Ray asks control groups, and not what a process may run on."""
+    """Number of CPUs that a Ray started here counts: by control groups, not by where a process may run."""
     if config.address is not None or RAY_OVERRIDE in os.environ:
         return None
     if config.num_cpus is not None:

@@ -28,7 +28,7 @@ _MAX_HOPS = 8
 """Imports and other names that are followed from an entrypoint to the function behind it."""
 
 _WRITE_NAMES = frozenset({"globals", "exec", "vars"})
-"""What a module may call to bind names that stand nowhere in its text."""
+"""Functions by which a module can bind names that stand nowhere in its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def entrypoint_fault(entrypoint: str, arguments: Mapping[str, object]) -> Entryp
 
 
 def missing_module(name: str) -> str:
-    """What an import of a module would say that is not there; empty where it is, or may be."""
+    """Error text if the module cannot be imported, else ``""``."""
     importlib.invalidate_caches()
     with _current_directory_first(), redirect_stdout(sys.stderr):
         try:
@@ -113,7 +113,7 @@ def shadow(directory: Path) -> Path | None:
 
 
 def _is_warmrank(origin: Path) -> bool:
-    """Whether a file is our package, wherever it lies: a job has it in a directory of its own."""
+    """True for a file of our package, wherever it lies: a job has it in a directory of its own."""
     try:
         return origin.name == "__init__.py" and b"warmrank" in origin.read_bytes().partition(b"\n")[0]
     except OSError:
@@ -174,7 +174,7 @@ def _read(source: Path | None) -> ast.Module | None:
 
 
 def _is_plain(tree: ast.Module) -> bool:
-    """Whether every name that the module binds stands in its text."""
+    """True if every name that the module binds stands in its text."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(names=[ast.alias(name="*")]) | ast.FunctionDef(name="__getattr__"):
@@ -189,7 +189,7 @@ def _is_plain(tree: ast.Module) -> bool:
 
 
 def _bindings(tree: ast.Module) -> dict[str, list[ast.AST | None]]:
-    """What each name of a module is bound to, in order; None for what cannot be followed."""
+    """The nodes that each name of a module is bound to, in order; None for one that cannot be followed."""
     found: dict[str, list[ast.AST | None]] = {}
 
     def visit(node: ast.AST, *, is_certain: bool) -> None:
@@ -229,12 +229,12 @@ def _bound_by(node: ast.AST) -> list[tuple[str, ast.AST | None]]:
 
 
 def _plain_assignment(node: ast.AST) -> bool:
-    """Whether the only name that an assignment binds is told by `_bound_by`."""
+    """True if `_bound_by` tells the only name that an assignment binds."""
     return isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
 
 
 def _behind(module: str, name: str, *, hops: int) -> ast.AST | None:
-    """What a name of a module stands for, through imports and other names; None where that is not certain."""
+    """The node behind a name of a module, through imports and other names; None where that is not certain."""
     source = _source_of(module)
     try:
         tree = _read(source)
@@ -259,7 +259,7 @@ def _behind(module: str, name: str, *, hops: int) -> ast.AST | None:
 
 
 def _returned_instead(found: ast.AST | None) -> str:
-    """What a call is certain to return that is no workload; empty where it may be one."""
+    """The type that a call is certain to return in place of a workload; empty where it may return one."""
     match found:
         case ast.ClassDef(name=name, bases=bases, keywords=[], decorator_list=[]):
             own = {getattr(node, "name", "") for node in found.body}
@@ -284,7 +284,7 @@ _PLAIN_BASES = frozenset({"Module", "object"})
 
 
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """What stands in a function, but not in functions and classes within it."""
+    """The nodes of a function, without those of functions and classes within it."""
     for child in ast.iter_child_nodes(function):
         yield child
         if not isinstance(child, _OWN_SCOPES):

@@ -67,7 +67,7 @@ class SyncedCache(Strict):
 
 
 class ExecConfig(Strict):
-    """What `warmrank exec` does for the user's command besides the ranks' own caches."""
+    """Caches that `warmrank exec` keeps for the user's command besides the ranks' own."""
 
     sync: tuple[SyncedCache, ...] = Field(
         default=(), description="list of mappings with tool, and path or variable if need be"
@@ -164,7 +164,7 @@ NodeName = Annotated[str, Field(min_length=1)]
 
 
 class RayConfig(Strict):
-    """How ranks are placed on Ray."""
+    """Placement of ranks on Ray."""
 
     address: str | None = Field(
         default=None,
@@ -248,7 +248,7 @@ class Timeouts(Strict):
 
 
 class Retries(Strict):
-    """How often ranks are started again, by what ended the attempt before; other failures end the launch."""
+    """Numbers of further attempts, by what ended the attempt before; other failures end the launch."""
 
     rank: int = Field(default=1, ge=0, description="attempts more after a rank died")
     node: int = Field(default=2, ge=0, description="attempts more after a node was lost")
@@ -257,7 +257,7 @@ class Retries(Strict):
 
 
 class WatchConfig(Strict):
-    """How nodes and ranks are watched while a launch runs."""
+    """Intervals of the watch over nodes and ranks while a launch runs."""
 
     every_s: Seconds = Field(default=1.0, description="seconds between two looks at a node's ranks")
     node_silent_s: Seconds = Field(
@@ -401,7 +401,7 @@ def groups(config: Config) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def packed_ranks(config: Config) -> int:
-    """How many ranks that follow each other are to be on one node."""
+    """Number of consecutive ranks that are to be on one node."""
     if config.ray.pack == "none":
         return 1
     stride, size = _strides(config)[config.ray.pack]

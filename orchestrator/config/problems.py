@@ -1,4 +1,4 @@
-"""What pydantic refuses in a config, told by the key as the user wrote it; no secret is ever shown."""
+"""Pydantic's refusals of a config, told by the key as the user wrote it; no secret is ever shown."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ _PATTERNS = {
 """The patterns of a config in words; none where the key's description says the same."""
 
 _OF_JSON = {"an object": "a mapping", "a valid dictionary": "a mapping", "a valid array": "a list"}
-"""What pydantic calls a value of JSON: what YAML calls it."""
+"""Pydantic's word for a value of JSON: YAML's word."""
 
 _FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
 
 
 def is_short(data: Mapping[str, Any]) -> bool:
-    """Whether a config's store is a single tier's keys with ``trust`` among them."""
+    """True if a config's store is a single tier's keys with ``trust`` among them."""
     store = data.get("store")
     return isinstance(store, Mapping) and "tiers" not in store
 
@@ -133,7 +133,7 @@ def _known(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
 
 
 def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
-    """What may stand there; a pattern in plain words only, because few can read one."""
+    """Allowed values; a pattern in plain words only, because few can read one."""
     description = _description(where)
     pattern = detail.get("ctx", {}).get("pattern")
     if pattern not in _PATTERNS:
@@ -142,7 +142,7 @@ def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
 
 
 def _expected_text(message: str, description: str) -> str:
-    """What may stand there, in pydantic's words and the key's own; not twice where those list the same."""
+    """Allowed values in pydantic's words and the key's own; not twice where those list the same."""
     what = message.removeprefix("Input should be ")
     what = _OF_JSON.get(what, what)
     words = [word for word in _WORD.findall(what) if word != "a"]
@@ -169,7 +169,7 @@ def _nearest(where: tuple[str, ...], dotted: tuple[str, ...], known: tuple[str, 
 
 
 def _description(where: tuple[str, ...]) -> str:
-    """What the schema says of a key, or of the nearest key above it that it describes."""
+    """The schema's description of a key, or of the nearest key above it that has one."""
     for depth in range(len(where), 0, -1):
         model = MODELS.get(_place(where[: depth - 1]))
         if model is not None and where[depth - 1] in model.model_fields:

@@ -52,7 +52,7 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
 
 
 def read_data(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a config file says once overrides are applied, unchecked.
+    """The data of a config file with overrides applied, unchecked.
 
     Raises:
         ConfigError: the file is no YAML mapping, or an override cannot be set.
@@ -168,7 +168,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
 
 
 def _can_hold(here: object, part: str) -> bool:
-    """Whether something has room under that key, or an item of that index."""
+    """True for a mapping, and for a list with an item of that index."""
     if isinstance(here, list):
         return part.isdecimal() and int(part) < len(here)
     return isinstance(here, dict)
@@ -219,7 +219,7 @@ def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
 
 
 def read_yaml(text: str, place: str) -> Any:
-    """What a text holds, be it a file's or an override's.
+    """The data in a text of YAML, be it a file's or an override's.
 
     Raises:
         ConfigError: it is no YAML, or has a key twice.
@@ -285,7 +285,7 @@ class _TooMuch(Exception):
 
 
 def _extent(value: object, known: dict[int, int], above: tuple[int, ...]) -> int:
-    """How many values there are, those of an alias counted at each place; raises `_TooMuch`."""
+    """Number of values, those of an alias counted at each place; raises `_TooMuch`."""
     if not isinstance(value, dict | list):
         return 1
     if id(value) in above:
@@ -331,7 +331,7 @@ def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
 
 
 def place_faults(config: Config) -> dict[str, str]:
-    """Why node caches cannot lie where the config says, as this process understands its paths, by name."""
+    """Faults of the places of node caches, as this process understands the config's paths, by name."""
     own = {name: node_caches.engine_directory(config.cache_dir, name) for name in node_caches.OWN}
     named = [cache for cache in declared_caches(config) if cache.name not in own]
     return node_caches.place_faults(named, config.cache_dir, own)

@@ -69,7 +69,7 @@ _SLASH_LOST = re.compile(r"([A-Za-z0-9]+):/")
 
 
 def is_url(path: str) -> bool:
-    """Whether a store's path is a URL, and no directory."""
+    """True if a store's path is a URL, and no directory."""
     return "://" in path
 
 
@@ -79,7 +79,7 @@ def _normalised(path: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option of that name holds what nobody else should read."""
+    """True if an option of that name holds a secret."""
     return _SECRET.search(name) is not None
 
 
@@ -107,7 +107,7 @@ class TrustConfig(Strict):
 
     @property
     def names_a_key(self) -> bool:
-        """Whether `signing_key` is the name of a key of the keyring, and no path."""
+        """True if `signing_key` is the name of a key of the keyring, and no path."""
         key = self.signing_key
         return key is not None and len(key.parts) == 1 and key.suffix != ".pem" and str(key) != "~"
 
@@ -278,7 +278,7 @@ def choice_of(trust: TrustConfig, locations: Iterable[str]) -> tuple[TrustPolicy
 
 
 def _choices(locations: Iterable[str]) -> dict[str, PolicyChoice]:
-    """What is chosen for each place, of which one may lie on a network disk that went away."""
+    """The choice for each place, of which one may lie on a network disk that went away."""
     places = tuple(locations)
     found = all_within([partial(choose_policy, place) for place in places], timeout_s=LOOK_S)
     silent = PolicyChoice(policy="require", reason=f"it did not answer within {LOOK_S:g} s")

@@ -39,7 +39,7 @@ SKEW_S = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a node is checked for.
+    """Requirements that a node is checked for.
 
     Attributes:
         device: device kind.
@@ -53,7 +53,7 @@ class Request:
 
 
 def request_of(config: Config | None, device: str | None) -> Request:
-    """What to check for: the device kind asked for, else the config's, else what there seems to be here."""
+    """The request for the device kind asked for, else the config's, else what there seems to be here."""
     way = ray_session.way_in(config.ray, os.environ, initialized=False) if config else "local"
     there = next((kind for kind in ("npu", "cuda") if machine.device_files(kind)), "cpu")
     wanted = device or (config.device if config else there)
@@ -181,7 +181,7 @@ def check_clock(clock_s: float, *, sent_s: float, received_s: float) -> Finding:
 def check_resources(
     nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, float], num_ranks: int
 ) -> Iterator[Finding]:
-    """Whether the cluster has room for the ranks, by what Ray believes to have."""
+    """Check that the cluster has room for the ranks, by Ray's count."""
     where, ranks = count_text(len(nodes), "node"), count_text(num_ranks, "rank")
     for name, need in bundle.items():
         total = sum(node.get(name, 0.0) for node in nodes)
@@ -198,7 +198,7 @@ def check_resources(
 
 
 def check_environments(nodes: Iterable[NodeFindings]) -> Iterator[Finding]:
-    """Whether what one node compiles can be loaded on the others."""
+    """Check that artifacts of one node can be loaded on the others."""
     answered = [node for node in nodes if node.environment]
     names = sorted({name for node in answered for name in node.environment})
     differing = False

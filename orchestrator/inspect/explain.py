@@ -74,7 +74,7 @@ class StateView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionView:
-    """What is stored for one cached function, over all ranks."""
+    """Stored artifacts of one cached function, over all ranks."""
 
     function: str
     num_artifacts: int  # distinct ones
@@ -95,7 +95,7 @@ class CachedView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a launch here would find."""
+    """The findings for a launch here."""
 
     name: str
     launch_key: str
@@ -247,7 +247,7 @@ def judge(
     *,
     has_store: bool,
 ) -> tuple[Outlook, str]:
-    """What the ranks would do, and why, in one line that begins with it."""
+    """The ranks' next action, and the reason, in one line that begins with the action."""
     if config.store is None:
         why = "no store is configured: ranks load what their own cache directory holds, or compile"
         return "compile", f"compile: {why}"

@@ -1,4 +1,4 @@
-"""What stops launches on a node or a cluster, found before a launch meets it: findings, each with its remedy.
+"""Findings of the doctor: obstacles to launches on a node or a cluster, each with its remedy.
 
 A finding is plain data: it crosses Ray, and becomes JSON as it stands. A check that cannot be made is a note
 that says why, never an error of the command.
@@ -22,7 +22,7 @@ LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check, named ``topic.subject``, found; ``remedy`` is empty where there is nothing to do."""
+    """Outcome of one check, named ``topic.subject``; ``remedy`` is empty where there is nothing to do."""
 
     check: str
     level: Level
@@ -41,7 +41,7 @@ class NodeFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What the command prints.
+    """All findings, as the command prints them.
 
     Attributes:
         schema_version: see `SCHEMA_VERSION`.

@@ -1,4 +1,4 @@
-"""What a keyring holds, key by key, and which key a word of the user means."""
+"""The keys of a keyring one by one, and the key that a word of the user means."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "cuda": (),
     "npu": ("dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc", "usr/local/Ascend/driver/lib64"),
 }
-"""What every process needs besides the device's own file."""
+"""Files that every process needs besides the device's own."""
 
 _DRIVERS = {
     "cuda": "install the NVIDIA driver and look with `nvidia-smi`; in a container, --gpus all",
@@ -61,7 +61,7 @@ def device_files(device: str, root: Path = Path("/")) -> list[Path]:
 def check_devices(
     device: str, environ: Mapping[str, str], probe: Probe, *, root: Path = Path("/")
 ) -> Iterator[Finding]:
-    """Whether accelerators are there, may be opened by this user, are visible, and can be used by torch."""
+    """Check that accelerators are there, open to this user, visible, and usable by torch."""
     files = device_files(device, root)
     if not files:
         yield error("devices.present", f"there is no /dev/{_FILES[device]}[0-9]*", _DRIVERS[device])
@@ -105,7 +105,7 @@ def _visible(device: str, environ: Mapping[str, str], num_devices: int) -> Findi
 
 
 def usable(device: str, probe: Probe) -> Finding:
-    """Whether torch can use devices."""
+    """Check that torch can use devices."""
     if probe.error:
         return note("devices.usable", "torch does not import, see versions.import")
     if probe.num_devices and not probe.device_error:
@@ -119,7 +119,7 @@ def usable(device: str, probe: Probe) -> Finding:
 
 
 def check_limits(num_ranks: int) -> Iterator[Finding]:
-    """Whether the system allows what ranks need; ``num_ranks`` is 0 where that is not known."""
+    """Check that the system allows what ranks need; ``num_ranks`` is 0 where that is not known."""
     try:
         shm = os.statvfs("/dev/shm")  # noqa: S108 - a mount point
         shm_bytes = shm.f_frsize * shm.f_bavail
@@ -180,7 +180,7 @@ def check_network(
 
 
 def host_name(host: str, addresses: Sequence[str] | None) -> Finding:
-    """Whether other nodes reach what listens at the host's name; ``addresses`` is None without an answer."""
+    """Check that other nodes reach the host by its name; ``addresses`` is None without an answer."""
     if addresses and not any(ipaddress.ip_address(address).is_loopback for address in addresses):
         return ok("network.host_name", f"the host's name {host} is {', '.join(addresses)}")
     found = ", ".join(addresses or ()) or ("not answered in time" if addresses is None else "unknown")
@@ -200,7 +200,7 @@ def _addresses(host: str) -> tuple[str, ...]:
 
 
 def interface(name: str, value: str, interfaces: Sequence[str]) -> Finding:
-    """Whether a variable names interfaces that are there; one that is not ends every process group."""
+    """Check that a variable names interfaces that are there; one that is not ends every process group."""
     check = f"network.{name.partition('_')[0].lower()}_interface"
     # HCCL takes prefixes, and with = or ^ in front exact names or what to leave out.
     wanted = [part.lstrip("=^") for part in value.split(",")]
@@ -236,7 +236,7 @@ def _is_free(port: int) -> bool:
 
 
 def _connect(address: str) -> str | None:
-    """Why nothing listens at a host:port; empty if something does, None for an address of another form."""
+    """Error text if nothing listens at a host:port, else ``""``; None for an address of another form."""
     host, _, port = address.rpartition(":")
     if not host or "/" in address or not port.isdecimal():
         return None

@@ -65,7 +65,7 @@ print(json.dumps({name: str(v)[:500] if isinstance(v, str) else v for name, v in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a fresh interpreter said that imported torch as a rank does.
+    """Answer of a fresh interpreter that imported torch as a rank does.
 
     Attributes:
         error: why it did not import, or did not answer; empty if it did.
@@ -142,7 +142,7 @@ def check_versions(device: str, installed: Mapping[str, str]) -> Iterator[Findin
 
 
 def check_probe(probe: Probe) -> Iterator[Finding]:
-    """Whether torch imports, and is what the modules of `worker.torch_private` rely on."""
+    """Check that torch imports, and has what the modules of `worker.torch_private` rely on."""
     if probe.error:
         yield error(
             "versions.import",

@@ -32,7 +32,7 @@ LEAST_FREE_INODES = 10_000
 
 
 def check_store(config: StoreConfig) -> Iterator[Finding]:
-    """Whether each place of the store answers and takes files, all looked at side by side; then the keys."""
+    """Check that each place of the store answers and takes files, side by side; then the keys."""
     patience_s = max(tier.answer_s for tier in config.tiers) + 1.0
     found = all_within([partial(_tier, tier) for tier in config.tiers], timeout_s=patience_s)
     for index, (tier, findings) in enumerate(zip(config.tiers, found, strict=True)):
@@ -85,7 +85,7 @@ def _unusable(tier: TierConfig, why: str, remedy: str = "") -> Finding:
 
 
 def _can_be_made(path: Path) -> bool:
-    """Whether a launch could make a store there: nothing is there, or only what belongs to one."""
+    """True if a launch could make a store there: nothing is there, or only parts of one."""
     there = _nearest_there(path)
     if not os.access(there, os.W_OK | os.X_OK):
         return False
@@ -96,7 +96,7 @@ def _can_be_made(path: Path) -> bool:
 
 
 def check_disk(path: Path) -> Iterator[Finding]:
-    """Whether artifacts can be laid out in a cache directory: private files, with room for them."""
+    """Check that a cache directory can hold artifacts: private files, with room for them."""
     (found,) = all_within([partial(_disk, path.absolute())], timeout_s=PATIENCE_S)
     yield from found or [_no_cache(f"no answer within {PATIENCE_S:g} s")]
 
@@ -129,7 +129,7 @@ def _disk(path: Path) -> list[Finding]:
 
 
 def _directory_fault(there: Path, status: os.stat_result, *, exists: bool) -> str:
-    """Why private files cannot be kept in a directory; empty if they can."""
+    """Obstacle to private files in a directory; empty for none."""
     if not stat.S_ISDIR(status.st_mode):
         return "it is no directory"
     if exists and status.st_uid != os.geteuid():
@@ -142,7 +142,7 @@ def _directory_fault(there: Path, status: os.stat_result, *, exists: bool) -> st
 
 
 def _scratch_fault(path: Path) -> str:
-    """Why a private file made for a try cannot be made, flushed, or stay private."""
+    """Obstacle to a trial file that is made, flushed, and stays private; empty for none."""
     try:
         with create_private(path) as file:
             file.write(bytes(4096))
@@ -174,6 +174,6 @@ def _nearest_there(path: Path) -> Path:
 
 
 def _described(fault: Exception) -> tuple[str, str]:
-    """What an error says happened, and what to do."""
+    """Reason and remedy of an error."""
     reason = str(getattr(fault, "reason", "") or getattr(fault, "actual", "") or fault)
     return reason, str(getattr(fault, "remedy", ""))

@@ -1,4 +1,4 @@
-"""What a store holds, as plain values: launches, one partition in full, directories of other tools.
+"""A store's contents as plain values: launches, one partition in full, directories of other tools.
 
 Imports neither torch nor Ray, and changes nothing. Without a config nobody is trusted, so signatures go
 unchecked.
@@ -78,7 +78,7 @@ def open_if_there(config: Config) -> Store | None:
 
 
 def _can_be_made(location: str) -> bool:
-    """Whether a launch would make a store there: there is nothing, or only parts of a store."""
+    """True if a launch would make a store there: there is nothing, or only parts of a store."""
     if is_url(location):
         return False  # only the place itself can tell
     path = Path(location)

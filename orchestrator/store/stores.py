@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What the driver found of the store.
+    """The driver's access to the store.
 
     Attributes:
         store: the driver's own access; None when the store is away.
@@ -52,7 +52,7 @@ class Access:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a writable place of it is away, and has yet to take what is published now."""
+        """True if a writable place is away, and has yet to take what is published now."""
         return self.store is None or self.store.is_behind
 
     def found(self) -> tuple[TierState, ...]:
@@ -230,12 +230,12 @@ def load(config: StoreConfig, *, to_sign: bool) -> Trust:
 
 
 def may_publish(trust: TrustConfig) -> bool:
-    """Whether manifests that others would accept can be made here; where not, the store is only read."""
+    """True if manifests that others would accept can be made here; where not, the store is only read."""
     return trust.policy != "require" or trust.signing_key is not None
 
 
 def is_writable(tiers: Iterable[TierConfig]) -> bool:
-    """Whether there is a place that may be written at all."""
+    """True if any place may be written."""
     return any(tier.mode != "ro" for tier in tiers)
 
 

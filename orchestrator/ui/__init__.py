@@ -1,1 +1,1 @@
-"""What people and programs see: live view, report, page, trace, metrics, tables; it only renders."""
+"""Live view, report, page, trace, metrics, tables; it only renders."""

@@ -1,4 +1,4 @@
-"""What to do after a launch: a pure function of its report.
+"""Next steps after a launch: a pure function of its report.
 
 Invariants: every step follows from a field of the report, never from the wording of a message; what is to be
 done says how; the log that a failure's step names is that of a rank that failed.
@@ -47,7 +47,7 @@ class Step:
 
 
 def next_steps(report: Report) -> tuple[Step, ...]:
-    """What to do, the urgent first."""
+    """The steps to take, the urgent first."""
     advisers = (_failure, _queued, _places, _environments, _unsigned, _audits, _nondeterministic, _attempts)
     found = [step for adviser in (*advisers, _slow, _compiled, _warm) for step in adviser(report)]
     return tuple(sorted(found, key=lambda step: _ORDER.index(step.level)))
@@ -63,7 +63,7 @@ def publish_command(report: Report) -> tuple[str, str]:
 
 
 def _failure(report: Report) -> Iterator[Step]:
-    """Why it failed, cause by cause with what to do about it; nothing for a warm launch."""
+    """Causes of the failure with their remedies; nothing for a warm launch."""
     failure = report.failure
     if failure is None:
         return
@@ -104,7 +104,7 @@ def _first_log(report: Report, ranks: Iterable[int]) -> str:
 
 
 def _has_compiled(report: Report) -> bool:
-    """Whether some rank had compiled something, as far as is known: of what a script did, nothing is."""
+    """True if some rank had compiled, as far as is known: of a script nothing is."""
     if report.totals.num_compiled:
         return True
     failure = report.failure

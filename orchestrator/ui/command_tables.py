@@ -63,7 +63,7 @@ def render_build(report: BuildReport) -> RenderableType:
 
 
 def render_audit(found: CacheAudit) -> RenderableType:
-    """What the audit of a store or cache found: a row for each artifact, and lines below."""
+    """The audit of a store or cache: a row for each artifact, and lines below."""
     title = f"{found.name}: {count_text(found.world_size, 'rank')}, {found.source}"
     table = table_of("function", "artifact", "ranks", "trace", ">took", ">CPU", title=title)
     lines = []
@@ -83,7 +83,7 @@ def render_audit(found: CacheAudit) -> RenderableType:
 
 
 def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:
-    """What went and what stays, place by place, then the places where nothing could be done."""
+    """Files that went and that stay, place by place, then the places where nothing could be done."""
     lines = [line for report in done.reports for line in _evicted(report, dry_run=dry_run)]
     faults = [Text(f"fault: {fault.location}: {fault.reason}", style="bold red") for fault in done.faults]
     return Group(*lines, *faults)
@@ -125,7 +125,7 @@ def render_pins(pins: Sequence[Pin]) -> RenderableType:
 
 
 def render_pushes(reports: Sequence[PushReport]) -> RenderableType:
-    """What each push stored."""
+    """Outcome of each push."""
     parts: list[RenderableType] = []
     for report in reports:
         what = "pushed" if report.created else "unchanged"
@@ -140,7 +140,7 @@ def render_pushes(reports: Sequence[PushReport]) -> RenderableType:
 
 
 def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) -> RenderableType:
-    """What each pull restored, and why the others did not."""
+    """Outcome of each pull, and the misses."""
     parts: list[RenderableType] = []
     for report in reports:
         rewritten = f", {report.num_rewritten} changed to name it" if report.num_rewritten else ""
@@ -157,7 +157,7 @@ def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) ->
 
 
 def render_queue(report: QueueReport, cache_dir: Path) -> RenderableType:
-    """What of a cache directory's queue was published, what waits still, and what is lost."""
+    """A cache directory's queue: published, waiting, and lost."""
     if not (report.published or report.committed or report.kept or report.dropped or report.problems):
         return Text(f"nothing waits on this node in {cache_dir}")
     published = count_text(len(report.published), "partition")
@@ -171,7 +171,7 @@ def render_queue(report: QueueReport, cache_dir: Path) -> RenderableType:
 
 
 def render_doubts(found: Sequence[Doubt]) -> RenderableType:
-    """What does not go together in a config, with what to do."""
+    """Contradictions in a config, each with its remedy."""
     blocks: list[RenderableType] = []
     for doubt in found:
         blocks.append(Text.assemble((f"{doubt.level}: ", STYLES[doubt.level]), ", ".join(doubt.keys)))
@@ -180,7 +180,7 @@ def render_doubts(found: Sequence[Doubt]) -> RenderableType:
 
 
 def render_outcomes(outcomes: Sequence[Outcome]) -> RenderableType:
-    """What vLLM's ranks on this node did at their last starts, newest first."""
+    """The last starts of vLLM's ranks on this node, newest first."""
     nothing = "nothing of its own to publish"
     lines = [f"{one.model}: {one.line()}\n  {one.published or nothing}" for one in outcomes]
     return Group(*map(Text, lines or ["no vLLM started here with WARMRANK_STORE"]))

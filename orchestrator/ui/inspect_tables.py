@@ -126,7 +126,7 @@ def render_partition(view: PartitionView) -> RenderableType:
 
 
 def render_explanation(found: Explanation) -> RenderableType:
-    """What a launch would find, the verdict first."""
+    """The findings for a launch, the verdict first."""
     verdict = Text(found.verdict)
     verdict.stylize(STYLES[found.outlook], 0, len(found.outlook))
     parts: list[RenderableType] = [verdict]
@@ -212,7 +212,7 @@ def _environment(changes: Sequence[str], others: Sequence[OtherRanks], *, shown:
 
 
 def render_verified(found: Verified) -> RenderableType:
-    """What was read, and every fault."""
+    """Counts of all that was read, and every fault."""
     lines = []
     if store := found.store:
         counts = {

@@ -139,7 +139,7 @@ def _strip(state: LaunchState, now_s: float, width: int) -> list[Text]:
 
 
 def _running(stage: StageState, now_s: float, width: int) -> Text:
-    """How many ranks are through the running stage, as a bar where there is room, and in numbers."""
+    """Number of ranks that are through the running stage, in numbers, and as a bar where there is room."""
     num_ranks, num_done = len(stage.ranks), stage.num_done()
     furthest = max(stage.behind, default=0)
     step = f"  step {furthest}" if furthest > 1 else ""
@@ -254,7 +254,7 @@ def _function_cell(state: LaunchState, rank: int, function: str, now_s: float) -
 
 
 def _waiting_cell(planned: ClassState, rank: int, state: LaunchState, now_s: float) -> Text:
-    """What a rank does about a function that it does not have yet, or did when the attempt failed."""
+    """A rank's step towards a function that it lacks, or its last one when the attempt failed."""
     running = state.running or state.cut
     if rank in planned.auditors and running is not None and running.stage == "compile":
         if rank in running.ended_s:
@@ -283,7 +283,7 @@ def _sum_cell(state: LaunchState, rank: int, functions: list[str]) -> Text:
 
 
 def _now(state: LaunchState, rank: int, now_s: float) -> Text:
-    """What a rank does in the running stage, or when it was through."""
+    """A rank's work in the running stage, or the time at which it was through."""
     stage = state.running
     if stage is None or rank not in stage.ranks:
         return Text("-", style="dim")

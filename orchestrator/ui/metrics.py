@@ -71,7 +71,7 @@ class Sample:
 
 
 def exposition(report: Report) -> str:
-    """What a report says in numbers, as the text that a collector reads."""
+    """The numbers of a report as the text that a collector reads."""
     from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
     registry = CollectorRegistry()
@@ -125,7 +125,7 @@ def held_bytes(report: Report) -> int:
 
 
 def progress_samples(state: LaunchState) -> Iterator[Sample]:
-    """How far a launch is that runs."""
+    """Progress of a running launch."""
     yield from _plain(
         launch_seconds=state.now_s,
         launch_attempts=state.attempt,
@@ -142,7 +142,7 @@ def progress_samples(state: LaunchState) -> Iterator[Sample]:
 
 
 def result_samples(state: LaunchState) -> Iterator[Sample]:
-    """What a launch that runs knows of functions, over all ranks; costs as much as there are of them."""
+    """Outcomes of functions so far, over all ranks; costs as much as there are of them."""
     results = [result for result in state.results.values() if result.ok]
     sizes = {result.digest: result.size_bytes for result in results if result.digest}
     files = sizes | {sha256: size for result in results for sha256, size in result.beside}

@@ -33,7 +33,7 @@ class Outputs:
 
     @property
     def json_to_stdout(self) -> bool:
-        """Whether stdout is for the report, and nothing else."""
+        """Stdout is for the report, and nothing else."""
         return self.json == STDOUT
 
     def prepare(self) -> None:
@@ -152,7 +152,7 @@ def _stages(report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _functions(report: Report) -> Iterator[dict[str, Any]]:
-    """What is known of functions: how long each step took; inside its stage, one function after the other."""
+    """The seconds of functions' steps, inside their stage, one function after the other."""
     last = report.course.attempts[-1].attempt if report.course.attempts else 0
     begins: dict[tuple[str, int], tuple[float, float]] = {}
     for span in report.course.timeline:

@@ -261,7 +261,7 @@ def _class(found: RankClass, outcomes: Mapping[tuple[int, str], FunctionReport])
 
 
 def _moved(report: Report) -> list[tuple[str, int, str]]:
-    """What was fetched, published, and shared, in bytes."""
+    """Bytes fetched, published, and shared."""
     totals, held = report.totals, held_bytes(report)
     fetched, published = (count_text(len(nodes), "node") for nodes in (report.fetches, report.publishes))
     if not held and not totals.fetched_bytes and not totals.published_bytes:
@@ -306,7 +306,7 @@ def _spent(rank: RankReport) -> float:
 
 
 def _facts(report: Report) -> dict[str, str]:
-    """What was launched where."""
+    """Facts of the launch: keys, places, config."""
     tiers = "; ".join(f"{tier.location} ({tier.mode}, {tier.state})" for tier in report.tiers)
     found = {
         "launch key": report.launch_key,
@@ -339,4 +339,4 @@ _GLOBALS = {
     "max_ranks": MAX_RANKS_SHOWN,
     "max_rows": MAX_ROWS,
 }
-"""What the template calls."""
+"""Functions and limits for the template."""

@@ -64,7 +64,7 @@ def progress(console: Console, num_ranks: int, *, name: str = "") -> Iterator[Li
 
 @contextmanager
 def fetch_progress(console: Console, what: str = "fetch") -> Iterator[OnProgress]:
-    """What to call with the state of a fetch, or of ``what`` else, for as long as the context lasts."""
+    """A listener to the progress of a fetch, or of ``what`` else, for as long as the context lasts."""
     if not console.is_terminal:
         yield FetchLines(console, what)
         return
@@ -142,7 +142,7 @@ class PlainLines:
                 self._beat(state)
 
     def _tell_results(self) -> None:
-        """What became of functions in this stage, equal fates together."""
+        """Print the outcomes of functions in this stage, equal ones together."""
         alike: dict[tuple[str, str, str], list[int]] = {}
         for rank, result in self._results:
             outcome = result.outcome if result.ok else "refused"

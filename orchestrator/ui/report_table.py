@@ -142,7 +142,7 @@ def _rows(report: Report) -> Iterator[tuple[str, FunctionReport, StageSeconds]]:
 
 
 def _failure(report: Report) -> list[Text]:
-    """Why a launch failed, equal causes grouped, each with its remedy; nothing for a warm one."""
+    """Causes of a failure, equal ones grouped, each with its remedy; nothing for a warm launch."""
     found = report.failure
     if found is None:
         return []
@@ -191,7 +191,7 @@ def _attempts(report: Report) -> list[Text]:
 
 
 def _reasons(report: Report) -> list[Text]:
-    """Why functions were compiled, equal reasons together."""
+    """Reasons for compiles, equal ones together."""
     return some(
         f"compiled {name} on {brief_ranks(rank for rank, _ in members)}: {reason or 'no reason given'}"
         for (name, outcome, reason), members in alike(report.ranks, "function", "outcome", "reason").items()
@@ -200,7 +200,7 @@ def _reasons(report: Report) -> list[Text]:
 
 
 def _runtime_state(report: Report) -> list[Text]:
-    """What was declared, functions and ranks of equal state together."""
+    """Declared runtime state, functions and ranks of equal state together."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank in report.ranks:
         for function in rank.functions:
@@ -238,7 +238,7 @@ def _store(report: Report) -> list[Text]:
 
 
 def _node_artifacts(report: Report) -> list[Text]:
-    """What became of node artifacts, equal lines of several nodes together."""
+    """Node artifacts kept and left out, equal lines of several nodes together."""
     hosts: dict[str, list[str]] = {}
     for node in report.node_artifacts:
         for line in node.artifacts.words():

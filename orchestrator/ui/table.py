@@ -1,4 +1,4 @@
-"""What every table of the command line is made of: columns, styles, headings, lines cut short."""
+"""Parts of the command line's tables: columns, styles, headings, lines cut short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vllm-ascend makes graphs from, and leaves out of every hash: named factors.
+"""Named factors that vllm-ascend makes graphs from, and leaves out of every hash.
 
 Facts relied on (vllm-ascend 0.23; missing names end the plugin's service of this start, with their name):
 
@@ -40,7 +40,7 @@ _NO_OPTIONS = frozenset(
 
 
 def factors(config: Any) -> dict[str, object]:
-    """What vllm-ascend reads beside vLLM's config, by name; nothing where it does not run.
+    """Settings that vllm-ascend reads beside vLLM's config, by name; none where it does not run.
 
     Raises:
         AttributeError, ImportError: this vllm-ascend has not what its factors are read from.

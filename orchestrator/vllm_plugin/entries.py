@@ -44,7 +44,7 @@ _UNREADABLE = {NOTE: "unreadable"}
 
 
 class Kind(Enum):
-    """What an entry holds, by the name of its directory's tool in the store."""
+    """Content of an entry, by the name of its directory's tool in the store."""
 
     ARTIFACT = "vllm-aot"
     GRAPHS = "vllm-ascend"

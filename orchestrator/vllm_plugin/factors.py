@@ -1,4 +1,4 @@
-"""What an entry of vLLM's compile cache depends on, as named components: its key in the store.
+"""The named components that an entry of vLLM's compile cache depends on: its key in the store.
 
 The key is vLLM's own hash, computed by vLLM's functions with paths left out, and what that hash lacks: rank
 and world, device, the machine's environment, the model's parameters, options that vLLM leaves out of its hash
@@ -181,7 +181,7 @@ def _named(config: Any) -> dict[str, str]:
 
 
 def _left_out(config: Any) -> dict[str, str]:
-    """What changes a graph and is not in vLLM's hash (vllm 50891, 53366, 55383)."""
+    """Settings that change a graph and are not in vLLM's hash (vllm 50891, 53366, 55383)."""
     speculative = getattr(config, "speculative_config", None)
     multimodal = getattr(config.model_config, "multimodal_config", None)
     return {
@@ -280,7 +280,7 @@ def _inputs(graph: Any) -> str:
 
 
 def _operators(graph: Any) -> str:
-    """How often a graph calls each operator that is not torch's own: custom ones were chosen while tracing.
+    """Number of calls of each operator that is not torch's own: custom ones were chosen while tracing.
 
     Torch's own may be rewritten in place between a first trace and an artifact that is loaded.
     """

@@ -34,7 +34,7 @@ logger = logging.getLogger("vllm.warmrank")
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """What is known of one artifact while vLLM looks for it.
+    """State of one artifact while vLLM looks for it.
 
     Attributes:
         entry: the artifact's place.
