@@ -12,7 +12,7 @@ from warmrank.cache_store.signing.trust import TrustPolicy
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TrustConfig, locate_trust, tier_at
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.store.stores import decided
+from warmrank.orchestrator.store.stores import decided, is_writable, may_publish
 
 TIMEOUT_S = 30.0
 
@@ -30,6 +30,11 @@ class Access:
 
     config: StoreConfig
     timeout_s: float
+
+    @property
+    def publishes(self) -> bool:
+        """The store may be written, and what is published could be believed."""
+        return is_writable(self.config.tiers) and may_publish(self.config.trust)
 
 
 def access(environ: Mapping[str, str] = os.environ) -> Access:

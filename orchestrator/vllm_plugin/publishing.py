@@ -17,7 +17,7 @@ from typing import Any
 
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.text import count_text
-from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
+from warmrank.orchestrator.store.stores import open_store
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
@@ -162,7 +162,7 @@ class Publisher:
         return True
 
     def _publish(self, entry: Entry, digest: str) -> None:
-        ranks, config = ranks_of(entry), self._access.config
+        ranks = ranks_of(entry)
         unknown = [rank for rank, components in ranks.items() if not components]
         if unknown and entry.rank not in unknown:
             return  # another rank of this start has not noted its own yet, and publishes for all when it has
@@ -170,7 +170,7 @@ class Publisher:
             said = "nothing to publish: vLLM saved no artifact"
         elif unknown:
             said = f"not published: it was compiled without the plugin; remove {entry.root} to have it so"
-        elif not (is_writable(config.tiers) and may_publish(config.trust)):
+        elif not self._access.publishes:
             said = "not published: the store takes only what is signed, and WARMRANK_SIGNING_KEY names no key"
         else:
             said = self._push(entry, ranks, digest)
