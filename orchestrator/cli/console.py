@@ -246,21 +246,19 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
     if isinstance(error, ConfigError):
         num = len(error.problems)
         head = f"the {error.document} cannot be used" + (f": {num} problems" if num > 1 else "")
-        return head, tuple(_problem_rows(problem) for problem in error.problems), _notes(error)
+        notes = tuple(f"  note: {note}" for note in getattr(error, "__notes__", ()))
+        return head, tuple(_problem_rows(problem) for problem in error.problems), notes
     if isinstance(error, StoreError):
         rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
         if isinstance(error, NoStoreYet) and "://" not in error.where:
             rows.append(("note", f"relative paths are read from {Path.cwd()}"))
         if isinstance(error, StoreUnavailable) and error.required:
             rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
-        return f"{_words(type(error).__name__)}: {error.what}", (tuple(rows),), ()
+        name = re.sub(r"(?<!^)([A-Z])", r" \1", type(error).__name__).lower()
+        return f"{name}: {error.what}", (tuple(rows),), ()
     text = str(error).strip() or type(error).__name__
     head, *rest = text.splitlines()
     return head, (), tuple(rest)
-
-
-def _notes(error: Exception) -> tuple[str, ...]:
-    return tuple(f"  note: {note}" for note in getattr(error, "__notes__", ()))
 
 
 _STORE_ROWS = (
@@ -274,10 +272,6 @@ _STORE_ROWS = (
     ("remedy", "remedy"),
 )
 """Fields of the store's errors, by the names under which they are shown."""
-
-
-def _words(name: str) -> str:
-    return re.sub(r"(?<!^)([A-Z])", r" \1", name).lower()
 
 
 def _problem_rows(problem: ConfigProblem) -> Rows:

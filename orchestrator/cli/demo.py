@@ -58,7 +58,9 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
         DemoFailed: a launch failed, or the warm one compiled.
     """
     prepare(out)
-    config = packaged_config()
+    config = Path(str(importlib.resources.files("warmrank.cluster_configs") / "llama-cpu.yaml"))
+    if config.is_relative_to(Path.cwd()):  # as people would name it from here
+        config = config.relative_to(Path.cwd())
     cold = _launch("cold", config, out, console, run or run_process)
     warm = _launch("warm", config, out, console, run or run_process)
     console.print()
@@ -70,13 +72,6 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
         raise DemoFailed(msg, exit_code=1)
     for line in closing_lines(warm.report, config, out):
         console.print(line, soft_wrap=True)
-
-
-def packaged_config() -> Path:
-    """The embedded default, as people would name it from here."""
-    found = Path(str(importlib.resources.files("warmrank.cluster_configs") / "llama-cpu.yaml"))
-    here = Path.cwd()
-    return found.relative_to(here) if found.is_relative_to(here) else found
 
 
 def prepare(out: Path) -> None:
@@ -99,13 +94,6 @@ def prepare(out: Path) -> None:
             path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     (out / MARKER).write_text("`warmrank launch --demo` empties this directory when it runs again.\n")
-
-
-def launch_command(config: Path, out: Path, report: Path) -> tuple[str, ...]:
-    """The command of one launch."""
-    settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
-    files = ("--json", str(report), "--report", str(report.with_suffix(".html")))
-    return (sys.executable, "-m", "warmrank", "launch", str(config), *settings, *files)
 
 
 def run_process(command: Sequence[str]) -> int:
@@ -176,7 +164,9 @@ def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> L
     console.print()
     console.rule(Text(f"{name} launch", style="bold"), align="left")
     started = time.perf_counter()
-    status = run(launch_command(config, out, path))
+    settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
+    files = ("--json", str(path), "--report", str(path.with_suffix(".html")))
+    status = run((sys.executable, "-m", "warmrank", "launch", str(config), *settings, *files))
     process_s = time.perf_counter() - started
     if status != 0:
         msg = f"the {name} launch ended with status {status}; its own message stands above"

@@ -85,7 +85,8 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     from warmrank.orchestrator.ui.progress import progress
     from warmrank.orchestrator.ui.report_table import render
 
-    overrides = [*(overrides or ()), *chosen_nodes(node, exclude_node)]
+    nodes = {"ray.nodes": node, "ray.exclude_nodes": exclude_node}
+    overrides = [*(overrides or ()), *(f"{key}={json.dumps(names)}" for key, names in nodes.items() if names)]
     loaded = load_config(config, overrides)
     require_workload(loaded, str(config))
     refuse_what_fails(loaded, str(config), overrides, reads_only=no_compile or settings().no_compile)
@@ -120,12 +121,6 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     console.print()
     console.print(render(report))
     tell(report)
-
-
-def chosen_nodes(nodes: list[str] | None, excluded: list[str] | None) -> list[str]:
-    """Overrides of a config that let ranks start on nodes that are named on the command line."""
-    named = (("ray.nodes", nodes), ("ray.exclude_nodes", excluded))
-    return [f"{key}={json.dumps(names)}" for key, names in named if names]
 
 
 @command

@@ -50,16 +50,14 @@ def main() -> None:
 
 
 def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"warmrank {_version()}")
-        raise typer.Exit
-
-
-def _version() -> str:
+    if not wanted:
+        return
     try:
-        return importlib.metadata.version("warmrank")
+        version = importlib.metadata.version("warmrank")
     except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+        version = "(not installed)"
+    typer.echo(f"warmrank {version}")
+    raise typer.Exit
 
 
 @app.callback()

@@ -322,7 +322,8 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
 
     wanted = _targets(directories, keys, per, rank, world_size)
     if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
-        msg = f"{absent[0]}: expected a directory to push, found {_kind(absent[0])}"
+        found = "something else" if Path(absent[0]).exists() else "nothing"
+        msg = f"{absent[0]}: expected a directory to push, found {found}"
         raise BadArgument(msg)
     opened = open_store(_named(config, store, signing_key))
     reports = []
@@ -384,10 +385,6 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         output().print(render_pulls(reports, misses))
     if misses:
         raise typer.Exit(ExitCode.MISSED)
-
-
-def _kind(path: str) -> str:
-    return "something else" if Path(path).exists() else "nothing"
 
 
 @contextmanager

@@ -44,14 +44,7 @@ class Doubt:
 
 def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
     """Everything that does not go together, errors first."""
-    found = [
-        *_cpus(config, machine),
-        *_code(config, machine),
-        *_cache_dir(config, machine),
-        *_timeouts(config),
-        *_engine(config),
-        *_no_compile(config),
-    ]
+    found = [*_cpus(config, machine), *_code(config, machine), *_timeouts(config), *_choices(config, machine)]
     if config.store is not None:
         found += [*_overlaps(config, config.store), *_reach(config, config.store, machine)]
         found += _trust(config, config.store, machine)
@@ -61,11 +54,17 @@ def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
 def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
     asked = config.ranks * config.ray.num_cpus_per_rank
     if machine.num_cpus is not None and asked > machine.num_cpus:
+        usable = f", of which this process may use {machine.usable_cpus}"
+        offer = (
+            f"Ray counts {machine.num_cpus} here{usable if machine.usable_cpus != machine.num_cpus else ''}"
+        )
+        if config.ray.num_cpus:
+            offer = f"ray.num_cpus offers {config.ray.num_cpus}"
         ranks = count_text(config.ranks, "rank") + (" asks" if config.ranks == 1 else " ask")
         yield Doubt(
             level="error",
             keys=("ranks", "ray.num_cpus_per_rank", "ray.num_cpus"),
-            found=f"{ranks} for {asked:g} CPUs, and {_offer(config, machine)}",
+            found=f"{ranks} for {asked:g} CPUs, and {offer}",
             remedy=f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
         )
     if config.ray.address is not None and config.ray.num_cpus is not None:
@@ -83,13 +82,6 @@ def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
             f"{config.ray.num_cpus_per_rank:g} CPU reserved",
             remedy="set ray.num_cpus_per_rank to the number of threads",
         )
-
-
-def _offer(config: Config, machine: Machine) -> str:
-    if config.ray.num_cpus:
-        return f"ray.num_cpus offers {config.ray.num_cpus}"
-    usable = f", of which this process may use {machine.usable_cpus}"
-    return f"Ray counts {machine.num_cpus} here{usable if machine.usable_cpus != machine.num_cpus else ''}"
 
 
 def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
@@ -129,16 +121,6 @@ def shadow_doubt(path: Path) -> Doubt:
     )
 
 
-def _cache_dir(config: Config, machine: Machine) -> Iterator[Doubt]:
-    if machine.obstacle:
-        yield Doubt(
-            level="error" if config.ray.address is None else "warning",
-            keys=("cache_dir",),
-            found=f"on this machine {machine.obstacle} is no directory, so {config.cache_dir} can be none",
-            remedy="name another cache_dir, or move what is in its place",
-        )
-
-
 def _timeouts(config: Config) -> Iterator[Doubt]:
     shorter = [
         name
@@ -155,7 +137,15 @@ def _timeouts(config: Config) -> Iterator[Doubt]:
         )
 
 
-def _engine(config: Config) -> Iterator[Doubt]:
+def _choices(config: Config, machine: Machine) -> Iterator[Doubt]:
+    """Single choices that cannot work here, or do nothing."""
+    if machine.obstacle:
+        yield Doubt(
+            level="error" if config.ray.address is None else "warning",
+            keys=("cache_dir",),
+            found=f"on this machine {machine.obstacle} is no directory, so {config.cache_dir} can be none",
+            remedy="name another cache_dir, or move what is in its place",
+        )
     if config.engine == "torchair" and config.device != "npu":
         yield Doubt(
             level="error",
@@ -163,9 +153,6 @@ def _engine(config: Config) -> Iterator[Doubt]:
             found=f"engine torchair compiles for device npu, and device is {config.device}",
             remedy="set device: npu, or engine: auto",
         )
-
-
-def _no_compile(config: Config) -> Iterator[Doubt]:
     if config.no_compile and config.store is None:
         yield Doubt(
             level="warning",

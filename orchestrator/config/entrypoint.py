@@ -196,8 +196,11 @@ def _bindings(tree: ast.Module) -> dict[str, list[ast.AST | None]]:
         for child in ast.iter_child_nodes(node):
             for name, value in _bound_by(child):
                 found.setdefault(name, []).append(value if is_certain else None)
-            if not isinstance(child, _OWN_SCOPES) and not (is_certain and _plain_assignment(child)):
-                visit(child, is_certain=False)
+            match child:
+                case ast.Assign(targets=[ast.Name()]) if is_certain:
+                    pass  # `_bound_by` tells the only name that it binds
+                case _ if not isinstance(child, _OWN_SCOPES):
+                    visit(child, is_certain=False)
 
     visit(tree, is_certain=True)
     for node in ast.walk(tree):
@@ -226,11 +229,6 @@ def _bound_by(node: ast.AST) -> list[tuple[str, ast.AST | None]]:
             return [(name, None)]
         case _:
             return []
-
-
-def _plain_assignment(node: ast.AST) -> bool:
-    """True if `_bound_by` tells the only name that an assignment binds."""
-    return isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
 
 
 def _behind(module: str, name: str, *, hops: int) -> ast.AST | None:

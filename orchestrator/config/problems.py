@@ -63,7 +63,9 @@ def is_short(data: Mapping[str, Any]) -> bool:
 
 def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, short: bool) -> ConfigProblem:
     """One problem out of one of pydantic's details; ``short`` as `is_short` says of the data."""
-    where, given = _blamed(detail)
+    where, given = tuple(str(part) for part in detail["loc"]), detail["input"]
+    if (option := detail.get("ctx", {}).get("option")) is not None:  # of a mapping of options that one
+        where, given = (*where, option), given[option]
     dotted = _as_written(where, short=short)
     key = ".".join(dotted) or AXES
     secret = detail["type"] == "secret" or _is_secret(where)
@@ -74,7 +76,9 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
         nearest = ".".join((*dotted[:-1], *close)) if close else ""
     elif detail["type"] == "extra_forbidden":
         found = f"an unknown key with value {found}"
-        known = _known(where, short=short)
+        known = tuple(MODELS[_place(where[:-1])].model_fields)
+        if short and where[:3] == _FIRST_TIER:
+            known += ("trust", "tiers")
         expected, nearest = f"only {', '.join(known)}", _nearest(where, dotted, known)
     elif detail["type"] == "missing":
         found, expected = "nothing", f"this key: {_description(where)}"
@@ -102,13 +106,6 @@ def place_of(key: str, place: str, overrides: Sequence[str], *, hides: bool = Fa
     return place
 
 
-def _blamed(detail: ErrorDetails) -> tuple[tuple[str, ...], object]:
-    """Where the mistake stands, and the value there: of a mapping of options that one option."""
-    where, given = tuple(str(part) for part in detail["loc"]), detail["input"]
-    option = detail.get("ctx", {}).get("option")
-    return (where, given) if option is None else ((*where, option), given[option])
-
-
 def _is_secret(where: tuple[str, ...]) -> bool:
     return bool(where) and (where[-1] == "options" or store_config.is_secret(where[-1]))
 
@@ -127,28 +124,16 @@ def _place(where: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part for part in where if not part.isdigit())
 
 
-def _known(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
-    known = tuple(MODELS[_place(where[:-1])].model_fields)
-    return (*known, "trust", "tiers") if short and where[:3] == _FIRST_TIER else known
-
-
 def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
-    """Allowed values; a pattern in plain words only, because few can read one."""
+    """Allowed values in pydantic's words and the key's own; not twice where those list the same."""
     description = _description(where)
     pattern = detail.get("ctx", {}).get("pattern")
-    if pattern not in _PATTERNS:
-        return _expected_text(detail["msg"], description)
-    return f"{words}: {description}" if (words := _PATTERNS[pattern]) else description
-
-
-def _expected_text(message: str, description: str) -> str:
-    """Allowed values in pydantic's words and the key's own; not twice where those list the same."""
-    what = message.removeprefix("Input should be ")
-    what = _OF_JSON.get(what, what)
+    what = detail["msg"].removeprefix("Input should be ")
+    what = _PATTERNS.get(pattern, _OF_JSON.get(what, what))  # in plain words, because few can read a pattern
     words = [word for word in _WORD.findall(what) if word != "a"]
-    if _WORD.findall(description)[: len(words)] == words:
+    if pattern not in _PATTERNS and _WORD.findall(description)[: len(words)] == words:
         return description
-    return f"{what}: {description}" if description else what
+    return ": ".join(filter(None, (what, description)))
 
 
 def _covers(override_key: str, key: str) -> bool:

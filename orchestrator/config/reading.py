@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
 from warmrank.orchestrator.config.problems import is_short, shown, translate
-from warmrank.orchestrator.config.store import StoreConfig, absolute, is_url, locate_trust, warn_of_off
+from warmrank.orchestrator.config.store import absolute, is_url, locate_trust, warn_of_off
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.worker import node_caches
 from warmrank.worker.node_caches import NodeCache
@@ -159,7 +159,8 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise ConfigError([problem(f"--set {override}", "", repr(override), "key=value, such as ranks=4")])
     here: Any = data
     for depth, part in enumerate(parts):
-        if not _can_hold(here, part):
+        is_item = isinstance(here, list) and part.isdecimal() and int(part) < len(here)
+        if not (is_item or isinstance(here, dict)):
             at = ".".join(parts[:depth])
             raise ConfigError([problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
         if depth < len(parts) - 1:
@@ -167,33 +168,24 @@ def _apply(data: dict[str, Any], override: str) -> None:
     here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = read_yaml(text, f"--set {override}")
 
 
-def _can_hold(here: object, part: str) -> bool:
-    """True for a mapping, and for a list with an item of that index."""
-    if isinstance(here, list):
-        return part.isdecimal() and int(part) < len(here)
-    return isinstance(here, dict)
-
-
 def _resolved(config: Config, base: Path) -> Config:
     changes: dict[str, Any] = {"cache_dir": absolute(config.cache_dir, base)}
     if config.store is not None:
-        changes["store"] = _resolved_store(config.store, base)
+        tiers = tuple(
+            tier
+            if is_url(tier.path)
+            else tier.model_copy(update={"path": str(absolute(Path(tier.path), base))})
+            for tier in config.store.tiers
+        )
+        trust = locate_trust(config.store.trust, base=base)
+        warn_of_off(trust, [tier.path for tier in tiers])
+        changes["store"] = config.store.model_copy(update={"tiers": tiers, "trust": trust})
     if isinstance(config.workload, ScriptWorkload):
         script = Path(config.workload.script).expanduser()
         if script.is_relative_to(base):
             script = script.relative_to(base)  # ranks look for it in their copy of this directory
         changes["workload"] = config.workload.model_copy(update={"script": script.as_posix()})
     return config.model_copy(update=changes)
-
-
-def _resolved_store(store: StoreConfig, base: Path) -> StoreConfig:
-    tiers = tuple(
-        tier if is_url(tier.path) else tier.model_copy(update={"path": str(absolute(Path(tier.path), base))})
-        for tier in store.tiers
-    )
-    trust = locate_trust(store.trust, base=base)
-    warn_of_off(trust, [tier.path for tier in tiers])
-    return store.model_copy(update={"tiers": tiers, "trust": trust})
 
 
 def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:

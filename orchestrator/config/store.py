@@ -237,13 +237,18 @@ def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
         BadArgument: the keyring that the config names is not there.
         cache_store.errors.UnusableCache: others can write it.
     """
-    keyring = _keyring(trust, base)
+    from warmrank.cache_store.signing.keyring import read_keyring
+
+    keyring, revoked = _keyring(trust, base), trust.revoked
+    if trust.policy != "off":
+        known = read_keyring(keyring).revoked if keyring else {}
+        revoked = tuple(sorted({*revoked, *known}))
     return trust.model_copy(
         update={
             "signing_key": _signing_key(trust, keyring, base),
             "trusted_keys": {name: absolute(path, base) for name, path in trust.trusted_keys.items()},
             "keyring": keyring,
-            "revoked": trust.revoked if trust.policy == "off" else _revoked(trust, keyring),
+            "revoked": revoked,
         }
     )
 
@@ -303,13 +308,6 @@ def _signing_key(trust: TrustConfig, keyring: Path | None, base: Path) -> Path |
     if keyring is None:
         raise _missing_keyring(f"signing key {key}", "no keyring")
     return keyring / f"{key}.pem"
-
-
-def _revoked(trust: TrustConfig, keyring: Path | None) -> tuple[str, ...]:
-    from warmrank.cache_store.signing.keyring import read_keyring
-
-    known = read_keyring(keyring).revoked if keyring else {}
-    return tuple(sorted({*trust.revoked, *known}))
 
 
 def _missing_keyring(where: str, actual: str) -> BadArgument:

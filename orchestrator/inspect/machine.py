@@ -71,16 +71,13 @@ def check_devices(
     if missing := [path for path in needed if not path.exists()]:
         what = f"{_names(missing)} not there, without which no process can use an NPU"
         yield error("devices.driver", what, _DRIVERS[device])
-    if closed := [path for path in (*files, *needed) if path.exists() and not _may_open(path)]:
+    rights = {path: os.R_OK if path.is_dir() else os.R_OK | os.W_OK for path in (*files, *needed)}
+    if closed := [path for path, right in rights.items() if path.exists() and not os.access(path, right)]:
         group = "HwHiAiUser" if device == "npu" else "video"
         remedy = f"usermod -a -G {group} USER (see ls -l /dev) and log in anew; in a container, --group-add"
         yield error("devices.access", f"this user may not open {_names(closed)}", remedy)
     yield _visible(device, environ, len(files))
     yield usable(device, probe)
-
-
-def _may_open(path: Path) -> bool:
-    return os.access(path, os.R_OK if path.is_dir() else os.R_OK | os.W_OK)
 
 
 def _visible(device: str, environ: Mapping[str, str], num_devices: int) -> Finding:
