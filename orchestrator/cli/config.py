@@ -16,9 +16,9 @@ from warmrank.orchestrator.cli.console import ExitCode, command, output, plain, 
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
-    ConfigGroup,
     Overrides,
     doubts_here,
+    group_of_commands,
     load_config,
 )
 from warmrank.orchestrator.text import count_text
@@ -26,13 +26,7 @@ from warmrank.orchestrator.text import count_text
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.doubts import Doubt
 
-app = typer.Typer(
-    name="config",
-    cls=ConfigGroup,
-    no_args_is_help=True,
-    help="Check a config, show what it comes to, and print the schema of its keys.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group_of_commands("Check a config, show what it comes to, and print the schema of its keys.")
 
 SchemaOf = Literal["config", "report"]
 

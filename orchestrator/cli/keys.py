@@ -10,7 +10,7 @@ import typer
 
 from warmrank.cache_store.errors import Conflict
 from warmrank.orchestrator.cli.console import answer, command, output, print_json
-from warmrank.orchestrator.cli.options import AsJson, ConfigGroup, check_line
+from warmrank.orchestrator.cli.options import AsJson, check_line, group_of_commands
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
@@ -23,13 +23,7 @@ KeyringPath = Annotated[
     ),
 ]
 
-app = typer.Typer(
-    cls=ConfigGroup,
-    name="keys",
-    no_args_is_help=True,
-    help="Make, list, trust and revoke the keys that say whose artifacts may run.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = group_of_commands("Make, list, trust and revoke the keys that say whose artifacts may run.")
 
 
 @app.command()

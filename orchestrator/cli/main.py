@@ -20,20 +20,18 @@ from warmrank.orchestrator.cli import launch as cli_launch
 from warmrank.orchestrator.cli import preseed as cli_preseed
 from warmrank.orchestrator.cli import store as cli_store
 from warmrank.orchestrator.cli import submit as cli_submit
-from warmrank.orchestrator.cli.options import ConfigGroup
+from warmrank.orchestrator.cli.options import group_of_commands
 from warmrank.orchestrator.signals import leave_at_once_if_needed
 
 # The panels of --help; a command that belongs to none of them is hard to find.
 LAUNCH, LOOK, STORE = "Launch", "Look", "Store, keys and config"
 
 
-app = typer.Typer(
+app = group_of_commands(
+    "Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere.",
     name="warmrank",
-    cls=ConfigGroup,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 every rank is warm; 1 the launch failed; 2 bad input or config; "
     "3 something missed that must not be compiled; 4 a fault in store or cache; 5 ranks, nodes or cluster "
     "were lost; 130 stopped (Ctrl-C); 143 stopped (SIGTERM).",
@@ -66,7 +64,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere."""
+    """Take the options of the program itself."""
 
 
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {

@@ -246,3 +246,11 @@ def as_argument(words: Sequence[str], arguments: Sequence[str | None]) -> list[s
             continue
         return [value, *others, *rest] if arguments[0] == "config" else [*others, value, *rest]
     return [*own, *rest]
+
+
+def group_of_commands(about: str, **options: Any) -> typer.Typer:
+    """A group that shows its help where no command is named."""
+    help_options = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(
+        cls=ConfigGroup, no_args_is_help=True, help=about, context_settings=help_options, **options
+    )

@@ -15,11 +15,11 @@ from warmrank.orchestrator.cli.console import ExitCode, answer, command, output,
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
-    ConfigGroup,
     OptionalConfig,
     Overrides,
     StorePath,
     check_line,
+    group_of_commands,
     is_config_name,
     load_config,
     load_optional,
@@ -30,17 +30,10 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.config.store import StoreConfig
     from warmrank.orchestrator.store.sync import Target
 
-app = typer.Typer(
-    cls=ConfigGroup,
-    no_args_is_help=True,
-    help="Make, fill, check and clean a store.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-sync_app = typer.Typer(
-    cls=ConfigGroup,
-    no_args_is_help=True,
+app = group_of_commands("Make, fill, check and clean a store.")
+sync_app = group_of_commands(
+    "Store and restore cache directories of other tools: Inductor, Triton, vLLM, .torchair_cache.",
     rich_markup_mode="rich",
-    help="Store and restore cache directories of other tools: Inductor, Triton, vLLM, .torchair_cache.",
     epilog="A directory comes back only where every key is the same. Example: warmrank store sync pull vllm "
     "~/.cache/vllm --store /mnt/warmrank --key torch --key vllm --key model=llama-8b",
 )

@@ -92,6 +92,7 @@ def graph_components(
 
 
 def _common(config: Any, neutral: Any, rank: str) -> dict[str, str]:
+    parallel = config.parallel_config
     return {
         **_named(neutral),
         **{f"machine {name}": value for name, value in environment().items()},
@@ -99,7 +100,8 @@ def _common(config: Any, neutral: Any, rank: str) -> dict[str, str]:
         # After them: vllm-ascend sets some when its operators are asked for.
         **{f"variable {name}": _variable(name, value) for name, value in ascend.variables(config).items()},
         "rank": rank,
-        "world": _world(config),
+        "world": f"tp={parallel.tensor_parallel_size} pp={parallel.pipeline_parallel_size} "
+        f"dp={parallel.data_parallel_size}",
         "device": _device(config),
     }
 
@@ -177,14 +179,11 @@ def _named(config: Any) -> dict[str, str]:
     for index, factor in enumerate(aot_compile_hash_factors(config)[2:]):
         name = f"inductor {index}"
         named.update(_flat(name, factor) if isinstance(factor, Mapping) else {name: _digest(repr(factor))})
-    return {**named, **_left_out(config)}
-
-
-def _left_out(config: Any) -> dict[str, str]:
-    """Settings that change a graph and are not in vLLM's hash (vllm 50891, 53366, 55383)."""
+    # These change a graph and are not in vLLM's hash (vllm 50891, 53366, 55383).
     speculative = getattr(config, "speculative_config", None)
     multimodal = getattr(config.model_config, "multimodal_config", None)
     return {
+        **named,
         "num_speculative_tokens": str(getattr(speculative, "num_speculative_tokens", None)),
         "limit_mm_per_prompt": _short(getattr(multimodal, "limit_per_prompt", None)),
     }
@@ -240,16 +239,6 @@ def _variable(name: str, value: object) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _world(config: Any) -> str:
-    parallel = config.parallel_config
-    sizes = {
-        "tp": parallel.tensor_parallel_size,
-        "pp": parallel.pipeline_parallel_size,
-        "dp": parallel.data_parallel_size,
-    }
-    return " ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def _device(config: Any) -> str:

@@ -124,7 +124,8 @@ class _Lookup:
             outcome = visit.outcome(is_loaded=False, compile_s=seconds, why=why)
             publisher.compiled(visit.entry, visit.components, outcome)
             return
-        num_absent = sum(not path.exists() for path in _graphs(visit.entry))
+        index = ast.literal_eval(visit.entry.artifact.read_text())
+        num_absent = sum(not Path(value["graph_handle"][1]).exists() for value in index.values())
         why = f"{num_absent} of {num_asked} graphs compiled: vllm-ascend saves none with Triton kernels"
         outcome = visit.outcome(is_loaded=True, compile_s=seconds, why=why if num_absent else "")
         publisher.loaded(visit.entry, outcome)
@@ -135,9 +136,3 @@ def _text(path: str) -> str:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _graphs(entry: Entry) -> list[Path]:
-    """The files that the index names."""
-    index = ast.literal_eval(entry.artifact.read_text())
-    return [Path(value["graph_handle"][1]) for value in index.values()]

@@ -60,19 +60,18 @@ def _hook_warm_up(wrapper: Any, publisher: Publisher) -> None:
 
     def getattr_(self: Any, name: str) -> Any:
         found = original(self, name)
-        return _then(found, publisher.begin) if name == _WARM_UP else found
+        if name != _WARM_UP:
+            return found
+
+        def warm_up(*args: Any, **kwargs: Any) -> Any:
+            result = found(*args, **kwargs)
+            publisher.begin()
+            return result
+
+        return warm_up
 
     wrapper.__getattr__ = getattr_
     publisher.waits_for_warm_up = True
-
-
-def _then(call: Callable[..., Any], follow: Callable[[], None]) -> Callable[..., Any]:
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = call(*args, **kwargs)
-        follow()
-        return result
-
-    return called
 
 
 class Loader:
