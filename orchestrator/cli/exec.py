@@ -15,6 +15,7 @@ from warmrank.orchestrator import signals
 from warmrank.orchestrator.cli.console import command, output, plain
 from warmrank.orchestrator.cli.options import (
     ConfigFile,
+    NodeNames,
     Overrides,
     check_line,
     load_config,
@@ -67,12 +68,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     words: _Words,
     *,
     here: Annotated[bool, typer.Option("--here", help="This node only, without Ray.")] = False,
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node", metavar="ID", help="Node id, address or host name. Repeatable; else those needed."
-        ),
-    ] = None,
+    nodes: NodeNames = None,
     nnodes: Annotated[
         int, typer.Option(min=1, help="With --here: hosts that each run this, for one world of ranks.")
     ] = 1,

@@ -11,6 +11,7 @@ import typer
 
 from warmrank.orchestrator.cli.console import command, exit_code_of, output
 from warmrank.orchestrator.cli.options import (
+    NodeNames,
     Overrides,
     ReportFile,
     load_config,
@@ -47,10 +48,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     html_file: HtmlFile = None,
     trace_file: TraceFile = None,
     metrics_file: MetricsFile = None,
-    node: Annotated[
-        list[str] | None,
-        typer.Option("--node", metavar="NODE", help="Start ranks on this node alone. Repeatable."),
-    ] = None,
+    node: NodeNames = None,
     exclude_node: Annotated[
         list[str] | None,
         typer.Option("--exclude-node", metavar="NODE", help="Start no rank on this node. Repeatable."),

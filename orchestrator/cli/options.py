@@ -30,7 +30,7 @@ StorePath = Annotated[
 ]
 NodeNames = Annotated[
     list[str] | None,
-    Option("--node", metavar="ID", help="Node id, address or host name. Repeatable; else those needed."),
+    Option("--node", metavar="ID", help="Only this node: id, address or host name. Repeatable."),
 ]
 ReportFile = Annotated[
     Path | None, Option("--json", metavar="FILE", help="Write the report there; - for stdout.")

@@ -13,6 +13,7 @@ from warmrank.orchestrator.cli.console import ExitCode, command, defused_json, o
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
+    NodeNames,
     Overrides,
     load_config,
     refuse_shadows,
@@ -33,12 +34,7 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
     here: Annotated[
         bool, typer.Option("--here", help="This node only; imports neither torch nor Ray.")
     ] = False,
-    nodes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--node", metavar="ID", help="Node id, address or host name. Repeatable; else all nodes."
-        ),
-    ] = None,
+    nodes: NodeNames = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep running: seed nodes as they join, try failed ones again.")
     ] = False,
