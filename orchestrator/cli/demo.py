@@ -31,15 +31,10 @@ _STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """One launch of the demo.
+    """One launch of the demo."""
 
-    Attributes:
-        report: the launch's own report.
-        process_s: wall seconds of its process, from start to exit.
-    """
-
-    report: Report
-    process_s: float
+    report: Report  # the launch's own report
+    process_s: float  # wall seconds of its process, from start to exit
 
 
 Run = Callable[[Sequence[str]], int]

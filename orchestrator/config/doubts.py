@@ -27,19 +27,12 @@ _STAGES_WITH_COLLECTIVES = ("capture_s", "first_call_s", "verify_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """One thing that does not go together.
+    """One thing that does not go together."""
 
-    Attributes:
-        level: whether it can work at all.
-        keys: dotted paths of the keys.
-        found: what stands there, and why that is odd.
-        remedy: what to do.
-    """
-
-    level: Level
-    keys: tuple[str, ...]
-    found: str
-    remedy: str
+    level: Level  # whether it can work at all
+    keys: tuple[str, ...]  # dotted paths of the keys
+    found: str  # what stands there, and why that is odd
+    remedy: str  # what to do
 
 
 def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
@@ -224,29 +217,17 @@ RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Facts of this machine that the judgement of a config depends on.
+    """Facts of this machine that the judgement of a config depends on."""
 
-    Attributes:
-        num_cpus: that a Ray started here counts; None where none is started, or nobody knows.
-        usable_cpus: that this process may run on.
-        local_stores: places of the store that are there, on a disk of this machine alone.
-        entrypoint: why the entrypoint cannot be called; None where it can, or there is none.
-        script: whether the workload's script is there; true where it is none.
-        obstacle: what is no directory, at or above the cache directory; empty for nothing.
-        shadow: a module of the current directory that ranks would import in place of `warmrank`.
-        requires_signature: why nothing unsigned is taken from the store, where the config leaves that open.
-        has_signing_key: whether the file of the signing key is there; true where none is named.
-    """
-
-    num_cpus: int | None
-    usable_cpus: int
-    local_stores: tuple[str, ...] = ()
-    entrypoint: EntrypointFault | None = None
-    script: bool = True
-    obstacle: str = ""
-    shadow: Path | None = None
-    requires_signature: str = ""
-    has_signing_key: bool = True
+    num_cpus: int | None  # that a Ray started here counts; None where none is started, or nobody knows
+    usable_cpus: int  # that this process may run on
+    local_stores: tuple[str, ...] = ()  # places of the store that are there, on a disk of this machine alone
+    entrypoint: EntrypointFault | None = None  # None if it can be called, or there is none
+    script: bool = True  # whether the workload's script is there; true where it is none
+    obstacle: str = ""  # what is no directory, at or above the cache directory; empty for nothing
+    shadow: Path | None = None  # a module here that ranks would import in place of `warmrank`
+    requires_signature: str = ""  # why, where the config leaves that open
+    has_signing_key: bool = True  # true where none is named
 
 
 def look(config: Config) -> Machine:

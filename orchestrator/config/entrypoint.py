@@ -33,15 +33,10 @@ _WRITE_NAMES = frozenset({"globals", "exec", "vars"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntrypointFault:
-    """An entrypoint that cannot be called.
+    """An entrypoint that cannot be called."""
 
-    Attributes:
-        error: what a rank would raise.
-        source: the file that was read; None where the module is not found.
-    """
-
-    error: WorkloadError
-    source: Path | None = None
+    error: WorkloadError  # what a rank would raise
+    source: Path | None = None  # the file that was read; None where the module is not found
 
 
 def entrypoint_fault(entrypoint: str, arguments: Mapping[str, object]) -> EntrypointFault | None:

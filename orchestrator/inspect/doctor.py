@@ -39,17 +39,11 @@ SKEW_S = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Requirements that a node is checked for.
+    """Requirements that a node is checked for."""
 
-    Attributes:
-        device: device kind.
-        config: the launch that it should serve; None for the node by itself.
-        in_cluster: the node belongs to a cluster that the config joins.
-    """
-
-    device: str
-    config: Config | None
-    in_cluster: bool
+    device: str  # device kind
+    config: Config | None  # the launch that it should serve; None for the node by itself
+    in_cluster: bool  # the node belongs to a cluster that the config joins
 
 
 def request_of(config: Config | None, device: str | None) -> Request:

@@ -41,23 +41,14 @@ class NodeFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All findings, as the command prints them.
+    """All findings, as the command prints them."""
 
-    Attributes:
-        schema_version: see `SCHEMA_VERSION`.
-        device: the device kind that the nodes were checked for.
-        config: the config's name; empty without one.
-        worst: the worst level of all findings.
-        cluster: findings on what the nodes have in common.
-        nodes: the nodes, by host name.
-    """
-
-    schema_version: int
-    device: str
-    config: str
-    worst: Level
-    cluster: tuple[Finding, ...]
-    nodes: tuple[NodeFindings, ...]
+    schema_version: int  # see `SCHEMA_VERSION`
+    device: str  # the device kind that the nodes were checked for
+    config: str  # the config's name; empty without one
+    worst: Level  # the worst level of all findings
+    cluster: tuple[Finding, ...]  # findings on what the nodes have in common
+    nodes: tuple[NodeFindings, ...]  # the nodes, by host name
 
 
 def diagnosis(

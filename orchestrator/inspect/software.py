@@ -65,21 +65,13 @@ print(json.dumps({name: str(v)[:500] if isinstance(v, str) else v for name, v in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Answer of a fresh interpreter that imported torch as a rank does.
+    """Answer of a fresh interpreter that imported torch as a rank does."""
 
-    Attributes:
-        error: why it did not import, or did not answer; empty if it did.
-        torch: version.
-        num_devices: devices of the kind asked for that torch can use.
-        device_error: why it cannot use them, in torch's words.
-        facts: what compiles rely on: the module that does, the fact, and what is there instead.
-    """
-
-    error: str = ""
-    torch: str = ""
-    num_devices: int = 0
-    device_error: str = ""
-    facts: tuple[tuple[str, str, str], ...] = ()
+    error: str = ""  # why it did not import, or did not answer; empty if it did
+    torch: str = ""  # version
+    num_devices: int = 0  # devices of the kind asked for that torch can use
+    device_error: str = ""  # why it cannot use them, in torch's words
+    facts: tuple[tuple[str, str, str], ...] = ()  # that compiles rely on: module, fact, what is there instead
 
 
 def probe_torch(device: str, environ: Mapping[str, str], *, timeout_s: float = PROBE_S) -> Probe:

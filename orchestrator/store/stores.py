@@ -34,21 +34,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The driver's access to the store.
+    """The driver's access to the store."""
 
-    Attributes:
-        store: the driver's own access; None when the store is away.
-        config: the store's config, the trust policy decided.
-        for_ranks: the same without places that are silent; None when ranks must not ask the store at all.
-        tiers: its places, and what had become of each when it was opened.
-        why_required: the place that asks for signatures, and why, where the config leaves the policy open.
-    """
-
-    store: Store | None
-    config: StoreConfig
-    for_ranks: StoreConfig | None
-    tiers: tuple[TierState, ...]
-    why_required: str = ""
+    store: Store | None  # the driver's own access; None when the store is away
+    config: StoreConfig  # the store's config, the trust policy decided
+    for_ranks: StoreConfig | None  # without silent places; None where ranks must not ask the store
+    tiers: tuple[TierState, ...]  # its places, and what had become of each when it was opened
+    why_required: str = ""  # which place asks for signatures, and why, if the config does not say
 
     @property
     def is_behind(self) -> bool:

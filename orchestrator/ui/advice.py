@@ -31,19 +31,12 @@ _KEPT = "What was compiled stays on its nodes, so that another launch on them co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing to do, to look at, or to be glad of.
+    """One thing to do, to look at, or to be glad of."""
 
-    Attributes:
-        level: ``do``: something is wrong until it is done; ``look``: worth a look; ``good``: nothing to do.
-        title: what it is about.
-        text: why, and how.
-        command: to be run; empty for none.
-    """
-
-    level: Level
-    title: str
-    text: str
-    command: str = ""
+    level: Level  # wrong until it is done; worth a look; nothing to do
+    title: str  # what it is about
+    text: str  # why, and how
+    command: str = ""  # to be run; empty for none
 
 
 def next_steps(report: Report) -> tuple[Step, ...]:

@@ -57,17 +57,11 @@ _ENDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One value of a metric.
+    """One value of a metric."""
 
-    Attributes:
-        name: one of `FAMILIES`.
-        value: its value.
-        labels: name -> value, without the launch's own.
-    """
-
-    name: str
-    value: float
-    labels: tuple[tuple[str, str], ...] = ()
+    name: str  # one of `FAMILIES`
+    value: float  # its value
+    labels: tuple[tuple[str, str], ...] = ()  # name -> value, without the launch's own
 
 
 def exposition(report: Report) -> str:

@@ -17,19 +17,12 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files that were asked for; None for none.
+    """The files that were asked for; None for none."""
 
-    Attributes:
-        json: the report as JSON; `STDOUT` is the caller's business.
-        html: the report as one page.
-        trace: the timeline for Perfetto.
-        metrics: the totals for Prometheus.
-    """
-
-    json: Path | None = None
-    html: Path | None = None
-    trace: Path | None = None
-    metrics: Path | None = None
+    json: Path | None = None  # the report as JSON; `STDOUT` is the caller's business
+    html: Path | None = None  # the report as one page
+    trace: Path | None = None  # the timeline for Perfetto
+    metrics: Path | None = None  # the totals for Prometheus
 
     @property
     def json_to_stdout(self) -> bool:

@@ -21,15 +21,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The store of this process.
+    """The store of this process."""
 
-    Attributes:
-        config: its place, and whom to trust; the policy is decided.
-        timeout_s: the longest that vLLM waits for it.
-    """
-
-    config: StoreConfig
-    timeout_s: float
+    config: StoreConfig  # its place, and whom to trust; the policy is decided
+    timeout_s: float  # the longest that vLLM waits for it
 
     @property
     def publishes(self) -> bool:

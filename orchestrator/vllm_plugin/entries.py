@@ -52,17 +52,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One rank's part of an entry.
+    """One rank's part of an entry."""
 
-    Attributes:
-        root: directory of the entry, which travels through the store.
-        rank: name of the rank's directory; of graphs with the model's part, such as ``rank_0_0/backbone``.
-        kind: what it holds.
-    """
-
-    root: Path
-    rank: str
-    kind: Kind = Kind.ARTIFACT
+    root: Path  # directory of the entry, which travels through the store
+    rank: str  # name of the rank's directory; of graphs with the model's part, such as ``rank_0_0/backbone``
+    kind: Kind = Kind.ARTIFACT  # what it holds
 
     @property
     def top(self) -> Path:
@@ -96,33 +90,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One rank's last start.
+    """One rank's last start."""
 
-    Attributes:
-        entry: vLLM's hash.
-        rank: name of the rank's directory.
-        model: path or name of the model.
-        outcome: whether vLLM loaded an artifact or compiled one.
-        source: where the artifact came from: the store, or this disk; empty where it was compiled.
-        why: why it was compiled, or why not all of it was loaded; else empty.
-        fetch_s: seconds that vLLM waited for the store.
-        fetched_bytes: bytes copied from the store.
-        compile_s: seconds of torch.compile, as vLLM counts them.
-        at_s: when, in seconds since the epoch.
-        published: what became of publishing; empty before it.
-    """
-
-    entry: str
-    rank: str
-    model: str
-    outcome: Literal["loaded", "compiled"]
-    source: Literal["store", "disk", ""]
-    why: str
-    fetch_s: float
-    fetched_bytes: int
-    compile_s: float
-    at_s: float
-    published: str = ""
+    entry: str  # vLLM's hash
+    rank: str  # name of the rank's directory
+    model: str  # path or name of the model
+    outcome: Literal["loaded", "compiled"]  # whether vLLM loaded an artifact or compiled one
+    source: Literal["store", "disk", ""]  # of the artifact; empty where it was compiled
+    why: str  # why it was compiled, or why not all of it was loaded; else empty
+    fetch_s: float  # seconds that vLLM waited for the store
+    fetched_bytes: int  # bytes copied from the store
+    compile_s: float  # seconds of torch.compile, as vLLM counts them
+    at_s: float  # when, in seconds since the epoch
+    published: str = ""  # what became of publishing; empty before it
 
     def line(self) -> str:
         """One line for vLLM's log."""

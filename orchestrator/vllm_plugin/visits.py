@@ -34,29 +34,17 @@ logger = logging.getLogger("vllm.warmrank")
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """State of one artifact while vLLM looks for it.
+    """State of one artifact while vLLM looks for it."""
 
-    Attributes:
-        entry: the artifact's place.
-        model: path or name of the model.
-        components: what it depends on.
-        source: where it came from, if it is there.
-        may_load: vLLM may load what is there.
-        is_over: vLLM does not wait any more.
-        why: why there is none, or none that may be loaded.
-        fetch_s: seconds that vLLM waited for the store.
-        fetched_bytes: bytes copied.
-    """
-
-    entry: Entry
-    model: str
-    components: dict[str, str] = field(default_factory=dict)
-    source: Literal["store", "disk"] = "disk"
-    may_load: bool = True
-    is_over: bool = False
-    why: str = ""
-    fetch_s: float = 0.0
-    fetched_bytes: int = 0
+    entry: Entry  # the artifact's place
+    model: str  # path or name of the model
+    components: dict[str, str] = field(default_factory=dict)  # what it depends on
+    source: Literal["store", "disk"] = "disk"  # where it came from, if it is there
+    may_load: bool = True  # vLLM may load what is there
+    is_over: bool = False  # vLLM does not wait any more
+    why: str = ""  # why there is none, or none that may be loaded
+    fetch_s: float = 0.0  # seconds that vLLM waited for the store
+    fetched_bytes: int = 0  # bytes copied
 
     def outcome(self, *, is_loaded: bool, compile_s: float, why: str) -> Outcome:
         """The visit once vLLM has loaded or compiled; ``why`` counts where the visit knows no reason."""
