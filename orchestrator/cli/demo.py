@@ -41,12 +41,7 @@ Run = Callable[[Sequence[str]], int]
 
 
 def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
-    """Launch cold, launch warm, and compare.
-
-    Args:
-        out: directory for cache, store and reports; relative to the current one.
-        console: where to write.
-        run: runs a command to its end and returns its exit status; none starts a process.
+    """Launch cold, launch warm, and compare; ``run`` runs a command and returns its exit status.
 
     Raises:
         NotOurs: ``out`` holds something that no demo made; nothing was touched.

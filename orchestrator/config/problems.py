@@ -91,13 +91,9 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
 
 
 def place_of(key: str, place: str, overrides: Sequence[str], *, hides: bool = False) -> str:
-    """Where the values of keys, which stand with commas between them, are from: an override, or the file.
+    """The source of the values of dotted keys, which stand with commas between them: an override, or the file.
 
-    Args:
-        key: dotted paths.
-        place: the file.
-        overrides: the last one that set any of the keys counts.
-        hides: leave out the override's value.
+    The last override that set any of the keys counts; its value can be left out (``hides``).
     """
     for override in reversed(overrides):
         name = override.partition("=")[0]

@@ -189,11 +189,7 @@ def _resolved(config: Config, base: Path) -> Config:
 
 
 def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
-    """The mapping at the top level of a YAML file.
-
-    Args:
-        path: the file.
-        expected: what the mapping should hold, for the error, e.g. ``keys such as workload and ranks``.
+    """The mapping at the top level of a YAML file; ``expected`` says for the error what it should hold.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.

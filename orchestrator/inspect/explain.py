@@ -127,13 +127,9 @@ def explain_if_away(config: Config) -> Explanation:
 def explain(
     config: Config, store: Store | None, here: Mapping[str, str] | None = None, *, away: str = ""
 ) -> Explanation:
-    """Say what a launch of this config would find here.
+    """Say what a launch of this config would find here, by default in this machine's environment.
 
-    Args:
-        config: the launch.
-        store: None if there is none.
-        here: this machine's environment; None computes it.
-        away: why the store cannot be used now; empty if it can.
+    ``away`` says why the store cannot be used now; empty if it can, or there is none.
     """
     here = environment() if here is None else here
     asked, key = identity(config), launch_key(config)

@@ -83,12 +83,9 @@ def access(config: StoreConfig) -> Access:
 
 
 def open_store(config: StoreConfig, *, create: bool = True, to_sign: bool = True) -> Store:
-    """Open the store with the trust that the config asks for.
+    """Open the store with the trust that the config asks for, made if need be (``create``).
 
-    Args:
-        config: the store.
-        create: make it if need be.
-        to_sign: the signing key must be here; a node that only reads can do without.
+    The signing key must be here ``to_sign``; a node that only reads can do without.
 
     Raises:
         cache_store.errors.StoreUnavailable: it cannot be read or written, or does not answer.

@@ -43,13 +43,7 @@ _GOING = {"compile": "compiling", "load": "loading"}
 
 
 class LiveView:
-    """The state of a launch as something that rich can draw.
-
-    Args:
-        num_ranks: ranks of the launch.
-        name: the launch's.
-        clock: seconds that only rise.
-    """
+    """The state of a launch as something that rich can draw; ``clock`` gives seconds that only rise."""
 
     def __init__(
         self, num_ranks: int, *, name: str = "", clock: Callable[[], float] = time.perf_counter

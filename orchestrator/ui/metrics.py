@@ -151,11 +151,7 @@ def result_samples(state: LaunchState) -> Iterator[Sample]:
 
 
 class RayMetrics:
-    """Hears a launch, and sets gauges of the Ray that its driver is connected to, if any.
-
-    Args:
-        name: of the launch; a label of every metric.
-    """
+    """Hears a launch of that name, and sets gauges of the Ray that its driver is connected to, if any."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -34,12 +34,7 @@ class UnknownKey(Exception):
 
 
 def components(model: Any, rank: str, vllm_hash: str) -> dict[str, str]:
-    """The named components of the artifact that vLLM looks for.
-
-    Args:
-        model: the module that vLLM is about to compile.
-        rank: name of the rank's directory, such as ``rank_0_0``.
-        vllm_hash: name of the entry's directory.
+    """The named components of the artifact of a rank (``rank_0_0``) that vLLM is about to look for.
 
     Raises:
         UnknownKey: vLLM's functions do not give ``vllm_hash``.

@@ -26,14 +26,7 @@ logger = logging.getLogger("vllm.warmrank")
 
 
 def hook(backend: Any, opened: Access, publisher: Publisher, counter: Any) -> None:
-    """Serve the graphs that a `VllmBackend` compiles by `AscendCompiler`.
-
-    Args:
-        backend: the class.
-        opened: the store.
-        publisher: takes what this process adds.
-        counter: vLLM's `compilation_counter`.
-    """
+    """Serve the graphs that the class `VllmBackend` compiles by `AscendCompiler`; ``counter`` is vLLM's."""
     original = backend.__call__
 
     @functools.wraps(original)
@@ -60,14 +53,7 @@ def _harmless() -> Iterator[None]:
 
 
 class _Lookup:
-    """One call of a `VllmBackend`, until its directory is known and looked for.
-
-    Args:
-        backend: the `VllmBackend`.
-        graph: this part of the model.
-        opened: the store.
-        counter: vLLM's `compilation_counter`.
-    """
+    """One call of a `VllmBackend` for a part of the model, until its directory is known and looked for."""
 
     def __init__(self, backend: Any, graph: Any, opened: Access, counter: Any) -> None:
         self._backend = backend

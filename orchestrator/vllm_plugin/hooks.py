@@ -75,14 +75,7 @@ def _hook_warm_up(wrapper: Any, publisher: Publisher) -> None:
 
 
 class Loader:
-    """Takes the place of vLLM's function that loads an artifact.
-
-    Args:
-        opened: the store.
-        publisher: takes what this process adds.
-        original: vLLM's function.
-        counter: vLLM's `compilation_counter`.
-    """
+    """Takes the place of vLLM's function that loads an artifact, ``original``; ``counter`` is vLLM's."""
 
     warmrank = True
 
@@ -156,12 +149,7 @@ FAMILIES = {
 
 
 class OutcomeCollector:
-    """Reads the outcomes of starts that began no earlier than this process.
-
-    Args:
-        root: vLLM's ``VLLM_CACHE_ROOT``.
-        since_s: outcomes before are another start's.
-    """
+    """Reads the outcomes below a ``VLLM_CACHE_ROOT`` of starts that began no earlier than this process."""
 
     def __init__(self, root: Path, since_s: float) -> None:
         self._root = root

@@ -43,12 +43,7 @@ _AT_EXIT_S = 10.0
 
 
 class Publisher:
-    """The entries of this process, and the thread that publishes them.
-
-    Args:
-        opened: the store.
-        counter: vLLM's `compilation_counter`.
-    """
+    """The entries of this process, and the thread that publishes them; ``counter`` is vLLM's."""
 
     waits_for_warm_up = False
 

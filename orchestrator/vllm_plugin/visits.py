@@ -67,11 +67,7 @@ def visit_entry(
 ) -> Visit | None:
     """Have the artifact there if the store has it; None where the plugin cannot serve this vLLM.
 
-    Args:
-        opened: the store.
-        entry: what vLLM is about to look for.
-        config: vLLM's.
-        components: gives what the entry depends on.
+    ``config`` is vLLM's; ``components`` gives what the entry depends on.
     """
     visit = Visit(entry=entry, model=str(getattr(config.model_config, "model", "")))
     started_s = time.monotonic()
