@@ -58,8 +58,7 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
     console.print(comparison(cold, warm))
     if warm.report.totals.num_compiled:
         compiled = count_text(warm.report.totals.num_compiled, "function")
-        msg = f"the warm launch compiled {compiled}; expected none"
-        raise DemoFailed(msg, exit_code=1)
+        raise DemoFailed(f"the warm launch compiled {compiled}; expected none", exit_code=1)
     for line in closing_lines(warm.report, config, out):
         console.print(line, soft_wrap=True)
 
@@ -71,11 +70,10 @@ def prepare(out: Path) -> None:
         NotOurs: it holds something, and no demo made it.
     """
     if out.exists() and not (out.is_dir() and ((out / MARKER).is_file() or not any(out.iterdir()))):
-        msg = (
+        raise NotOurs(
             f"{out} exists, and no demo made it (it has no {MARKER}), so it is left alone; "
             "move it away, or name another directory"
         )
-        raise NotOurs(msg)
     for name in _STATE:
         path = out / name
         if path.is_dir():
@@ -159,8 +157,10 @@ def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> L
     status = run((sys.executable, "-m", "warmrank", "launch", str(config), *settings, *files))
     process_s = time.perf_counter() - started
     if status != 0:
-        msg = f"the {name} launch ended with status {status}; its own message stands above"
-        raise DemoFailed(msg, exit_code=status if status > 0 else 128 - status)
+        raise DemoFailed(
+            f"the {name} launch ended with status {status}; its own message stands above",
+            exit_code=status if status > 0 else 128 - status,
+        )
     return Launched(report=from_json(path.read_text(encoding="utf-8")), process_s=process_s)
 
 

@@ -183,11 +183,9 @@ def _without_config(
     from warmrank.orchestrator.store.stores import named_store
 
     if store is None:
-        msg = "expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE"
-        raise BadArgument(msg)
+        raise BadArgument("expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE")
     if unnamed := [cache for cache in caches or () if ":" not in cache.strip(":")]:
-        msg = f"--cache {unnamed[0]}: expected TOOL:VARIABLE, such as deepgemm:DG_JIT_CACHE_DIR"
-        raise BadArgument(msg)
+        raise BadArgument(f"--cache {unnamed[0]}: expected TOOL:VARIABLE, such as deepgemm:DG_JIT_CACHE_DIR")
     return config_without_file(named_store(store, signing_key=signing_key), keys or (), caches or ())
 
 

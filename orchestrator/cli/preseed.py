@@ -112,8 +112,9 @@ def _watch(
     from warmrank.orchestrator.seed.show import seed_lines
 
     if is_this_machine(config):
-        msg = "--watch: expected a cluster, because nodes join one; set ray.address, or RAY_ADDRESS"
-        raise BadArgument(msg)
+        raise BadArgument(
+            "--watch: expected a cluster, because nodes join one; set ray.address, or RAY_ADDRESS"
+        )
     refuse_shadows()
     results: tuple[NodeSeed, ...] = ()
     try:

@@ -75,8 +75,7 @@ def init(config: ConfigFile, overrides: Overrides = None) -> None:
 
     loaded = load_config(config, overrides)
     if loaded.store is None:
-        msg = f"{config} names no store; expected store.path in it"
-        raise BadArgument(msg)
+        raise BadArgument(f"{config} names no store; expected store.path in it")
     for place, is_new in make(loaded.store).items():
         output().print(f"{'made' if is_new else 'there already'}: {place}", soft_wrap=True, markup=False)
 
@@ -316,8 +315,7 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     wanted = _targets(directories, keys, per, rank, world_size)
     if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
         found = "something else" if Path(absent[0]).exists() else "nothing"
-        msg = f"{absent[0]}: expected a directory to push, found {found}"
-        raise BadArgument(msg)
+        raise BadArgument(f"{absent[0]}: expected a directory to push, found {found}")
     opened = open_store(_named(config, store, signing_key))
     reports = []
     for each in wanted:
@@ -412,15 +410,14 @@ def _named(config: Path | None, location: str | None, key: Path | None) -> Store
 
     loaded = load_optional(config, None)
     if (loaded is None) == (location is None):
-        msg = "expected either --config FILE or --store LOCATION, to say which store"
-        raise BadArgument(msg)
+        raise BadArgument("expected either --config FILE or --store LOCATION, to say which store")
     if loaded is not None and key is not None:
-        msg = "--signing-key goes with --store; a config names its own in store.trust.signing_key"
-        raise BadArgument(msg)
+        raise BadArgument(
+            "--signing-key goes with --store; a config names its own in store.trust.signing_key"
+        )
     store = (
         named_store(location, signing_key=key) if location is not None else loaded.store if loaded else None
     )
     if store is None:
-        msg = f"{config} names no store; expected store.path in it, or --store LOCATION"
-        raise BadArgument(msg)
+        raise BadArgument(f"{config} names no store; expected store.path in it, or --store LOCATION")
     return store

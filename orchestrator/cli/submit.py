@@ -88,8 +88,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             metadata=pairs,
         )
     except (RuntimeError, ValueError, OSError) as error:
-        msg = f"the cluster refused the job: {first_line(error)}"
-        raise SubmitFailed(msg) from error
+        raise SubmitFailed(f"the cluster refused the job: {first_line(error)}") from error
     write = partial(typer.echo, nl=False)
     write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
     if no_wait:
@@ -144,11 +143,10 @@ async def _ended(
         except (RuntimeError, OSError) as error:
             num_silent += 1
             if num_silent > _MAX_SILENT:
-                msg = (
+                raise SubmitFailed(
                     f"the cluster does not answer any more, so how job {job} ended is not known: "
                     f"{first_line(error)}. Once it answers, ask with: ray job status {job}"
-                )
-                raise SubmitFailed(msg) from error
+                ) from error
         else:
             if info.status.is_terminal():
                 return info
@@ -179,36 +177,32 @@ def _connect(address: str | None) -> JobSubmissionClient:
         return JobSubmissionClient()
     except (RuntimeError, ValueError, OSError, RayError) as error:
         where = f"at {asked}" if asked else "on this machine (no --address, no RAY_ADDRESS)"
-        msg = (
+        raise SubmitFailed(
             f"no Ray job server answers {where}: {first_line(error)}; start a cluster with one by "
             "`ray start --head --include-dashboard=true`, or name it with --address http://HEAD:8265"
-        )
-        raise SubmitFailed(msg) from error
+        ) from error
 
 
 def _inside(config: Path, directory: Path) -> str:
     if config.resolve().is_relative_to(directory.resolve()):
         return config.resolve().relative_to(directory.resolve()).as_posix()
-    msg = (
+    raise BadArgument(
         f"{config} lies outside the current directory {directory}, which is what goes to the cluster; "
         "change into a directory above it, or copy it here"
     )
-    raise BadArgument(msg)
 
 
 def _absolute(path: Path, option: str) -> str:
     if path.is_absolute():
         return str(path)
-    msg = (
+    raise BadArgument(
         f"{option}: expected an absolute path, found {path}; the file is written by the job, on the node "
         "that its driver runs on, where the working directory goes with the job"
     )
-    raise BadArgument(msg)
 
 
 def _metadata(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair or pair.startswith("="):
-            msg = f"--metadata {pair!r}: expected KEY=VALUE"
-            raise BadArgument(msg)
+            raise BadArgument(f"--metadata {pair!r}: expected KEY=VALUE")
     return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}

@@ -147,8 +147,7 @@ class Parallel(Strict):
     @classmethod
     def _names_are_free(cls, given: dict[str, int]) -> dict[str, int]:
         if taken := given.keys() & {"world", "none", *cls.model_fields}:
-            msg = f"axes has {', '.join(sorted(taken))}, which stands for something else"
-            raise ValueError(msg)
+            raise ValueError(f"axes has {', '.join(sorted(taken))}, which stands for something else")
         return given
 
     def sizes(self) -> dict[str, int]:
@@ -275,8 +274,9 @@ class WatchConfig(Strict):
         """Between two looks nothing is known, and no lease is renewed."""
         for name in ("node_silent_s", "lease_s"):
             if getattr(self, name) < 2 * self.every_s:
-                msg = f"{name} {getattr(self, name):g} is less than two looks, every_s {self.every_s:g} apart"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"{name} {getattr(self, name):g} is less than two looks, every_s {self.every_s:g} apart"
+                )
         return self
 
 
@@ -366,16 +366,16 @@ class Config(Strict):
         sizes = self.parallel.sizes()
         if (product := math.prod(sizes.values())) != self.ranks:
             factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
-            msg = f"parallel {factors} = {product}, but ranks = {self.ranks}"
-            raise ValueError(msg)
+            raise ValueError(f"parallel {factors} = {product}, but ranks = {self.ranks}")
         return self
 
     @model_validator(mode="after")
     def _packed_axis_is_there(self) -> Config:
         known = [*self.parallel.sizes(), "none"]
         if self.ray.pack not in known:
-            msg = f"ray.pack is {self.ray.pack}; expected one of the axes, or none: {', '.join(known)}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"ray.pack is {self.ray.pack}; expected one of the axes, or none: {', '.join(known)}"
+            )
         return self
 
 

@@ -91,7 +91,7 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
 
 
 def place_of(key: str, place: str, overrides: Sequence[str], *, hides: bool = False) -> str:
-    """The source of the values of dotted keys, which stand with commas between them: an override, or the file.
+    """The source of the values of dotted keys with commas between them: an override, or the file.
 
     The last override that set any of the keys counts; its value can be left out (``hides``).
     """

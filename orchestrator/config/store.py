@@ -178,8 +178,7 @@ def tier_at(location: str) -> TierConfig:
         (detail, *_) = error.errors(include_url=False)
         expected = detail["msg"] if location else "a directory or a URL"
         found = "" if detail["type"] == "secret" else f", found {location!r}"
-        msg = f"--store: expected {expected}{found}"
-        raise BadArgument(msg) from None
+        raise BadArgument(f"--store: expected {expected}{found}") from None
     if is_url(location):
         return tier
     return tier.model_copy(update={"path": str(Path(location).expanduser().absolute())})

@@ -202,11 +202,10 @@ def load(config: StoreConfig, *, to_sign: bool) -> Trust:
     trust = decided(config)[0].trust
     has_key = trust.signing_key is not None and trust.signing_key.exists()
     if to_sign and trust.signing_key is not None and not has_key:
-        msg = (
+        raise BadArgument(
             f"signing key {trust.signing_key}: no such file; make it with warmrank keys generate, or name "
             "another as store.trust.signing_key or --signing-key"
         )
-        raise BadArgument(msg)
     return load_trust(
         cast("TrustPolicy", trust.policy),
         signing_key=trust.signing_key if has_key else None,

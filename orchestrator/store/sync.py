@@ -71,14 +71,12 @@ def _components(keys: Sequence[str]) -> dict[str, str]:
         found = value if given else found_out(name) if keys else environment()[name]
         if not name or found is None:
             known = ", ".join(environment())
-            msg = (
+            raise BadArgument(
                 f"--key {key}: this machine has no such component; expected NAME=VALUE, the name of an "
                 f"installed package, or one of {known}"
             )
-            raise BadArgument(msg)
         if components.setdefault(name, found) != found:
-            msg = f"--key {key}: expected each name once, found {name}={components[name]} before"
-            raise BadArgument(msg)
+            raise BadArgument(f"--key {key}: expected each name once, found {name}={components[name]} before")
     return components
 
 
@@ -91,14 +89,12 @@ def _check_seat(directories: Sequence[str], seat: Seat) -> None:
     rank, world_size = seat.rank, seat.world_size
     if seat.scope == "node":
         if mine := [directory for directory in directories if "{rank}" in directory]:
-            msg = f"{mine[0]}: {{rank}} stands for a rank; expected --per rank with it"
-            raise BadArgument(msg)
+            raise BadArgument(f"{mine[0]}: {{rank}} stands for a rank; expected --per rank with it")
     elif rank is None or world_size is None or not 0 <= rank < world_size:
-        msg = (
+        raise BadArgument(
             "--per rank: expected --rank and --world-size (or RANK and WORLD_SIZE in the environment) with "
             f"0 <= rank < world size, found rank {rank} of {world_size}"
         )
-        raise BadArgument(msg)
 
 
 def found_out(name: str) -> str | None:

@@ -44,8 +44,7 @@ class Outputs:
         for option, path in files.items():
             earlier = seen.setdefault(path.resolve(), option)
             if earlier != option:
-                msg = f"{earlier} and {option}: expected a file for each, found {path} for both"
-                raise BadArgument(msg)
+                raise BadArgument(f"{earlier} and {option}: expected a file for each, found {path} for both")
         for option, path in files.items():
             if option != "--metrics":
                 make_way(path, option=option)
