@@ -21,6 +21,7 @@ from warmrank.orchestrator.cli.options import (
     group_of_commands,
     load_config,
 )
+from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.text import count_text
 
 if TYPE_CHECKING:
@@ -98,7 +99,6 @@ def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterat
     """Say that mistakes in single keys hide others, and print them as JSON where that was asked for."""
     from warmrank.orchestrator.config.problems import AXES
     from warmrank.orchestrator.config.reading import read_data
-    from warmrank.orchestrator.errors import ConfigError
     from warmrank.orchestrator.ui.command_tables import render_doubts
 
     try:

@@ -21,6 +21,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_what_fails,
 )
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
@@ -178,7 +179,6 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
 def _without_config(
     store: str | None, signing_key: Path | None, keys: list[str] | None, caches: list[str] | None
 ) -> Config:
-    from warmrank.orchestrator.errors import BadArgument
     from warmrank.orchestrator.exec.without_config import config_without_file
     from warmrank.orchestrator.store.stores import named_store
 

@@ -11,6 +11,9 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from warmrank.cache_store.errors import UnusableCache
+from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
+
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.doubts import Doubt
     from warmrank.orchestrator.config.reading import Config
@@ -59,8 +62,6 @@ def load_config(config: Path, overrides: list[str] | None) -> Config:
 def load_optional(config: Path | None, overrides: list[str] | None) -> Config | None:
     """Load a config where one was named; raises `ConfigError`, or `BadArgument` for a directory."""
     if config is not None and config.is_dir():
-        from warmrank.orchestrator.errors import BadArgument
-
         raise BadArgument(
             f"{config}: expected a config, found a directory; a store's is named with --store {config}"
         )
@@ -111,7 +112,6 @@ def refuse_what_fails(
     not use the cache directory.
     """
     from warmrank.orchestrator.config.problems import place_of
-    from warmrank.orchestrator.errors import ConfigError, ConfigProblem
     from warmrank.orchestrator.gang.ray_session import way_in_now
     from warmrank.orchestrator.gang.upload import own_places, refuse_in_job
 
@@ -134,7 +134,6 @@ def refuse_what_fails(
 def _refuse_unusable(cache_dir: Path) -> None:
     """Refuse a cache directory that is not private to this user, or cannot be made or written."""
     from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-    from warmrank.cache_store.errors import UnusableCache
     from warmrank.orchestrator.bounded import all_within
     from warmrank.orchestrator.config.store import LOOK_S
 
@@ -155,7 +154,6 @@ def refuse_shadows() -> None:
     """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`."""
     from warmrank.orchestrator.config.doubts import shadow_doubt
     from warmrank.orchestrator.config.entrypoint import shadow
-    from warmrank.orchestrator.errors import BadArgument
 
     path = shadow(Path.cwd())
     if path is not None:

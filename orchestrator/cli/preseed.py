@@ -18,6 +18,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     refuse_shadows,
 )
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
@@ -107,7 +108,6 @@ def _watch(
     config: Config, plan: SeedPlan, seconds: float | None, num_nodes: int | None, *, as_json: bool
 ) -> tuple[NodeSeed, ...]:
     """Watch; show a table also when interrupted, with ``as_json`` a line for each node that ended instead."""
-    from warmrank.orchestrator.errors import BadArgument
     from warmrank.orchestrator.seed.on_ray import Watch, is_this_machine, seeding_process
     from warmrank.orchestrator.seed.show import seed_lines
 

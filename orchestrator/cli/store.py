@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from warmrank.cache_store.errors import Conflict, NotInStore
+from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore, Untrusted
 from warmrank.orchestrator.cli.console import ExitCode, answer, command, output, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
@@ -24,6 +24,7 @@ from warmrank.orchestrator.cli.options import (
     load_config,
     load_optional,
 )
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.store.sync import Scope
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ def parse_size_bytes(text: str) -> int:
 @command
 def init(config: ConfigFile, overrides: Overrides = None) -> None:
     """Make the store of a config where there is none yet; a launch makes none that is required."""
-    from warmrank.orchestrator.errors import BadArgument
     from warmrank.orchestrator.store.stores import make
 
     loaded = load_config(config, overrides)
@@ -308,7 +308,6 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Store directories; locks and temporary files are left out."""
-    from warmrank.orchestrator.errors import BadArgument
     from warmrank.orchestrator.store.stores import open_store
     from warmrank.orchestrator.ui.command_tables import render_pushes
 
@@ -350,7 +349,6 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
     """
     from warmrank.cache_store.cache_dir.marks import check_marks
-    from warmrank.cache_store.errors import NoStoreYet
     from warmrank.orchestrator.store.stores import load, open_to_fetch
     from warmrank.orchestrator.ui.command_tables import render_pulls
 
@@ -381,8 +379,6 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
 @contextmanager
 def _signing_key_named_so(location: str | None) -> Iterator[None]:
     """Without a config there is no ``store.trust.signing_key`` to set."""
-    from warmrank.cache_store.errors import Untrusted
-
     try:
         yield
     except Untrusted as error:
@@ -405,7 +401,6 @@ def _targets(
 
 
 def _named(config: Path | None, location: str | None, key: Path | None) -> StoreConfig:
-    from warmrank.orchestrator.errors import BadArgument
     from warmrank.orchestrator.store.stores import named_store
 
     loaded = load_optional(config, None)
