@@ -362,16 +362,12 @@ class Config(Strict):
         return given
 
     @model_validator(mode="after")
-    def _axes_fill_the_ranks(self) -> Config:
+    def _axes_fill_the_ranks_and_one_is_packed(self) -> Config:
         sizes = self.parallel.sizes()
         if (product := math.prod(sizes.values())) != self.ranks:
             factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
             raise ValueError(f"parallel {factors} = {product}, but ranks = {self.ranks}")
-        return self
-
-    @model_validator(mode="after")
-    def _packed_axis_is_there(self) -> Config:
-        known = [*self.parallel.sizes(), "none"]
+        known = [*sizes, "none"]
         if self.ray.pack not in known:
             raise ValueError(
                 f"ray.pack is {self.ray.pack}; expected one of the axes, or none: {', '.join(known)}"

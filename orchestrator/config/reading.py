@@ -102,11 +102,16 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
     refuse_odd_values(data, place)
     try:
         # JSON, because strict mode then knows lists and paths, but takes neither "2" for 2 nor 1 for true.
-        return _in_use(Config.model_validate_json(json.dumps(_in_full(data)), strict=True))
+        config = Config.model_validate_json(json.dumps(_in_full(data)), strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
         problems = [translate(detail, place, overrides, short=is_short(data)) for detail in details]
         raise ConfigError(problems) from None
+    if config.store is None:
+        return config
+    tiers = tuple(tier for tier in config.store.tiers if tier.mode != "off")
+    store = config.store.model_copy(update={"tiers": tiers}) if tiers else None
+    return config.model_copy(update={"store": store})
 
 
 def _check_node_caches(config: Config, place: str) -> None:
@@ -140,16 +145,6 @@ def _in_full(data: Mapping[str, Any]) -> Mapping[str, Any]:
     tier = {key: value for key, value in data["store"].items() if key != "trust"}
     trust = {"trust": data["store"]["trust"]} if "trust" in data["store"] else {}
     return {**data, "store": {"tiers": [tier], **trust}}
-
-
-def _in_use(config: Config) -> Config:
-    """The config without tiers that are off."""
-    if config.store is None:
-        return config
-    tiers = tuple(tier for tier in config.store.tiers if tier.mode != "off")
-    return config.model_copy(
-        update={"store": config.store.model_copy(update={"tiers": tiers}) if tiers else None}
-    )
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

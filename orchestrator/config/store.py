@@ -197,17 +197,12 @@ class StoreConfig(Strict):
 
     @field_validator("tiers")
     @classmethod
-    def _one_or_two(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
+    def _one_or_two_places(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
         # Not as min_length: a tier that is refused would be refused a second time, as missing.
         if not value:
             raise PydanticCustomError("empty", "at least one tier")
         if sum(tier.mode != "off" for tier in value) > 2:
             raise PydanticCustomError("many", "at most two tiers: a near place and a far one")
-        return value
-
-    @field_validator("tiers")
-    @classmethod
-    def _each_place_once(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
         # Two of one place would each wait for it, and count what it holds twice.
         seen: set[str] = set()
         for tier in value:

@@ -50,7 +50,8 @@ def targets(directories: Sequence[str], keys: Sequence[str], seat: Seat) -> tupl
         BadArgument: a key cannot be found out, or the seat is not whole.
     """
     _check_seat(directories, seat)
-    components = _components(keys)
+    # Apart from the names used here, so that `--key rank=x` does not pass for the seat.
+    components = {f"key {name}": value for name, value in _components(keys).items()}
     whose: dict[str, str] = {"per": seat.scope}
     if seat.scope == "rank":
         whose |= {"rank": str(seat.rank), "world_size": str(seat.world_size)}
@@ -58,7 +59,7 @@ def targets(directories: Sequence[str], keys: Sequence[str], seat: Seat) -> tupl
     return tuple(
         Target(
             directory=Path(directory.replace("{rank}", str(seat.rank))).expanduser(),
-            components={**_named(components), **whose, "directory": f"{index} of {number}"},
+            components={**components, **whose, "directory": f"{index} of {number}"},
         )
         for index, directory in enumerate(directories, start=1)
     )
@@ -78,11 +79,6 @@ def _components(keys: Sequence[str]) -> dict[str, str]:
         if components.setdefault(name, found) != found:
             raise BadArgument(f"--key {key}: expected each name once, found {name}={components[name]} before")
     return components
-
-
-def _named(components: dict[str, str]) -> dict[str, str]:
-    # Apart from the names used here, so that `--key rank=x` does not pass for the seat.
-    return {f"key {name}": value for name, value in components.items()}
 
 
 def _check_seat(directories: Sequence[str], seat: Seat) -> None:
