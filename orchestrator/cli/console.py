@@ -190,7 +190,7 @@ _DEBUG = Annotated[bool, typer.Option("--debug", help="Log everything, and show 
 
 def command(
     function: Callable[..., None] | None = None, *, bad_input: tuple[type[StoreError], ...] = ()
-) -> Any:
+) -> Callable[..., Any]:
     """Decorate a command: it takes ``--debug``, and runs in a `session`."""
     if function is None:
         return partial(command, bad_input=bad_input)

@@ -125,7 +125,7 @@ def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
     description = _description(where)
     pattern = detail.get("ctx", {}).get("pattern")
     what = detail["msg"].removeprefix("Input should be ")
-    what = _PATTERNS.get(pattern, _OF_JSON.get(what, what))  # in plain words, because few can read a pattern
+    what = _PATTERNS.get(str(pattern), _OF_JSON.get(what, what))  # in plain words, because few can read a pattern
     words = [word for word in _WORD.findall(what) if word != "a"]
     if pattern not in _PATTERNS and _WORD.findall(description)[: len(words)] == words:
         return description
