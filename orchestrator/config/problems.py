@@ -123,9 +123,9 @@ def _place(where: tuple[str, ...]) -> tuple[str, ...]:
 def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
     """Allowed values in pydantic's words and the key's own; not twice where those list the same."""
     description = _description(where)
-    pattern = detail.get("ctx", {}).get("pattern")
+    pattern = str(detail.get("ctx", {}).get("pattern"))  # which few can read
     what = detail["msg"].removeprefix("Input should be ")
-    what = _PATTERNS.get(str(pattern), _OF_JSON.get(what, what))  # in plain words, because few can read a pattern
+    what = _PATTERNS.get(pattern, _OF_JSON.get(what, what))
     words = [word for word in _WORD.findall(what) if word != "a"]
     if pattern not in _PATTERNS and _WORD.findall(description)[: len(words)] == words:
         return description
