@@ -48,7 +48,7 @@ import time
 from collections.abc import Callable, Iterable
 
 LOOK_S = 1.0
-"""How often descendants of ranks are looked for, and whether the ranks live."""
+"""Interval between looks for descendants of ranks, and at the ranks."""
 
 MARK = "WARMRANK_RANK_MARK"
 """Variable that every rank sets to a text of its own, so that what it starts inherits it."""
@@ -57,10 +57,10 @@ _HELD_UP_S = 5.0
 """A look that comes so late was held up: by a stop, a frozen container, a machine that moved."""
 
 _ASKED_S = 2.0
-"""How long ranks have that Ray was asked to end: to a kill it would say that a worker died by accident."""
+"""Time for ranks that Ray was asked to end: to a kill it would say that a worker died by accident."""
 
 _END_S = 10.0
-"""How long it is tried to end processes, and then to remove; one that the kernel holds cannot be ended."""
+"""Time-out for ending processes, and then for removing; one that the kernel holds cannot be ended."""
 
 _COMMAND_LOOK_S = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -89,7 +89,7 @@ def start_of(pid: int) -> int:
 
 
 def fields_of(pid: int) -> list[bytes]:
-    """What ``/proc/PID/stat`` says after the command's name, from the state on; empty for no such process."""
+    """Fields of ``/proc/PID/stat`` after the command's name, from the state on; empty for no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - run with as few imports as there can be
             return file.read().rpartition(b")")[2].split()
@@ -108,13 +108,13 @@ def table() -> dict[int, tuple[int, int]]:
 
 
 def runs(process: Process) -> bool:
-    """Whether a process is there, and no other has its pid."""
+    """True if a process is there, and no other has its pid."""
     stat = stat_of(process[0])
     return stat is not None and stat[1] == process[1] and stat[2] != "Z"
 
 
 def children() -> Children:
-    """How to find children: as the kernel lists them, or, where it does not, by a look at all processes."""
+    """Function that finds children: by the kernel's list, or, without one, by a look at all processes."""
     if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # noqa: PTH110 - as above
         return listed
     return scanned(table())

@@ -44,7 +44,7 @@ from warmrank.worker.results import FunctionProbe, LeftOut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """How to build.
+    """Options of a build.
 
     ``real_tensors``: with memory and values, on the CPU; ``every_rank``: the model of every rank, not of one
     for each position; ``num_jobs`` ranks work at a time.
@@ -167,7 +167,7 @@ def probed(
 
 @dataclass(slots=True)
 class _Build:
-    """What the ranks that are built end with, and what becomes of it."""
+    """Results of the ranks that are built, on their way into the store."""
 
     stages: Stages
     config: Config

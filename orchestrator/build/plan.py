@@ -52,7 +52,7 @@ def differences(
     results: Mapping[Slot, FunctionResult],
     bound: Collection[str],
 ) -> tuple[str, ...]:
-    """What the witness has other than the rank that stands for it, in words; empty if nothing.
+    """Difference of the witness from the rank that stands for it, in words; empty for none.
 
     Functions in ``bound`` hold on one rank alone, so nothing stands for them.
     """
@@ -204,7 +204,7 @@ class ClassReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotBuilt:
-    """What a launch still has to make."""
+    """Something that a launch still has to make."""
 
     what: str
     reason: str

@@ -57,12 +57,12 @@ BOOTSTRAP = (
     "from warmrank.orchestrator.build.ranks import main\n"
     "main(hello)\n"
 )
-"""What the first process runs: it must find this package before it can import it."""
+"""Code of the first process: it must find this package before it can import it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineRankInit:
-    """What a process needs to become a rank of an offline build.
+    """Arguments of a process that becomes a rank of an offline build.
 
     The config has no store, which the driver alone uses; the environment is that of the machines that are
     built for. Without ``kernels``, functions are only traced.

@@ -43,7 +43,7 @@ class ExecNodes(Protocol):
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
     captured: bool
-    """Whether the command's output comes through `ExecNode.poll`."""
+    """True if the command's output comes through `ExecNode.poll`."""
 
     def ask(
         self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
@@ -160,7 +160,7 @@ _UNENDING_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a command is run.
+    """Options for the run of a command.
 
     Attributes:
         here: on this node only, without Ray.
@@ -427,7 +427,7 @@ class Output:
 
     @property
     def is_behind(self) -> bool:
-        """Whether more should not be written now."""
+        """True while no more should be written."""
         return self._error is None and self._waiting.qsize() > MAX_WAITING * max(1, len(self._prefixes))
 
     def write(self, node: int, chunks: Sequence[Chunk]) -> None:

@@ -58,12 +58,12 @@ _EXEC = "exec-"
 
 
 class NotPublished(OrchestratorError):
-    """What a command added cannot be published; the message says why."""
+    """Files that a command added cannot be published; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """What came from the store or went there, and what went wrong, one line each."""
+    """Transfers from and to the store, and faults, one line each."""
 
     said: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -208,7 +208,7 @@ class ExecNode:
             self._command.signal(number)
 
     def work(self) -> Work:
-        """What the ranks of this node did so far."""
+        """Work of this node's ranks so far."""
         return work_in(self._journals)
 
     def push(self) -> Synced:
@@ -294,7 +294,7 @@ def push_tools(store: Store, tools: Tools) -> Synced:
 
 
 def work_in(journals: Path) -> Work:
-    """What the ranks of this node did so far; without those whose journals hold nothing.
+    """Work of this node's ranks so far; without those whose journals hold nothing.
 
     Raises:
         NotPublished: a journal cannot be read.

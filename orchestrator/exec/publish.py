@@ -44,7 +44,7 @@ _LOOK_S = 1.0
 
 
 def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
-    """Why what ranks did makes no launch; empty when it does.
+    """Error text if the ranks' work makes no launch, else ``""``.
 
     Args:
         work: of all ranks that this command ran.
@@ -144,7 +144,7 @@ class Publisher:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it publishes, or did, or never will."""
+        """True if it publishes, has published, or never will."""
         return self.is_over or self._thread is not None
 
     def begin(self) -> None:

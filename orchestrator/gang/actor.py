@@ -91,7 +91,7 @@ def _import_ahead() -> None:
 
 
 def _in_words(stage: str, method: str, arguments: tuple[Any, ...]) -> str:
-    """What a call does, for people: ``compile Model.decode``."""
+    """A call's work in words: ``compile Model.decode``."""
     if method == RankHost.compile.__name__:
         doing = zip(("compile", "audit"), arguments, strict=True)
         return "; ".join(f"{what} {', '.join(names)}" for what, names in doing if names)

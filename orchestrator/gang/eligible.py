@@ -78,12 +78,12 @@ class HeadWatch:
 
     @property
     def loss(self) -> str:
-        """What stands for a cluster without a head; empty while there is one. Once lost, it stays so."""
+        """Error text if the cluster has lost its head, else ``""``. Once lost, it stays so."""
         where, silent_s = f"{self._host}:{self._port}", self._settings.node_silent_s
         return f"the cluster's head at {where} has not answered for {silent_s:g} s" if self._is_lost else ""
 
     def is_there(self) -> bool:
-        """Whether the head answers, or is not lost yet; Ray would try for a minute, and end this process."""
+        """True if the head answers, or is not lost yet; Ray would try for a minute, and end this process."""
         while not self._is_lost and not self._try():
             time.sleep(_AGAIN_S)
         return not self._is_lost

@@ -48,7 +48,7 @@ def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """What is seen of a rank from outside; what it does is empty when idle.
+    """A rank as seen from outside; its work is empty when idle.
 
     ``state`` is its letter in ``/proc/PID/stat``, empty for no such process; ``cpu_s`` are of user and system
     mode.
@@ -61,12 +61,12 @@ class ProcessStatus:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process has ended."""
+        """True once its process has ended."""
         return self.state in {"", "Z", "X"}
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger holds it."""
+        """True while a signal or a debugger holds it."""
         return self.state in {"T", "t"}
 
 

@@ -27,7 +27,7 @@ MAX_REASONS = 16
 
 
 def keeper_of(config: Config) -> NodeKeeper | None:
-    """What keeps this node's artifacts; None where it has no node caches."""
+    """The keeper of this node's artifacts; None where it has no node caches."""
     return NodeKeeper(config) if declared_caches(config) else None
 
 
@@ -102,7 +102,7 @@ class NodeKeeper:
         return self._collected.files
 
     def report(self) -> NodeArtifacts:
-        """What became of them so far."""
+        """Their outcome so far."""
         seeded, found = self._seeded, self._collected or Collected()
         reasons = [*self._faults, *(seeded.skipped if seeded else ()), *found.left_out]
         more = [f"and {len(reasons) - MAX_REASONS} more"] if len(reasons) > MAX_REASONS else []

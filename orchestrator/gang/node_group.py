@@ -188,7 +188,7 @@ def await_all(
 
 
 def answers_of(ref: Any) -> Any:
-    """What a node says; None where Ray says that something happened to it, which its watch tells of."""
+    """A node's answer; None where Ray says that something happened to it, which its watch tells of."""
     import ray
 
     try:
@@ -200,7 +200,7 @@ def answers_of(ref: Any) -> Any:
 
 
 def answer_of(ref: Any, rank: int, stage: str) -> Any:
-    """What a rank answered; a `WorkerFailure` where Ray says that something happened to it."""
+    """A rank's answer; a `WorkerFailure` where Ray says that something happened to it."""
     import ray
 
     try:

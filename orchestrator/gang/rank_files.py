@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 RENDEZVOUS = "start: rendezvous"
-"""What a rank does that waits for others to come up."""
+"""Work of a rank that waits for others to come up."""
 
 _SIZE_BYTES = 200
 
@@ -56,7 +56,7 @@ class StepFile:
 
 
 def read_step(path: Path) -> str:
-    """What the rank says; empty where it says nothing."""
+    """The rank's own words; empty for none."""
     try:
         with path.open("rb") as file:
             return file.read(_SIZE_BYTES).decode("ascii", "replace").strip()
@@ -107,7 +107,7 @@ def ask_stacks(files: Mapping[int, Path]) -> dict[Path, str]:
 
 
 def read_stacks(path: Path) -> str:
-    """What a file holds, its end where that is much; empty where there is none."""
+    """Text of a file, its end where that is much; empty where there is none."""
     try:
         return path.read_bytes()[-_MOST_BYTES:].decode("utf-8", "replace")
     except OSError:

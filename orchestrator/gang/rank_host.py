@@ -294,11 +294,11 @@ class RankHost:
     def propose_captures(
         self, planned: tuple[CaptureEntry, ...], names: tuple[str, ...] | None = None
     ) -> tuple[CaptureProposal, ...]:
-        """What this rank would capture."""
+        """Captures that this rank would make."""
         return self._worker.propose_captures(planned, names)
 
     def stream_problem(self) -> str:
-        """What the device has too few streams for; empty for nothing."""
+        """Captures for which the device has too few streams; empty for none."""
         return self._worker.stream_problem()
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
@@ -312,7 +312,7 @@ class RankHost:
         return answers
 
     def extra(self) -> tuple[FunctionResult, ...]:
-        """What the rank needed beyond the workload's calls."""
+        """Needs of the rank beyond the workload's calls."""
         return self._worker.extra()
 
     def verify(self) -> Verification:
@@ -394,7 +394,7 @@ def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> Worke
 
 
 def _is_store_fault(error: BaseException) -> bool:
-    """Whether a launch may go on without the store for it."""
+    """True if a launch may go on without the store for it."""
     if isinstance(error, StoreUnavailable) and error.required:
         return False
     return isinstance(error, StoreError) and not isinstance(error, UnusableCache)

@@ -35,7 +35,7 @@ from warmrank.orchestrator.reaper import MARK
 logger = logging.getLogger(__name__)
 
 GRACE_S = 1.0
-"""How long other causes are collected after a first failure, before all ranks are ended."""
+"""Time for collecting other causes after a first failure, before all ranks are ended."""
 
 _STOP_TIMEOUT_S = 10.0
 _GIVE_UP_S = 3.0  # several times as long as it takes until what is given up looks
@@ -136,7 +136,7 @@ class RayLauncher:
         }
 
     def _answers(self, stage: str, asked: dict[Any, Any], ready: Collection[Any]) -> dict[int, Any]:
-        """What ranks answered; a node that has ranks to wait for is asked again."""
+        """Answers of ranks; a node that has ranks to wait for is asked again."""
         found: dict[int, Any] = {}
         for ref in [ref for ref in ready if ref in asked]:
             node, said = asked.pop(ref), answers_of(ref)
@@ -190,13 +190,13 @@ class RayLauncher:
             head.stop()
 
     def _serves(self) -> bool:
-        """Whether Ray can be told anything; waits for a head that may be lost until that is known."""
+        """True if Ray can be told anything; waits for a head that may be lost until that is known."""
         if self._session is not None and ray_session.ended(self._session):
             return False
         return self._head is not None and self._head.is_there()
 
     def _watched(self, call: Callable[[], Gang]) -> Gang:
-        """What a call returns, given up with the head: Ray would wait for it, then end this process.
+        """Result of a call, given up with the head: Ray would wait for it, then end this process.
 
         It goes on in its thread until it looks next whether it may.
         """
@@ -374,7 +374,7 @@ def _gets_off(session: ray_session.Session, head: HeadWatch) -> bool:
 
 
 def _has_ended(beginning: Beginning, may_go_on: Callable[[], bool]) -> bool:
-    """Whether something ended as long as it might go on."""
+    """True if something ended as long as it might go on."""
     while not beginning.has_ended(TICK_S):
         if not may_go_on():
             return False

@@ -49,7 +49,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _LEAVE_S = 40.0
 """Seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone."""
 _SLOW_S = 15.0
-"""What fails sooner is no time-out of Ray's, and would fail again."""
+"""An earlier failure is no time-out of Ray's, and would come again."""
 _AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
 _OWN_PROCESSES = {"raylet": b"/raylet/raylet\0", "GCS": b"/gcs/gcs_server\0"}
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
@@ -61,7 +61,7 @@ _NO_CLIENT = (
 
 
 class TookTooLong(Exception):
-    """What was begun has neither ended nor failed in time, and goes on."""
+    """An operation has neither ended nor failed in time, and goes on."""
 
 
 class Beginning:
@@ -172,7 +172,7 @@ _NOISE = {
     "ray._private.worker": "SIGTERM handler is not set",  # in place of ours, which it cannot be in a thread
     "ray._private.authentication.authentication_token_setup": "Token authentication is enabled",
 }
-"""What Ray warns of and nobody need act on: beginning of the line, by logger."""
+"""Warnings of Ray that nobody need act on: beginning of the line, by logger."""
 
 
 @contextmanager
@@ -221,13 +221,13 @@ _REFUSED = re.compile(r"AuthenticationError: (?:RPC error: )?([^.\n]+)")
 
 
 def _auth_refusal(error: Exception) -> str:
-    """What Ray says of a token that it refuses, which may stand in the text of a cause; empty for nothing."""
+    """Ray's words on a token that it refuses, which may stand in the text of a cause; empty for none."""
     found = _REFUSED.search("".join(traceback.format_exception(error)))
     return found[1] if found else ""
 
 
 def is_unreachable(error: Exception) -> bool:
-    """Whether nothing answers where the cluster's head should, which may be up soon."""
+    """True if nothing answers where the cluster's head should, which may be up soon."""
     if _auth_refusal(error):
         return False
     if isinstance(error, ConnectionError | TimeoutError):
@@ -236,7 +236,7 @@ def is_unreachable(error: Exception) -> bool:
 
 
 def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
-    """What to say when `join` failed."""
+    """Error text for a failed `join`."""
     cause = first_line(error).rstrip(".")
     if (found := _VERSIONS.search(str(error))) is not None:
         theirs, their_python, ours, our_python = found.groups()
@@ -268,7 +268,7 @@ def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """How this process got onto Ray.
+    """This process's connection to Ray.
 
     Of an own Ray: ``reaper`` ends it, and removes the private directory around its own, ``temp_dir``, when
     this process is killed; ``own`` are the processes that it cannot be without, by name.
@@ -282,7 +282,7 @@ class Session:
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:
-    """How this process should get onto Ray."""
+    """The way for this process to get onto Ray."""
     if initialized:
         return "initialized"
     if _JOB_MARK in environ:
@@ -293,7 +293,7 @@ def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) 
 
 
 def way_in_now(config: RayConfig) -> WayIn:
-    """How this process would get onto Ray by `enter`."""
+    """The way in which `enter` would get this process onto Ray."""
     return way_in(config, os.environ, initialized=_is_initialized())
 
 
@@ -411,7 +411,7 @@ def _clean_up(session: Session) -> None:
 
 
 def ended(session: Session) -> str:
-    """Why an own Ray is over, because a process that it cannot be without is gone; empty where it is not.
+    """Error text if a process is gone without which an own Ray cannot be, else ``""``.
 
     Its others would notice 15 s later: they look whether it is there, and it is, as a zombie, until this
     process asks after it.
@@ -441,7 +441,7 @@ def _own(program: bytes) -> Process | None:
 
 
 def rank_resources(config: RayConfig, device: str) -> dict[str, float]:
-    """What each rank asks Ray for; Ray then shows it the one accelerator that it got."""
+    """Resources that each rank asks Ray for; Ray then shows it the one accelerator that it got."""
     resources = {"CPU": config.num_cpus_per_rank}
     if device in _DEVICE_RESOURCES:
         resources[_DEVICE_RESOURCES[device]] = 1.0
@@ -461,7 +461,7 @@ def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
 
 
 def runtime_env(config: RayConfig, way: WayIn) -> dict[str, Any]:
-    """What Ray must set up before a rank's process runs.
+    """Runtime environment that Ray must set up before a rank's process runs.
 
     A Ray that was up before this launch does not know its import paths. Elsewhere nothing is asked for but
     what the config wants, because Ray's agent for it costs a second; an own Ray inherits the paths.

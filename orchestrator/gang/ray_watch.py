@@ -59,7 +59,7 @@ _STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
 
 
 class Watching:
-    """What was seen when, of nodes with their host name and ranks; seconds are any that only rise."""
+    """Times at which nodes, with their host name and ranks, were seen; seconds are any that only rise."""
 
     def __init__(
         self, nodes: Mapping[int, tuple[str, tuple[int, ...]]], settings: WatchConfig, now_s: float
@@ -109,7 +109,7 @@ class Watching:
         return now_s - min(self._asked_s.values())
 
     def is_whole(self) -> bool:
-        """Whether every rank was there when its node was seen last."""
+        """True if every rank was there when its node was seen last."""
         return not (self._gone_since_s or self._ended or self._let_go)
 
     def failed(self, rank: int, now_s: float, *, died: bool) -> None:
@@ -121,7 +121,7 @@ class Watching:
             self._error_s = now_s
 
     def is_in_doubt(self, now_s: float, *, others_wait: bool) -> bool:
-        """Whether nodes may yet turn out to be lost, or ranks to have died, with those that failed.
+        """True while nodes may turn out to be lost, or ranks to have died, with those that failed.
 
         ``others_wait``: ranks have not answered that did not fail.
         """
@@ -138,7 +138,7 @@ class Watching:
         return not is_known and self._asked_s[node] < since_s + SETTLE_S and now_s < since_s + DOUBT_S
 
     def _is_lost_with_a_rank(self, node: int, now_s: float) -> bool:
-        """Whether a rank of a node died, and the node has not shown in time that it lives on."""
+        """True if a rank of a node died, and the node has not shown in time that it lives on."""
         died_s = self._of_deaths.get(node)
         if died_s is None or self._asked_s[node] >= died_s + SETTLE_S:
             return False
@@ -252,7 +252,7 @@ class RayWatch:
             self._next_s = dict.fromkeys(self._next_s, 0.0)
 
     def is_in_doubt(self, *, others_wait: bool) -> bool:
-        """Whether it is still to be seen what was lost with ranks that failed; see `Watching.is_in_doubt`."""
+        """True while losses beside ranks that failed may show; see `Watching.is_in_doubt`."""
         watching = self._watching
         return watching is not None and watching.is_in_doubt(time.monotonic(), others_wait=others_wait)
 

@@ -20,7 +20,7 @@ from warmrank.orchestrator.text import count_text
 
 
 def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int) -> int:
-    """How many ranks fit into resources; ``most`` where they need nothing of it."""
+    """Number of ranks that fit into resources; ``most`` where they need nothing of it."""
     # Ray counts in ten-thousandths.
     fits = [(resources.get(name, 0.0) + 1e-4) // amount for name, amount in need.items() if amount > 0]
     return int(min([*fits, most]))
@@ -33,7 +33,7 @@ def bundle_sizes(node_slots: Iterable[int], num_ranks: int, group_size: int) -> 
 
 
 def times(need: Mapping[str, float], number: int) -> dict[str, float]:
-    """What so many ranks need."""
+    """Resources that so many ranks need."""
     return {name: round(amount * number, 4) for name, amount in need.items() if amount > 0}
 
 
@@ -58,7 +58,7 @@ def describe_shortage(
     state: str,
     own: bool,
 ) -> str:
-    """Why ranks that ask for a bundle each cannot be placed on nodes with so much free, and what to do.
+    """Error text for ranks whose bundles do not fit on nodes with so much free, with the remedy.
 
     ``state`` is Ray's scheduling state of the placement group; ``own``: the cluster is a Ray of this launch.
     """
@@ -127,7 +127,7 @@ def _by_labels(supply: Eligible) -> str:
 
 
 def available_on(nodes: Iterable[RayNode]) -> list[Mapping[str, float]]:
-    """What of each node is free."""
+    """Free resources of each node."""
     from ray._private import state  # Ray has no public name for it
 
     found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -135,7 +135,7 @@ def available_on(nodes: Iterable[RayNode]) -> list[Mapping[str, float]]:
 
 
 def lacks_devices(bundle: Mapping[str, float], num_ranks: int, total: Mapping[str, float]) -> bool:
-    """Whether there are too few accelerators, whatever there is of CPUs."""
+    """True if there are too few accelerators, whatever there is of CPUs."""
     return any(num_ranks * need > total.get(name, 0.0) for name, need in bundle.items() if name != "CPU")
 
 
@@ -157,7 +157,7 @@ def refuse_missing_devices(bundle: Mapping[str, float], num_ranks: int, config: 
 
 
 def _num_here(resource: str) -> int | None:
-    """How many Ray would find; None for a Ray that cannot be asked before it has started."""
+    """Number that Ray would find; None for a Ray that cannot be asked before it has started."""
     try:
         from ray._private.accelerators import get_accelerator_manager_for_resource
     except ImportError:
@@ -256,7 +256,7 @@ class Reservation:
         self._group = placement_group(bundles, strategy=self._placement, **more)
 
     def _is_there(self, deadline: float, check: Callable[[], None], on_wait: Callable[[str], None]) -> bool:
-        """Whether the resources are there in time; says early what is lacking, though a cluster may grow."""
+        """True if the resources are there in time; says early what is lacking, though a cluster may grow."""
         say_s = time.monotonic() + _SAY_AFTER_S
         while not self._group.wait(TICK_S):  # once at least: Ray's own start may have taken all the time
             if left_s(deadline) <= 0:

@@ -1,4 +1,4 @@
-"""What of the current directory goes to a cluster, with a job or with a driver that joins one.
+"""Upload of the current directory to a cluster, with a job or with a driver that joins one.
 
 `warmrank` goes along where the directory does not hold it, so it need not be installed there.
 Invariant: no private key goes along.
@@ -25,7 +25,7 @@ EXCLUDED_NAMES = (
     ".git", ".venv", "venv", "__pycache__", "*.egg-info", ".mypy_cache", ".ruff_cache", ".pytest_cache",
     ".import_linter_cache", ".hypothesis", ".coverage", ".torchair_cache", "build", "warmrank-out",
 )  # fmt: skip
-"""What never goes along; names match at any depth (they are gitwildmatch patterns without a slash)."""
+"""Names that never go along, at any depth (gitwildmatch patterns without a slash)."""
 
 LARGE_UPLOAD_BYTES = 100 * 2**20
 """Above this the user is told: Ray refuses packages of half a gigabyte, and keeps the others on its head."""
@@ -36,7 +36,7 @@ _HEADER_BYTES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What of a directory goes to the cluster, at most (`.gitignore` may leave out more).
+    """The most of a directory that goes to the cluster (`.gitignore` may leave out more).
 
     Sizes are before compression; ``largest`` are paths relative to the directory, the largest files first.
     """
@@ -119,7 +119,7 @@ def _inside(path: Path, directory: Path) -> str:
 
 
 def left_out(directory: Path, config: Config | None = None) -> tuple[str, ...]:
-    """What of this directory does not go along, besides `EXCLUDED_NAMES`; relative to it."""
+    """Paths in this directory that do not go along, besides `EXCLUDED_NAMES`; relative to it."""
     paths = list(private_keys(directory))
     if config is not None:
         key = config.store.trust.signing_key if config.store else None
@@ -129,7 +129,7 @@ def left_out(directory: Path, config: Config | None = None) -> tuple[str, ...]:
 
 
 def upload_notes(directory: Path, config: Config | None = None) -> tuple[str, ...]:
-    """What the user should know before a directory goes to the cluster: keys that stay here, a large size."""
+    """Notes for the user before a directory goes to the cluster: keys that stay here, a large size."""
     notes = []
     if keys := private_keys(directory):
         shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

@@ -69,7 +69,7 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
 
 
 def _no_key(access: Access) -> str:
-    """What keeps the launch out of the store; of one that is away, what may do so later."""
+    """Obstacles between the launch and the store; of one that is away, possible later ones."""
     remedy = (
         "Make a key (warmrank keys generate) and name it there, or for a store of your own set "
         'store.trust.policy: "off"'
@@ -89,7 +89,7 @@ def _no_key(access: Access) -> str:
 def _tell(
     stages: Stages, published: Mapping[int, Published], nondeterministic: tuple[Nondeterministic, ...]
 ) -> None:
-    """What of the publishing is worth knowing, and no failure."""
+    """Notes on the publishing that are no failures."""
     queued: dict[str, list[int]] = {}
     for rank, part in published.items():
         for problem in part.problems:

@@ -175,7 +175,7 @@ class Launch:
         }
 
     def _report(self, pids: Mapping[int, int]) -> Report:
-        """What is known by now, with the process of each rank; the report of a warm launch is whole."""
+        """The report so far, with the process of each rank; that of a warm launch is whole."""
         ranks = tuple(
             RankReport(
                 rank=seat.rank,

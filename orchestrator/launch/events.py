@@ -136,7 +136,7 @@ class FunctionFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBusy(Event):
-    """What a rank is ``doing``, such as ``compile Llama.decode``, as far as its node can see."""
+    """A rank's work (``doing``), such as ``compile Llama.decode``, as far as its node can see."""
 
     rank: int
     doing: str

@@ -131,7 +131,7 @@ def retries(failed: Iterable[Failed], state: PlanState, seats: Seats) -> tuple[s
 
 
 def failures_of(state: PlanState, seats: Seats) -> list[WorkerFailure]:
-    """Why something was given up: functions, leaders, nodes and causes."""
+    """Reasons for giving up: functions, leaders, nodes and causes."""
     wanted: dict[str, set[int]] = {}
     for demand in state.lost:
         wanted.setdefault(demand.function, set()).add(demand.rank)
@@ -179,7 +179,7 @@ def budget_of(error: Exception) -> Budget | None:
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether the cluster is to blame, not the workload: another launch may end well."""
+    """True if the cluster is to blame, not the workload: another launch may end well."""
     if isinstance(error, LaunchFailed):
         return policy_of(*(failure.kind for failure in error.failures)).exit == "LOST"
     return isinstance(error, CannotStart) and (error.blames_cluster or error.may_pass)
@@ -194,7 +194,7 @@ class RetryBudget:
 
     @property
     def has_lost_nodes(self) -> bool:
-        """Whether an attempt ended because a node was lost."""
+        """True if an attempt ended because a node was lost."""
         return self._spent["node"] > 0
 
     def another(self, error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What is launched, as named components; their hash is the launch key.
+"""The identity of a launch as named components; their hash is the launch key.
 
 Left out on purpose: the number of ranks and the sizes of the parallel axes, so that a launch of another world
 size is found and adopted from; and whatever changes no artifact: the launch's name, Ray settings, paths of

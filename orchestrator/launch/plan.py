@@ -115,7 +115,7 @@ class Leaders:
 
 
 def lanes_of(nodes: Iterable[int], cpus_per_rank: float) -> dict[int, int]:
-    """How many leaders may compile at a time on each node: what its ranks reserved, at most one each."""
+    """Number of leaders that may compile at once on a node: by what its ranks reserved, at most one each."""
     return {
         node: max(1, int(num_ranks * min(1.0, cpus_per_rank))) for node, num_ranks in Counter(nodes).items()
     }

@@ -107,7 +107,7 @@ class Demand:
 
     @property
     def class_key(self) -> ClassKey:
-        """What the members of a class share."""
+        """Properties that the members of a class share."""
         return self.function, self.request_key, self.apart
 
     @property

@@ -38,7 +38,7 @@ _NO_UNICODE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionReport:
-    """What became of one cached function on one rank.
+    """Outcome of one cached function on one rank.
 
     Attributes:
         function: name of the cached function.
@@ -104,7 +104,7 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFetch:
-    """What one node fetched from the store before its ranks were built.
+    """Transfer of one node from the store before its ranks were built.
 
     Attributes:
         node_rank: index of the node.
@@ -127,7 +127,7 @@ class NodeFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePublish:
-    """What the ranks of one node published.
+    """Publishing of one node's ranks.
 
     Attributes:
         node_rank: index of the node.
@@ -148,7 +148,7 @@ class NodePublish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What became of the artifacts of one node.
+    """Outcome of the artifacts of one node.
 
     Attributes:
         node_rank: index of the node.
@@ -171,7 +171,7 @@ class Nondeterministic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What the last stage left in the store, or waiting for it.
+    """Outcome of the last stage: in the store, or waiting for it.
 
     Attributes:
         record: the launch record's key; empty when there is none in the store.
@@ -223,7 +223,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a launch did not end with every rank warm.
+    """Failure of a launch that did not end with every rank warm.
 
     Attributes:
         kind: name of the error's type.
@@ -460,7 +460,7 @@ def _with_words(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def attributes(doc: str) -> dict[str, str]:
-    """What a docstring, its indentation cleaned, says of each attribute; lines that go on are joined."""
+    """Attributes' descriptions in a docstring with cleaned indentation; lines that go on are joined."""
     found: dict[str, str] = {}
     name = ""
     for line in doc.partition("Attributes:\n")[2].splitlines():

@@ -210,7 +210,7 @@ class Stages:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was noted so far, each once, in order."""
+        """Problems noted so far, each once, in order."""
         return tuple(self.state.problems)
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class Stages:
 
     @property
     def is_script(self) -> bool:
-        """Whether the workload is a plain script."""
+        """True if the workload is a plain script."""
         return isinstance(self.config.workload, ScriptWorkload)
 
     def wall_s(self) -> float:

@@ -40,7 +40,7 @@ class AttemptReport:
 
     @property
     def why_again(self) -> str:
-        """Why there is this attempt, in words that leave no doubt which of the two failed."""
+        """Reason for this attempt, in words that leave no doubt which of the two failed."""
         return f"because attempt {self.attempt - 1} failed: {self.reason}"
 
 
@@ -146,7 +146,7 @@ class ClassState:
 
     @property
     def action(self) -> ClassAction:
-        """How its ranks get the artifact."""
+        """The action by which its ranks get the artifact."""
         return self.key[2]
 
     @property
@@ -204,7 +204,7 @@ class LaunchState:
             self._take(event)
 
     def course(self, *, now_s: float | None = None) -> Course:
-        """What came so far; an attempt that goes on ends ``now``, by default with the last event."""
+        """The course so far; an attempt that goes on ends ``now``, by default with the last event."""
         attempts = list(self.attempts)
         if attempts and not attempts[-1].error:
             attempts[-1] = replace(attempts[-1], end_s=self.now_s if now_s is None else now_s)

@@ -44,7 +44,7 @@ Proposals = Mapping[int, tuple[CaptureProposal, ...]]
 Results = dict[int, tuple[FunctionResult, ...]]
 Probes = dict[int, tuple[FunctionProbe, ...]]
 Step = dict[int, CaptureProposal]
-"""What each rank that takes part in a step captures."""
+"""Captures of each rank that takes part in a step."""
 
 MAX_ROUNDS = 5
 """A static KV cache takes three: decode finds it made, then prefill does, then nothing is new."""

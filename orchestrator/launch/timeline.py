@@ -13,7 +13,7 @@ from warmrank.orchestrator.launch.report import RankReport
 from warmrank.orchestrator.launch.state import Course
 
 SLOW_FACTOR = 1.5
-"""How many times as long as half of the ranks makes a rank a slow one."""
+"""Multiple of the median rank's time from which a rank counts as slow."""
 
 SLOW_MIN_S = 1.0
 """Less than this, waited for in vain, is not worth a word."""
@@ -23,7 +23,7 @@ _UNEVEN = frozenset({"compile", "script"})
 
 
 class Bar(NamedTuple):
-    """What some ranks did in one stage of one attempt, and when the first and the last had answered.
+    """Part of some ranks in one stage of one attempt, from its start to the first and the last answer.
 
     Times are in seconds since the launch began; not ``ok``: the attempt ended in this stage.
     """
@@ -139,7 +139,7 @@ def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int)
 
 
 def _units(course: Course, ranks: Sequence[RankReport], max_rows: int) -> list[tuple[int, ...]]:
-    """What a row may consist of, in order: ranks, or nodes where there are too many ranks."""
+    """Units of rows, in order: ranks, or nodes where there are too many ranks."""
     everyone = sorted({rank for span in course.timeline for rank in span.ranks})
     nodes: dict[int, list[int]] = {}
     for rank in ranks:

@@ -140,7 +140,7 @@ class _Stream(io.RawIOBase):
 
 
 GET_TIMEOUT_S = 60.0
-"""How long a piece may take: a tenth of a second at 1 Gbit/s. Ray notices a lost node only after a minute."""
+"""Time-out for a piece: a tenth of a second at 1 Gbit/s. Ray notices a lost node only after a minute."""
 ROOM_SHARE = 4
 """A source shares at most a quarter of its object store, so that nothing spills beside a launch."""
 STEP_S = 0.1
@@ -161,7 +161,7 @@ def preseed(config: Config, plan: SeedPlan, *, show: Callable[[Iterable[NodeStat
 
 
 def is_this_machine(config: Config) -> bool:
-    """Whether the config names no cluster, and so launches on this machine."""
+    """True if the config names no cluster, and so launches on this machine."""
     return ray_session.way_in(config.ray, os.environ, initialized=False) == "local"
 
 
@@ -210,7 +210,7 @@ class NodeSeeder:
         return found, None
 
     def progress(self) -> Progress | None:
-        """How far it is."""
+        """Its progress."""
         return self._progress
 
     def _hear(self, progress: Progress) -> None:

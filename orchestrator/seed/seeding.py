@@ -46,7 +46,7 @@ class SeedCluster(Protocol):
         """The nodes that ended since the last call."""
 
     def progress(self) -> dict[str, Progress]:
-        """How far running nodes are, by their ids, as far as that is known."""
+        """Progress of running nodes by their ids, as far as it is known."""
 
     def stop(self, node: Node) -> None:
         """End what is running on a node, and let go of what it shares."""
@@ -54,7 +54,7 @@ class SeedCluster(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedPlan:
-    """What to do.
+    """Options for seeding.
 
     Attributes:
         wanted: names of nodes; none for all.
@@ -124,7 +124,7 @@ class Seeding:
 
     @property
     def is_done(self) -> bool:
-        """Whether every node that was found has ended; never while new ones are waited for."""
+        """True once every node that was found has ended; never while new ones are waited for."""
         is_looked = self._look_s is not None
         return not self._plan.watch and is_looked and all(s.phase == "ended" for s in self.states.values())
 

@@ -116,7 +116,7 @@ def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
 
 
 def _totals(states: Iterable[NodeState]) -> str:
-    """How many nodes are done, and how many bytes of those that are not."""
+    """Number of nodes that are done, and of bytes of those that are not."""
     states = list(states)
     statuses = [state.seed.status for state in states if state.seed is not None]
     parts = [f"{statuses.count('seeded')} of {count_text(len(states), 'node')} seeded"]
