@@ -17,15 +17,15 @@ from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
     Overrides,
-    doubts_here,
     group_of_commands,
+    lint_here,
     load_config,
 )
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.text import count_text
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.config.doubts import Doubt
+    from warmrank.orchestrator.config.lint import LintFinding
 
 app = group_of_commands("Check a config, show what it comes to, and print the schema of its keys.")
 
@@ -41,19 +41,19 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find everything that is wrong with a config, also between keys, without launching."""
-    from warmrank.orchestrator.ui.command_tables import render_doubts
+    from warmrank.orchestrator.ui.command_tables import render_lint
 
     with _told(config, overrides, as_json=as_json):
         loaded = load_config(config, overrides)
-    found = doubts_here(loaded)
+    found = lint_here(loaded)
     if as_json:
         print_json(found)
     elif found:
-        output().print(render_doubts(found))
+        output().print(render_lint(found))
     else:
         ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
         output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
-    if any(strict or doubt.level == "error" for doubt in found):
+    if any(strict or finding.level == "error" for finding in found):
         raise typer.Exit(ExitCode.BAD_INPUT)
 
 
@@ -99,21 +99,21 @@ def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterat
     """Say that mistakes in single keys hide others, and print them as JSON where that was asked for."""
     from warmrank.orchestrator.config.problems import AXES
     from warmrank.orchestrator.config.reading import read_data
-    from warmrank.orchestrator.ui.command_tables import render_doubts
+    from warmrank.orchestrator.ui.command_tables import render_lint
 
     try:
         yield
     except ConfigError as error:
-        found: tuple[Doubt, ...] = ()
+        found: tuple[LintFinding, ...] = ()
         if [problem.key for problem in error.problems] == [AXES]:
             # Only the axes do not fill the ranks, and nothing else depends on them: look with others.
             ranks = read_data(config, tuple(overrides or ()))["ranks"]
-            found = doubts_here(load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"]))
+            found = lint_here(load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"]))
         elif any(problem.key for problem in error.problems):
             error.add_note("what does not go together is looked for once these keys are right")
         if as_json:
             problems = [{"level": "error", **plain(problem)} for problem in error.problems]
             print_json([*problems, *found])
         elif found:
-            output().print(render_doubts(found))
+            output().print(render_lint(found))
         raise

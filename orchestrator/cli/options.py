@@ -15,7 +15,7 @@ from warmrank.cache_store.errors import UnusableCache
 from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.config.doubts import Doubt
+    from warmrank.orchestrator.config.lint import LintFinding
     from warmrank.orchestrator.config.reading import Config
 
 ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
@@ -68,9 +68,9 @@ def load_optional(config: Path | None, overrides: list[str] | None) -> Config | 
     return None if config is None else load_config(config, overrides)
 
 
-def doubts_here(
+def lint_here(
     config: Config, *, reads_only: bool = False, starts_ray: bool = True, is_elsewhere: bool = False
-) -> tuple[Doubt, ...]:
+) -> tuple[LintFinding, ...]:
     """Everything that does not go together in a config, and with this machine.
 
     Args:
@@ -79,7 +79,7 @@ def doubts_here(
         starts_ray: a Ray of its own may be started here, for its workload.
         is_elsewhere: it runs as a job of a cluster, whose nodes have what is missing on this machine.
     """
-    from warmrank.orchestrator.config.doubts import doubts, look
+    from warmrank.orchestrator.config.lint import lint, machine_here
     from warmrank.orchestrator.gang.ray_session import way_in_now
 
     way = way_in_now(config.ray)
@@ -89,12 +89,12 @@ def doubts_here(
     if is_elsewhere or not starts_ray or way in {"address", "initialized"}:
         changes["ray"] = config.ray.model_copy(update={"address": config.ray.address or "auto"})
     config = config.model_copy(update=changes)
-    machine = look(config)
+    machine = machine_here(config)
     if is_elsewhere:
         machine = replace(machine, requires_signature="", has_signing_key=True)
     if way == "job":
         machine = replace(machine, num_cpus=None)
-    return doubts(config, machine)
+    return lint(config, machine)
 
 
 def refuse_what_fails(
@@ -106,7 +106,7 @@ def refuse_what_fails(
     starts_ray: bool = True,
     is_elsewhere: bool = False,
 ) -> None:
-    """Refuse, before Ray starts, what `config check` calls an error; see `doubts_here`.
+    """Refuse, before Ray starts, what `config check` calls an error; see `lint_here`.
 
     ``place`` is the config's file. Raises `ConfigError`, or `UnusableCache` if the ranks of an own Ray could
     not use the cache directory.
@@ -118,13 +118,13 @@ def refuse_what_fails(
     way = way_in_now(config.ray)
     if way == "job":
         refuse_in_job(own_places(config, Path.cwd()), place)
-    found = doubts_here(config, reads_only=reads_only, starts_ray=starts_ray, is_elsewhere=is_elsewhere)
+    found = lint_here(config, reads_only=reads_only, starts_ray=starts_ray, is_elsewhere=is_elsewhere)
     problems = []
-    for doubt in found:
-        if doubt.level == "error":
-            key = ", ".join(doubt.keys)
+    for finding in found:
+        if finding.level == "error":
+            key = ", ".join(finding.keys)
             where = place_of(key, place, overrides or ())
-            problems.append(ConfigProblem(place=where, key=key, found=doubt.found, remedy=doubt.remedy))
+            problems.append(ConfigProblem(place=where, key=key, found=finding.found, remedy=finding.remedy))
     if problems:
         raise ConfigError(problems)
     if way == "local" and starts_ray and not is_elsewhere:
@@ -152,13 +152,13 @@ def _refuse_unusable(cache_dir: Path) -> None:
 
 def refuse_shadows() -> None:
     """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`."""
-    from warmrank.orchestrator.config.doubts import shadow_doubt
     from warmrank.orchestrator.config.entrypoint import shadow
+    from warmrank.orchestrator.config.lint import shadow_finding
 
     path = shadow(Path.cwd())
     if path is not None:
-        doubt = shadow_doubt(path)
-        raise BadArgument(f"{doubt.found}: {doubt.remedy}")
+        finding = shadow_finding(path)
+        raise BadArgument(f"{finding.found}: {finding.remedy}")
 
 
 _OPTION = "--config"

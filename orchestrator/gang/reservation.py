@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from warmrank.orchestrator.config.doubts import RAY_OVERRIDE
+from warmrank.orchestrator.config.lint import RAY_OVERRIDE
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, summed

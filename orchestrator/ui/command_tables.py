@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from warmrank.cache_store.sync.push import PushReport
     from warmrank.orchestrator.build.plan import BuildReport
     from warmrank.orchestrator.build.retrace import CacheAudit
-    from warmrank.orchestrator.config.doubts import Doubt
+    from warmrank.orchestrator.config.lint import LintFinding
     from warmrank.orchestrator.vllm_plugin.entries import Outcome
 
 _FRESHNESS = {
@@ -170,12 +170,12 @@ def render_queue(report: QueueReport, cache_dir: Path) -> RenderableType:
     )
 
 
-def render_doubts(found: Sequence[Doubt]) -> RenderableType:
+def render_lint(found: Sequence[LintFinding]) -> RenderableType:
     """Contradictions in a config, each with its remedy."""
     blocks: list[RenderableType] = []
-    for doubt in found:
-        blocks.append(Text.assemble((f"{doubt.level}: ", STYLES[doubt.level]), ", ".join(doubt.keys)))
-        blocks.append(pairs([("found", doubt.found), ("remedy", doubt.remedy)], style="bold"))
+    for finding in found:
+        blocks.append(Text.assemble((f"{finding.level}: ", STYLES[finding.level]), ", ".join(finding.keys)))
+        blocks.append(pairs([("found", finding.found), ("remedy", finding.remedy)], style="bold"))
     return Group(*blocks)
 
 

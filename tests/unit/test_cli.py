@@ -83,7 +83,7 @@ def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -
     fake = FakeLaunch(answer)
     monkeypatch.setattr("warmrank.orchestrator.launch.driver.Launch", fake)
     # What such a launch has no ranks to run is not looked for.
-    monkeypatch.setattr("warmrank.orchestrator.config.doubts.fault_of", lambda _config: None)
+    monkeypatch.setattr("warmrank.orchestrator.config.lint.fault_of", lambda _config: None)
     return fake
 
 

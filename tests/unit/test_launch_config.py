@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.processes import python
-from warmrank.orchestrator.config.doubts import Machine, doubts
+from warmrank.orchestrator.config.lint import Machine, lint
 from warmrank.orchestrator.config.reading import Config, groups, load, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.launch.identity import launch_key
@@ -84,7 +84,7 @@ def config(**data: Any) -> Config:
 
 
 def found(machine: Machine = MACHINE, **data: Any) -> list[tuple[str, tuple[str, ...]]]:
-    return [(doubt.level, doubt.keys) for doubt in doubts(config(**data), machine)]
+    return [(finding.level, finding.keys) for finding in lint(config(**data), machine)]
 
 
 CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
@@ -145,11 +145,11 @@ def test_script_that_is_not_there_is_an_error_where_the_nodes_cannot_have_it(ray
 
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():
     machine = replace(MACHINE, requires_signature="/store: others can write it")
-    (doubt,) = doubts(config(store={"path": "/store"}), machine)
-    assert (doubt.level, doubt.keys) == ("error", ("store.trust.policy", "store.trust.signing_key"))
-    assert "/store: others can write it" in doubt.found
-    assert "chmod go-w" in doubt.remedy
-    assert doubts(config(store={"path": "/store", "mode": "ro"}), machine) == ()
+    (finding,) = lint(config(store={"path": "/store"}), machine)
+    assert (finding.level, finding.keys) == ("error", ("store.trust.policy", "store.trust.signing_key"))
+    assert "/store: others can write it" in finding.found
+    assert "chmod go-w" in finding.remedy
+    assert lint(config(store={"path": "/store", "mode": "ro"}), machine) == ()
 
 
 HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ranks": 1}

@@ -1,7 +1,7 @@
 """Contradictions, certain or likely, between keys of a config that are right by themselves.
 
-An error can never work; a warning works somewhere, or does less than whoever wrote it believes. `look` says
-what of this machine the judgement depends on; it makes and changes nothing.
+An error can never work; a warning works somewhere, or does less than whoever wrote it believes. `machine_here`
+gathers the facts of this machine that the judgement depends on; it makes and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STAGES_WITH_COLLECTIVES = ("capture_s", "first_call_s", "verify_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubt:
+class LintFinding:
     """One thing that does not go together."""
 
     level: Level  # whether it can work at all
@@ -35,16 +35,16 @@ class Doubt:
     remedy: str  # what to do
 
 
-def doubts(config: Config, machine: Machine) -> tuple[Doubt, ...]:
+def lint(config: Config, machine: Machine) -> tuple[LintFinding, ...]:
     """Everything that does not go together, errors first."""
     found = [*_cpus(config, machine), *_code(config, machine), *_timeouts(config), *_choices(config, machine)]
     if config.store is not None:
         found += [*_overlaps(config, config.store), *_reach(config, config.store, machine)]
         found += _trust(config, config.store, machine)
-    return tuple(sorted(found, key=lambda doubt: doubt.level != "error"))
+    return tuple(sorted(found, key=lambda finding: finding.level != "error"))
 
 
-def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
+def _cpus(config: Config, machine: Machine) -> Iterator[LintFinding]:
     asked = config.ranks * config.ray.num_cpus_per_rank
     if machine.num_cpus is not None and asked > machine.num_cpus:
         usable = f", of which this process may use {machine.usable_cpus}"
@@ -54,21 +54,21 @@ def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
         if config.ray.num_cpus:
             offer = f"ray.num_cpus offers {config.ray.num_cpus}"
         ranks = count_text(config.ranks, "rank") + (" asks" if config.ranks == 1 else " ask")
-        yield Doubt(
+        yield LintFinding(
             level="error",
             keys=("ranks", "ray.num_cpus_per_rank", "ray.num_cpus"),
             found=f"{ranks} for {asked:g} CPUs, and {offer}",
             remedy=f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
         )
     if config.ray.address is not None and config.ray.num_cpus is not None:
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=("ray.num_cpus", "ray.address"),
             found="ray.num_cpus is that of a local Ray, and ray.address names a running one",
             remedy="leave one of them out",
         )
     if config.ray.omp_num_threads > max(config.ray.num_cpus_per_rank, 1.0):
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=("ray.omp_num_threads", "ray.num_cpus_per_rank"),
             found=f"a rank runs {config.ray.omp_num_threads} threads, and has "
@@ -77,7 +77,7 @@ def _cpus(config: Config, machine: Machine) -> Iterator[Doubt]:
         )
 
 
-def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
+def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
     """Code that ranks run and that is not here; on a cluster, the nodes may have it."""
     is_cluster = config.ray.address is not None
     started_in = f"start the command in the directory of the code (it is {Path.cwd()} now), or correct"
@@ -85,7 +85,7 @@ def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
     if isinstance(config.workload, ScriptWorkload) and not machine.script:
         script = config.workload.script
         is_certain = not is_cluster or (config.ray.ship_code and not Path(script).is_absolute())
-        yield Doubt(
+        yield LintFinding(
             level="error" if is_certain else "warning",
             keys=("workload.script",),
             found=f"no file {script} from this directory",
@@ -94,19 +94,19 @@ def _code(config: Config, machine: Machine) -> Iterator[Doubt]:
     if (fault := machine.entrypoint) is not None:
         is_certain = not is_cluster or is_shipped(fault, config)
         where = f" (read in {fault.source})" if fault.source else ""
-        yield Doubt(
+        yield LintFinding(
             level="error" if is_certain else "warning",
             keys=("workload.entrypoint",),
             found=f"{fault.error.message.rstrip('.')}{where}",
             remedy=f"{started_in} the config or the code{'' if is_certain else only_there}",
         )
     if machine.shadow is not None:
-        yield shadow_doubt(machine.shadow)
+        yield shadow_finding(machine.shadow)
 
 
-def shadow_doubt(path: Path) -> Doubt:
+def shadow_finding(path: Path) -> LintFinding:
     """A module that bears our package's name."""
-    return Doubt(
+    return LintFinding(
         level="error",
         keys=("workload",),
         found=f"ranks would import {path} in place of the package warmrank",
@@ -114,14 +114,14 @@ def shadow_doubt(path: Path) -> Doubt:
     )
 
 
-def _timeouts(config: Config) -> Iterator[Doubt]:
+def _timeouts(config: Config) -> Iterator[LintFinding]:
     shorter = [
         name
         for name in _STAGES_WITH_COLLECTIVES
         if getattr(config.timeouts, name) < config.timeouts.collective_s
     ]
     if shorter and config.ranks > 1:
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=tuple(f"timeouts.{name}" for name in ("collective_s", *shorter)),
             found=f"a collective waits {config.timeouts.collective_s:g} s, longer than {', '.join(shorter)}: "
@@ -130,24 +130,24 @@ def _timeouts(config: Config) -> Iterator[Doubt]:
         )
 
 
-def _choices(config: Config, machine: Machine) -> Iterator[Doubt]:
+def _choices(config: Config, machine: Machine) -> Iterator[LintFinding]:
     """Single choices that cannot work here, or do nothing."""
     if machine.obstacle:
-        yield Doubt(
+        yield LintFinding(
             level="error" if config.ray.address is None else "warning",
             keys=("cache_dir",),
             found=f"on this machine {machine.obstacle} is no directory, so {config.cache_dir} can be none",
             remedy="name another cache_dir, or move what is in its place",
         )
     if config.engine == "torchair" and config.device != "npu":
-        yield Doubt(
+        yield LintFinding(
             level="error",
             keys=("engine", "device"),
             found=f"engine torchair compiles for device npu, and device is {config.device}",
             remedy="set device: npu, or engine: auto",
         )
     if config.no_compile and config.store is None:
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=("no_compile", "store"),
             found="nothing may be compiled, and no store is named: every rank needs a filled cache_dir",
@@ -155,12 +155,12 @@ def _choices(config: Config, machine: Machine) -> Iterator[Doubt]:
         )
 
 
-def _overlaps(config: Config, store: StoreConfig) -> Iterator[Doubt]:
+def _overlaps(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
     cache = Path(os.path.normpath(config.cache_dir))
     for tier in store.tiers:
         place = Path(os.path.normpath(tier.path))
         if not is_url(tier.path) and (cache.is_relative_to(place) or place.is_relative_to(cache)):
-            yield Doubt(
+            yield LintFinding(
                 level="error",
                 keys=("cache_dir", "store"),
                 found=f"the cache directory {cache} and the store {place} lie in one another",
@@ -168,10 +168,10 @@ def _overlaps(config: Config, store: StoreConfig) -> Iterator[Doubt]:
             )
 
 
-def _reach(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Doubt]:
+def _reach(config: Config, store: StoreConfig, machine: Machine) -> Iterator[LintFinding]:
     own = {tier.path for tier in store.tiers} <= set(machine.local_stores)
     if own and config.ray.address is not None:
-        yield Doubt(
+        yield LintFinding(
             level="warning",
             keys=("store", "ray.address"),
             found=f"{store.location} lies on a disk of this machine alone, and the ranks are on a cluster: "
@@ -180,10 +180,10 @@ def _reach(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
         )
 
 
-def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Doubt]:
+def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[LintFinding]:
     trust = store.trust
     if trust.signing_key is not None and not machine.has_signing_key:
-        yield Doubt(
+        yield LintFinding(
             level="error",
             keys=("store.trust.signing_key",),
             found=f"no file {trust.signing_key}",
@@ -192,7 +192,7 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
     if not (trust.policy == "require" or machine.requires_signature) or trust.signing_key is not None:
         return
     if trust.policy and not trust.trusted_keys and trust.keyring is None:
-        yield Doubt(
+        yield LintFinding(
             level="error",
             keys=("store.trust.policy", "store.trust.trusted_keys"),
             found="only signed artifacts are believed, and no key is trusted",
@@ -201,7 +201,7 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Dou
     elif any(tier.mode in {"rw", "required"} for tier in store.tiers):
         why = f" ({machine.requires_signature})" if machine.requires_signature else ""
         own = "; or, for a store of your own, take that right from others (chmod go-w)" if why else ""
-        yield Doubt(
+        yield LintFinding(
             level="warning" if config.no_compile else "error",
             keys=("store.trust.policy", "store.trust.signing_key"),
             found=f"policy require{why}, and no key that signs: nothing that is compiled could be published",
@@ -230,7 +230,7 @@ class Machine:
     has_signing_key: bool = True  # true where none is named
 
 
-def look(config: Config) -> Machine:
+def machine_here(config: Config) -> Machine:
     """Look at this machine; a disk that does not answer is taken for a shared one, with all in order."""
     trust = config.store.trust if config.store is not None else None
     paths = [tier.path for tier in config.store.tiers if not is_url(tier.path)] if config.store else []
