@@ -1,7 +1,7 @@
 """Contradictions, certain or likely, between keys of a config that are right by themselves.
 
-An error can never work; a warning works somewhere, or does less than whoever wrote it believes. `machine_here`
-gathers the facts of this machine that the judgement depends on; it makes and changes nothing.
+An error can never work; a warning works somewhere, or does less than whoever wrote it believes. Facts of this
+machine, which the judgement depends on, are gathered by `machine_here`; it makes and changes nothing.
 """
 
 from __future__ import annotations
