@@ -103,16 +103,14 @@ def _nearest_module(name: str) -> str:
 def shadow(directory: Path) -> Path | None:
     """A module in a directory that ranks, which look there first, would import in place of `warmrank`."""
     spec = PathFinder.find_spec("warmrank", [str(directory)])
-    origin = None if spec is None or spec.origin is None else Path(spec.origin)
-    return None if origin is None or _is_warmrank(origin) else origin
-
-
-def _is_warmrank(origin: Path) -> bool:
-    """True for a file of our package, wherever it lies: a job has it in a directory of its own."""
-    try:
-        return origin.name == "__init__.py" and b"warmrank" in origin.read_bytes().partition(b"\n")[0]
+    if spec is None or spec.origin is None:
+        return None
+    origin = Path(spec.origin)
+    try:  # our package is known by its words: a job has it in a directory of its own
+        is_ours = origin.name == "__init__.py" and b"warmrank" in origin.read_bytes().partition(b"\n")[0]
     except OSError:
-        return True  # the import tells of it
+        return None  # the import tells of it
+    return None if is_ours else origin
 
 
 @contextmanager
