@@ -18,11 +18,12 @@ from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import FILE_MODE, create_private, temporary_name
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
-from warmrank.cache_store.layout import FORMAT_FILE, TMP, TOP_LEVEL
+from warmrank.cache_store.layout import TMP
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.inspect.findings import Finding, error, ok, warning
+from warmrank.orchestrator.inspect.store_contents import can_be_made
 from warmrank.orchestrator.store import stores
 from warmrank.orchestrator.text import count_text, size_text
 
@@ -86,12 +87,9 @@ def _unusable(tier: TierConfig, why: str, remedy: str = "") -> Finding:
 
 def _can_be_made(path: Path) -> bool:
     """True if a launch could make a store there: nothing is there, or only parts of one."""
-    there = _nearest_there(path)
-    if not os.access(there, os.W_OK | os.X_OK):
-        return False
     try:
-        return there != path or {entry.name for entry in path.iterdir()} <= TOP_LEVEL - {FORMAT_FILE}
-    except OSError:
+        return os.access(_nearest_there(path), os.W_OK | os.X_OK) and can_be_made(str(path))
+    except StoreError:
         return False
 
 

@@ -72,12 +72,12 @@ def open_if_there(config: Config) -> Store | None:
         return open_store(config.store, create=False, to_sign=False)
     except StoreUnavailable:
         # To look at a silent place would hang.
-        if silent_places(config.store) or not all(_can_be_made(tier.path) for tier in config.store.tiers):
+        if silent_places(config.store) or not all(can_be_made(tier.path) for tier in config.store.tiers):
             raise
         return None
 
 
-def _can_be_made(location: str) -> bool:
+def can_be_made(location: str) -> bool:
     """True if a launch would make a store there: there is nothing, or only parts of a store."""
     if is_url(location):
         return False  # only the place itself can tell

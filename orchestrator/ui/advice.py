@@ -116,7 +116,7 @@ def _queued(report: Report) -> Iterator[Step]:
         where, command = publish_command(report)
         yield Step(
             level="do",
-            title=f"{count_text(report.totals.num_queued, 'partition')} wait to be published",
+            title=f"Not published yet: {count_text(report.totals.num_queued, 'partition')}",
             text=f"The store was away. When it answers again, run this {where}.",
             command=command,
         )
