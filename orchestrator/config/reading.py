@@ -52,11 +52,7 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
 
 
 def read_data(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The data of a config file with overrides applied, unchecked.
-
-    Raises:
-        ConfigError: the file is no YAML mapping, or an override cannot be set.
-    """
+    """The data of a config file with overrides applied, unchecked; raises `ConfigError`."""
     data = read_mapping(Path(path), expected="keys such as workload and ranks")
     for override in overrides:
         _apply(data, override)
@@ -64,11 +60,7 @@ def read_data(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, An
 
 
 def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, str]:
-    """The cache directory and the store's directories that a config gives by relative paths, by their keys.
-
-    Raises:
-        ConfigError: as of `load`.
-    """
+    """Relative paths of the cache directory and the store's directories, by their keys; raises as `load`."""
     data = read_data(path, overrides)
     config = parse(data, place=str(path), overrides=overrides)
     tiers = config.store.tiers if config.store else ()
@@ -80,11 +72,7 @@ def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[s
 
 
 def require_workload(config: Config, place: str = "config") -> None:
-    """Refuse a config that names nothing to launch.
-
-    Raises:
-        ConfigError: it has no workload.
-    """
+    """Refuse a config that names nothing to launch; raises `ConfigError`."""
     if config.workload is None:
         expected = "mapping with entrypoint (or script) and arguments; only exec and sync go without"
         raise ConfigError([problem(place, "workload", "nothing", expected)])
@@ -202,11 +190,7 @@ def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
 
 
 def read_yaml(text: str, place: str) -> Any:
-    """The data in a text of YAML, be it a file's or an override's.
-
-    Raises:
-        ConfigError: it is no YAML, or has a key twice.
-    """
+    """The data in a text of YAML; raises `ConfigError`, also for a key that stands twice."""
     loader = _Loader(text)
     loader.name = place
     try:
@@ -226,11 +210,7 @@ def read_yaml(text: str, place: str) -> Any:
 
 
 def refuse_odd_values(data: Mapping[str, Any], place: str) -> None:
-    """Refuse what YAML can hold and JSON cannot: dates, not-a-number, keys that are no strings.
-
-    Raises:
-        ConfigError: there is such a value.
-    """
+    """Raise `ConfigError` for what YAML holds and JSON cannot: dates, not-a-number, keys that are no strings."""
     if odd := tuple(_not_plain(data, ())):
         raise ConfigError([problem(place, ".".join(key), shown(value), _PLAIN) for key, value in odd])
 

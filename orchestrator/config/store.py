@@ -167,11 +167,7 @@ class TierConfig(Strict):
 
 
 def tier_at(location: str) -> TierConfig:
-    """The place that an argument such as ``--store`` names, its path absolute.
-
-    Raises:
-        BadArgument: no store can be there.
-    """
+    """The place that an argument such as ``--store`` names, its path absolute; raises `BadArgument`."""
     try:
         tier = TierConfig(path=location)
     except ValidationError as error:
