@@ -210,7 +210,7 @@ def read_yaml(text: str, place: str) -> Any:
 
 
 def refuse_odd_values(data: Mapping[str, Any], place: str) -> None:
-    """Raise `ConfigError` for what YAML holds and JSON cannot: dates, not-a-number, keys that are no strings."""
+    """Raise `ConfigError` for YAML that JSON cannot hold: dates, not-a-number, keys that are no strings."""
     if odd := tuple(_not_plain(data, ())):
         raise ConfigError([problem(place, ".".join(key), shown(value), _PLAIN) for key, value in odd])
 

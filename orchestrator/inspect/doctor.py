@@ -97,7 +97,7 @@ def _checks(
 
 
 def diagnose_nodes(config: Config, device: str | None) -> Diagnosis:
-    """Check every node of the cluster that the config joins; raises `BadArgument` if none, or `CannotStart`."""
+    """Check every node of the cluster that the config joins; raises `BadArgument`, or `CannotStart`."""
     request = request_of(config, device)
     if not request.in_cluster:
         raise BadArgument(
