@@ -27,6 +27,10 @@ def _rebuild(
     return error
 
 
+class BadInput(OrchestratorError):
+    """Input of a command that cannot be used; the command ends with 2."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigProblem:
     """One thing that is wrong in a config: in a file or an override ``place``, at a dotted ``key``.
@@ -48,7 +52,7 @@ class ConfigProblem:
         return f"{self.place}: {key}{'; '.join(filter(None, said))}{hint}"
 
 
-class ConfigError(OrchestratorError):
+class ConfigError(BadInput):
     """A config, or another ``document`` of a person, that cannot be used; lists every problem found."""
 
     def __init__(self, problems: Iterable[ConfigProblem], *, document: str = "config") -> None:
@@ -57,7 +61,7 @@ class ConfigError(OrchestratorError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-class BadArgument(OrchestratorError):
+class BadArgument(BadInput):
     """An argument of a command that cannot be used; says which, what was expected and what was found."""
 
 
@@ -147,7 +151,7 @@ class CannotStart(OrchestratorError):
         super().__init__(message)
 
 
-class LacksDevice(CannotStart):
+class LacksDevice(CannotStart, BadInput):
     """A machine on which the ranks were to run has too few accelerators, and gets no more."""
 
 
@@ -165,15 +169,15 @@ class BuildFailed(OrchestratorError):
         super().__init__("\n".join([head, *(f"  {line}" for line in self.differences)]))
 
 
-class NothingThere(OrchestratorError):
+class NothingThere(BadInput):
     """Nothing of that name is there; the message says what is."""
 
 
-class NoStore(OrchestratorError):
+class NoStore(BadInput):
     """The config names no store, so there is nothing to bring."""
 
 
-class UnknownNode(OrchestratorError):
+class UnknownNode(BadInput):
     """A node that was asked for is not in the cluster, or its name fits several."""
 
     def __init__(self, wanted: str, matches: Sequence[object], known: Sequence[object]) -> None:
@@ -189,7 +193,7 @@ class SubmitFailed(OrchestratorError):
     """The job could not be handed to a cluster."""
 
 
-class NotOurs(OrchestratorError):
+class NotOurs(BadInput):
     """The demo's directory exists, and no demo made it."""
 
 

@@ -34,19 +34,14 @@ from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.orchestrator import signals
 from warmrank.orchestrator.causes import policy_of
 from warmrank.orchestrator.errors import (
-    BadArgument,
+    BadInput,
     CannotStart,
     CompileForbidden,
     ConfigError,
     ConfigProblem,
     DemoFailed,
-    LacksDevice,
     LaunchFailed,
-    NoStore,
-    NothingThere,
-    NotOurs,
     OrchestratorError,
-    UnknownNode,
 )
 from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError
@@ -70,18 +65,12 @@ class ExitCode(IntEnum):
     TERMINATED = signals.EXIT_TERMINATED
 
 
-_CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
-    (ConfigError, ExitCode.BAD_INPUT),
-    (BadArgument, ExitCode.BAD_INPUT),
-    (LacksDevice, ExitCode.BAD_INPUT),
-    (NothingThere, ExitCode.BAD_INPUT),
-    (UnknownNode, ExitCode.BAD_INPUT),
-    (NoStore, ExitCode.BAD_INPUT),
-    (NotOurs, ExitCode.BAD_INPUT),
-    (NotYet, ExitCode.BAD_INPUT),
-    (CompileForbidden, ExitCode.MISSED),
-    (StoreError, ExitCode.FAULT),
-)
+_CODES: dict[type[Exception], ExitCode] = {
+    BadInput: ExitCode.BAD_INPUT,
+    NotYet: ExitCode.BAD_INPUT,
+    CompileForbidden: ExitCode.MISSED,
+    StoreError: ExitCode.FAULT,
+}
 _EXPECTED = (OrchestratorError, StoreError, WorkerError, OSError)
 
 
@@ -222,7 +211,7 @@ def exit_code_of(error: BaseException) -> int:
         kinds = {failure.kind for failure in error.failures}
         code = ExitCode[policy_of(*kinds).exit]
         return code if len(kinds) == 1 or code is ExitCode.LOST else ExitCode.FAILED
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.FAILED)
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), ExitCode.FAILED)
 
 
 def show_error(error: Exception) -> None:
