@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,8 +41,11 @@ def check(
     """Find everything that is wrong with a config, also between keys, without launching."""
     from warmrank.orchestrator.ui.command_tables import render_lint
 
-    with _told(config, overrides, as_json=as_json):
+    try:
         loaded = load_config(config, overrides)
+    except ConfigError as error:
+        _tell_more(error, config, overrides, as_json=as_json)
+        raise
     found = lint_here(loaded)
     if as_json:
         print_json(found)
@@ -94,26 +95,21 @@ def schema_of(of: SchemaOf) -> dict[str, Any]:
     return config_schema()
 
 
-@contextmanager
-def _told(config: Path, overrides: list[str] | None, *, as_json: bool) -> Iterator[None]:
-    """Say that mistakes in single keys hide others, and print them as JSON where that was asked for."""
+def _tell_more(error: ConfigError, config: Path, overrides: list[str] | None, *, as_json: bool) -> None:
+    """Note that mistakes in single keys hide others, and print them as JSON where that was asked for."""
     from warmrank.orchestrator.config.problems import AXES
     from warmrank.orchestrator.config.reading import read_data
     from warmrank.orchestrator.ui.command_tables import render_lint
 
-    try:
-        yield
-    except ConfigError as error:
-        found: tuple[LintFinding, ...] = ()
-        if [problem.key for problem in error.problems] == [AXES]:
-            # Only the axes do not fill the ranks, and nothing else depends on them: look with others.
-            ranks = read_data(config, tuple(overrides or ()))["ranks"]
-            found = lint_here(load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"]))
-        elif any(problem.key for problem in error.problems):
-            error.add_note("what does not go together is looked for once these keys are right")
-        if as_json:
-            problems = [{"level": "error", **plain(problem)} for problem in error.problems]
-            print_json([*problems, *found])
-        elif found:
-            output().print(render_lint(found))
-        raise
+    found: tuple[LintFinding, ...] = ()
+    if [problem.key for problem in error.problems] == [AXES]:
+        # Only the axes do not fill the ranks, and nothing else depends on them: look with others.
+        ranks = read_data(config, tuple(overrides or ()))["ranks"]
+        found = lint_here(load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"]))
+    elif any(problem.key for problem in error.problems):
+        error.add_note("what does not go together is looked for once these keys are right")
+    if as_json:
+        problems = [{"level": "error", **plain(problem)} for problem in error.problems]
+        print_json([*problems, *found])
+    elif found:
+        output().print(render_lint(found))
