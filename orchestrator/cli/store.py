@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -318,8 +316,14 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     opened = open_store(_named(config, store, signing_key))
     reports = []
     for each in wanted:
-        with _signing_key_named_so(store):
+        try:
             reports.append(opened.push_directory(name, each.directory, each.components))
+        except Untrusted as error:
+            if store is None or error.reason != "no_signing_key":
+                raise
+            # Without a config there is no store.trust.signing_key to set.
+            remedy = "name a key with --signing-key (warmrank keys generate makes one)"
+            raise error.but(remedy=remedy) from None
     answer(reports, render_pushes, as_json=as_json)
 
 
@@ -374,18 +378,6 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         output().print(render_pulls(reports, misses))
     if misses:
         raise typer.Exit(ExitCode.MISSED)
-
-
-@contextmanager
-def _signing_key_named_so(location: str | None) -> Iterator[None]:
-    """Without a config there is no ``store.trust.signing_key`` to set."""
-    try:
-        yield
-    except Untrusted as error:
-        if location is None or error.reason != "no_signing_key":
-            raise
-        remedy = "name a key with --signing-key (warmrank keys generate makes one)"
-        raise error.but(remedy=remedy) from None
 
 
 def _targets(
