@@ -10,7 +10,7 @@ import typer
 import yaml
 from typer import Option
 
-from warmrank.orchestrator.cli.console import ExitCode, command, output, plain, print_json
+from warmrank.orchestrator.cli.console import ExitCode, command, output, plain, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -53,7 +53,7 @@ def check(
         output().print(render_lint(found))
     else:
         ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
-        output().print(f"{config}: nothing is wrong with it; {ranks}", soft_wrap=True, markup=False)
+        say(f"{config}: nothing is wrong with it; {ranks}")
     if any(strict or finding.level == "error" for finding in found):
         raise typer.Exit(ExitCode.BAD_INPUT)
 

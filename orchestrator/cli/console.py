@@ -121,6 +121,13 @@ def output(*, stderr: bool = False) -> Console:
     return SafeConsole(file=stream, width=width, highlight=False)
 
 
+def say(*lines: str, stderr: bool = False) -> None:
+    """Print lines as they are, neither folded nor read as markup."""
+    console = output(stderr=stderr)
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
 def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) -> None:
     """Print what a command found: as JSON for programs, else rendered for people."""
     if as_json:

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.cli.console import command, output, plain
+from warmrank.orchestrator.cli.console import command, plain, say
 from warmrank.orchestrator.cli.options import (
     ConfigFile,
     NodeNames,
@@ -140,9 +140,6 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         raise typer.BadParameter("expected what all hosts of this run have in common", param_hint="--run-id")
     check_line(run_id, "--run-id")
 
-    def say(line: str) -> None:
-        output(stderr=True).print(f"warmrank: {line}", soft_wrap=True, markup=False)
-
     from warmrank.orchestrator.exec.driver import Options, execute
     from warmrank.orchestrator.exec.placement import HostGroup, parse_when
 
@@ -170,10 +167,14 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
     out, err = sys.stdout.buffer, sys.stderr.buffer
     with others_on_stderr():
-        outcome = execute(loaded, words, options, say=say, out=out, err=err)
+        outcome = execute(loaded, words, options, say=_say, out=out, err=err)
     if json_file is not None:
         json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(outcome.exit_code)
+
+
+def _say(line: str) -> None:
+    say(f"warmrank: {line}", stderr=True)
 
 
 def _without_config(

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, command, defused, output, plain, print_json
+from warmrank.orchestrator.cli.console import (
+    ExitCode,
+    answer,
+    command,
+    defused,
+    output,
+    plain,
+    print_json,
+    say,
+)
 from warmrank.orchestrator.cli.options import (
     AsJson,
     OptionalConfig,
@@ -92,7 +101,7 @@ def _show_artifact(file: Path, out: Path | None, *, as_json: bool) -> None:
     elif out is None:
         typer.echo(defused(text))
     else:
-        output().print(f"written to {out}", soft_wrap=True, markup=False)
+        say(f"written to {out}")
 
 
 @command

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from warmrank.cache_store.errors import Conflict
-from warmrank.orchestrator.cli.console import answer, command, output, print_json
+from warmrank.orchestrator.cli.console import answer, command, print_json, say
 from warmrank.orchestrator.cli.options import AsJson, check_line, group_of_commands
 from warmrank.worker.settings import settings
 
@@ -47,7 +47,7 @@ def generate(
     if as_json:
         print_json({"name": name, "key_id": wanted, "private": private, "public": public})
         return
-    _say(
+    say(
         f"key {name} {wanted}",
         f"  private  {private}",
         f"  public   {public}",
@@ -94,7 +94,7 @@ def trust(
     public_key = load_public_key(file)
     is_new = trust_key(place, called, public_key)
     done = "is trusted now" if is_new else "was trusted already"
-    _say(
+    say(
         f"key {called} {key_id(public_key)} {done}, in {place}",
         "Compare the id with what its owner reads out to you: what this key signs runs as you.",
     )
@@ -124,9 +124,9 @@ def revoke(
     standing, is_new = run(place, revocation)
     shown = f"key {name} {wanted}" if name else f"key {wanted}"
     if not is_new:
-        _say(f"{shown} was {standing} already, in {place}")
+        say(f"{shown} was {standing} already, in {place}")
         return
-    _say(
+    say(
         f"{shown} is revoked now, in {place}",
         "A launch refuses what it signed, on every node, and the next publish replaces that. Others",
         f"revoke it themselves: warmrank keys revoke {wanted}, or store.trust.revoked in a config.",
@@ -162,9 +162,3 @@ def _meant(found: KeyList, text: str) -> tuple[str, str]:
         ids = ", ".join(wanted for _, wanted in meant)
         raise typer.BadParameter(f"{text!r} names several; use an id: {ids}", param_hint="NAME|ID|FILE")
     return meant[0]
-
-
-def _say(*lines: str) -> None:
-    console = output()
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore, Untrusted
-from warmrank.orchestrator.cli.console import ExitCode, answer, command, output, print_json
+from warmrank.orchestrator.cli.console import ExitCode, answer, command, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -75,7 +75,7 @@ def init(config: ConfigFile, overrides: Overrides = None) -> None:
     if loaded.store is None:
         raise BadArgument(f"{config} names no store; expected store.path in it")
     for place, is_new in make(loaded.store).items():
-        output().print(f"{'made' if is_new else 'there already'}: {place}", soft_wrap=True, markup=False)
+        say(f"{'made' if is_new else 'there already'}: {place}")
 
 
 @app.command()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.cli.console import command, output
+from warmrank.orchestrator.cli.console import command, say
 from warmrank.orchestrator.cli.launch import HtmlFile, MetricsFile, TraceFile
 from warmrank.orchestrator.cli.options import ConfigFile, Overrides, load_config, refuse_what_fails
 from warmrank.orchestrator.errors import BadArgument, SubmitFailed, first_line
@@ -68,7 +68,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     require_workload(loaded, str(config))
     upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
     refuse_what_fails(loaded, str(config), overrides, is_elsewhere=True)
-    here, notes = Path.cwd(), output(stderr=True)
+    here = Path.cwd()
     words = ["python", "-m", "warmrank", "launch", _inside(config, here)]
     words += [word for override in overrides or () for word in ("--set", override)]
     files = {"--json": json_file, "--report": html_file, "--trace": trace_file, "--metrics": metrics_file}
@@ -77,8 +77,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     if no_compile or settings().no_compile:  # the job has an environment of its own
         words.append("--no-compile")
     pairs = _metadata(metadata or [])
-    for line in upload.upload_notes(here, loaded):
-        notes.print(f"note: {line}", soft_wrap=True, markup=False)
+    say(*(f"note: {line}" for line in upload.upload_notes(here, loaded)), stderr=True)
     client = _connect(address)
     try:
         job = client.submit_job(
@@ -94,7 +93,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     if no_wait:
         raise typer.Exit
     code, said = follow(client, job, write=write)
-    notes.print(f"job {job} {said}", soft_wrap=True, markup=False)
+    say(f"job {job} {said}", stderr=True)
     raise typer.Exit(code)
 
 
