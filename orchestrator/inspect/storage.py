@@ -48,7 +48,7 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
         what, remedy = _described(fault)
         yield error("store.keys", f"keys of the config: {what}", remedy or "see `warmrank keys --help`")
     else:
-        policy = stores.decided(config)[0].trust.policy
+        policy = stores.decided(config).trust.policy
         yield ok("store.keys", f"trust policy {policy}, {count_text(num_trusted, 'trusted key')}")
 
 

@@ -59,7 +59,7 @@ def access(config: StoreConfig) -> Access:
         cache_store.errors.StoreUnavailable: a required place is away.
         cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
     """
-    config, why_required = decided(config)
+    config, why_required = _decided(config)
     try:
         store = open_store(config)
     except StoreUnavailable as error:
@@ -183,11 +183,13 @@ def leave_alone(config: StoreConfig, places: Collection[str]) -> None:
             connect.leave_alone(tier.path, tier.options, reason="it gave other ranks no answer")
 
 
-def decided(config: StoreConfig) -> tuple[StoreConfig, str]:
-    """The config with a trust policy, and why signatures are required where it left that open.
+def decided(config: StoreConfig) -> StoreConfig:
+    """The config with a trust policy, where it left that open."""
+    return _decided(config)[0]
 
-    See `orchestrator.config.store.choice_of`.
-    """
+
+def _decided(config: StoreConfig) -> tuple[StoreConfig, str]:
+    """Likewise, and why signatures are required; see `orchestrator.config.store.choice_of`."""
     policy, reason = choice_of(config.trust, [tier.path for tier in config.tiers])
     return config.model_copy(update={"trust": config.trust.model_copy(update={"policy": policy})}), reason
 
@@ -199,7 +201,7 @@ def load(config: StoreConfig, *, to_sign: bool) -> Trust:
         BadArgument: there is no such key.
         cache_store.errors.StoreError: a key file is unusable.
     """
-    trust = decided(config)[0].trust
+    trust = decided(config).trust
     has_key = trust.signing_key is not None and trust.signing_key.exists()
     if to_sign and trust.signing_key is not None and not has_key:
         raise BadArgument(

@@ -56,7 +56,7 @@ def access(environ: Mapping[str, str] = os.environ) -> Access:
     config = StoreConfig(
         tiers=(tier_at(environ["WARMRANK_STORE"]),), trust=locate_trust(trust, base=Path.cwd())
     )
-    return Access(config=decided(config)[0], timeout_s=timeout_s)
+    return Access(config=decided(config), timeout_s=timeout_s)
 
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:

@@ -251,7 +251,7 @@ def test_strictest_place_decides_the_policy(
         "choose_policy",
         lambda place: trust_policy.PolicyChoice(policy=answers[place], reason=""),  # type: ignore[arg-type]
     )
-    assert stores.decided(store_of("/a", "/b", trust={}))[0].trust.policy == expected
+    assert stores.decided(store_of("/a", "/b", trust={})).trust.policy == expected
 
 
 def test_place_that_hangs_when_it_is_looked_at_asks_for_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_place_that_hangs_when_it_is_looked_at_asks_for_signatures(monkeypatch: 
     monkeypatch.setattr(trust_module, "choose_policy", hang)
     monkeypatch.setattr(trust_module, "LOOK_S", 0.1)
     try:
-        assert stores.decided(store_of("/a", trust={}))[0].trust.policy == "require"
+        assert stores.decided(store_of("/a", trust={})).trust.policy == "require"
     finally:
         released.set()
 
