@@ -25,7 +25,7 @@ def counting() -> Iterator[list[int]]:
             sizes.append(len(chunk))
             yield chunk
 
-    digests._chunks = counted  # noqa: SLF001
+    digests._chunks = counted  # type: ignore[assignment]  # noqa: SLF001
     try:
         yield sizes
     finally:
