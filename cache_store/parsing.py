@@ -5,7 +5,6 @@ The format number is read first and alone, because a later format may have other
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -58,16 +57,10 @@ class _Declared(BaseModel):
 def _declared_format(data: bytes, *, what: str, where: str) -> int:
     try:
         return _Declared.model_validate_json(data, strict=True).format
-    except ValidationError:  # once more, slowly, to say what is wrong
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise Corrupt(what=what, where=where, expected="JSON", actual=str(error)) from error
-    found = value.get("format") if isinstance(value, dict) else None
-    if type(found) is not int or found < 1:  # True is an int
-        actual = repr(found)[:_SHOWN_CHARACTERS]
-        raise Corrupt(what=what, where=where, expected="a positive format number", actual=actual)
-    return found
+    except ValidationError as error:
+        is_json = error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid"
+        expected = "a positive format number" if is_json else "JSON"
+        raise Corrupt(what=what, where=where, expected=expected, actual=faults_of(error)) from error
 
 
 def faults_of(error: ValidationError) -> str:

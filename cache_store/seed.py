@@ -97,7 +97,7 @@ def seed(
     node = _seed_node(store, records, wanted, cache_root, options, faults)
     refs = _choose(store, records, wanted, cache_root, faults)
     outcome = _fetch(store, refs, cache_root, options, faults)
-    fetched = _merge(outcome.partitions) if outcome is not None else ()
+    fetched = _merge(outcome.partitions)
     if fetched:
         try:
             store.mark_used(chosen[0].name)
@@ -113,8 +113,8 @@ def seed(
         faults=tuple(faults),
         seconds=time.perf_counter() - started,
         node=node,
-        bytes_read=outcome.bytes_read if outcome is not None else 0,
-        bytes_brought=outcome.bytes_brought if outcome is not None else 0,
+        bytes_read=outcome.bytes_read,
+        bytes_brought=outcome.bytes_brought,
     )
     logger.info(
         "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s",
@@ -226,13 +226,13 @@ def _choose(
 
 def _fetch(
     store: Store, refs: Sequence[PartitionRef], cache_root: Path, options: FetchOptions, faults: list[str]
-) -> FetchOutcome | None:
+) -> FetchOutcome:
     if not refs:
-        return None
+        return FetchOutcome()
     outcome = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options))
     if isinstance(outcome, StoreError):
         faults.append(str(outcome))
-        return None
+        return FetchOutcome()
     faults.extend(str(fault.error) for fault in outcome.faults)
     return outcome
 

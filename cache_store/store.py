@@ -253,14 +253,13 @@ class Store:
         cache_root: Path,
         *,
         options: FetchOptions | None = None,
-        lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> NodeFetch:
         """Keep node artifacts of partitions below ``cache_root``; see `node_artifacts.fetch_node_files`.
 
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
         fetch_files = node_artifacts.fetch_node_files
-        with _flight(cache_root, options, lock_timeout_s) as beating:
+        with _flight(cache_root, options, LOCK_TIMEOUT_S) as beating:
             found = self._run(
                 lambda documents: fetch_files(documents, refs, destinations, cache_root, beating)
             )

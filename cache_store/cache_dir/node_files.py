@@ -113,11 +113,11 @@ def kept_files(cache_root: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for path in paths if is_sha256(path.name)))
 
 
-def drop_unneeded(cache_root: Path, needed: Collection[str], *, age_s: float = KEPT_S) -> None:
-    """Remove kept files unused for ``age_s`` and not needed now; the store brings back what is missed."""
+def drop_unneeded(cache_root: Path, needed: Collection[str]) -> None:
+    """Remove kept files unused for `KEPT_S` and not needed now; the store brings back what is missed."""
     for path in kept_files(cache_root):
         with contextlib.suppress(OSError):
-            if path.name not in needed and time.time() - path.lstat().st_mtime > age_s:
+            if path.name not in needed and time.time() - path.lstat().st_mtime > KEPT_S:
                 path.unlink()
                 logger.info("Removed %s, which was not used for long", path)
 

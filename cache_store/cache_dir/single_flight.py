@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,19 +110,17 @@ def one_compile(cache_root: Path, what: str) -> Iterator[bool]:
             lock.release()
 
 
-def acquire(
-    lock: FileLock, beat_file: Path, timeout_s: float, *, clock: Callable[[], float] = time.monotonic
-) -> None:
+def acquire(lock: FileLock, beat_file: Path, timeout_s: float) -> None:
     """Wait for the lock for ``timeout_s``, counted anew each time its holder gets on; raises `Timeout`."""
-    last_beat, since_s = _beat_ns(beat_file), clock()
+    last_beat, since_s = _beat_ns(beat_file), time.monotonic()
     while True:
         try:
-            lock.timeout = max(0.0, min(_LOOK_EVERY_S, since_s + timeout_s - clock()))
+            lock.timeout = max(0.0, min(_LOOK_EVERY_S, since_s + timeout_s - time.monotonic()))
             lock.acquire()
         except Timeout:
             if (beat := _beat_ns(beat_file)) != last_beat:
-                last_beat, since_s = beat, clock()
-            elif clock() - since_s >= timeout_s:
+                last_beat, since_s = beat, time.monotonic()
+            elif time.monotonic() - since_s >= timeout_s:
                 raise
         else:
             return

@@ -81,11 +81,11 @@ class FetchFault:
 class FetchOutcome:
     """Outcome of fetching several partitions; in the order in which they were asked for."""
 
-    partitions: tuple[FetchReport, ...]  # those laid out
-    faults: tuple[FetchFault, ...]  # the others
-    bytes_read: int  # out of the store: of each blob once, whatever the number of its copies
-    bytes_brought: int  # from another node
-    copies: tuple[NewFile, ...]  # a verified private copy of each blob that was laid out, read or not
+    partitions: tuple[FetchReport, ...] = ()  # those laid out
+    faults: tuple[FetchFault, ...] = ()  # the others
+    bytes_read: int = 0  # out of the store: of each blob once, whatever the number of its copies
+    bytes_brought: int = 0  # from another node
+    copies: tuple[NewFile, ...] = ()  # a verified private copy of each blob that was laid out, read or not
 
 
 @dataclass(frozen=True, slots=True)

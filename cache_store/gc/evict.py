@@ -219,8 +219,7 @@ def _take(backend: BlobBackend, choices: Sequence[Choice]) -> tuple[Choice, ...]
         reached(Step.EVICT_TRASHED)
         return moved
 
-    moved = _in_threads(take, choices, lambda choice: choice.kind)
-    return tuple(choice for choice, done in moved if done)
+    return _in_threads(take, choices, lambda choice: choice.kind)
 
 
 def _delete(backend: BlobBackend, infos: Sequence[FileInfo]) -> tuple[FileInfo, ...]:
@@ -235,8 +234,7 @@ def _delete(backend: BlobBackend, infos: Sequence[FileInfo]) -> tuple[FileInfo, 
         former = split_trash_name(info.name)
         return blobs_first(former[0])[0] if former else -1
 
-    removed = _in_threads(delete, infos, kind)
-    return tuple(info for info, done in removed if done)
+    return _in_threads(delete, infos, kind)
 
 
 def _restore(backend: BlobBackend, names: Iterable[str], inventory: Inventory) -> tuple[str, ...]:
@@ -267,11 +265,14 @@ def _mark_again(
 
 def _in_threads(
     act: Callable[[_T], bool], items: Sequence[_T], kind: Callable[[_T], object]
-) -> Iterator[tuple[_T, bool]]:
-    """Act on items, several of one kind at a time, one kind after the other."""
+) -> tuple[_T, ...]:
+    """Act on items, several of one kind at a time, one kind after the other; return those that it did."""
+    done: list[_T] = []
     for _, batch in groupby(items, key=kind):
         group = list(batch)
-        yield from zip(group, each(act, group, num_threads=_MOVERS), strict=True)
+        answers = each(act, group, num_threads=_MOVERS)
+        done += (item for item, answer in zip(group, answers, strict=True) if answer)
+    return tuple(done)
 
 
 def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
 from warmrank.cache_store.digests import Digest
@@ -84,12 +84,12 @@ def bring_back(backend: BlobBackend, names: Iterable[str]) -> frozenset[str]:
         return frozenset()
 
 
-def mark_used(backend: BlobBackend, record_name: str, *, today: date | None = None) -> str:
+def mark_used(backend: BlobBackend, record_name: str) -> str:
     """Note that a record was used; best effort, at most one write for a record and a day (UTC).
 
     Return why it was not noted, for a report; empty where it was.
     """
-    name = used_name(record_name, (today or datetime.now(UTC).date()).isoformat())
+    name = used_name(record_name, datetime.now(UTC).date().isoformat())
     try:
         if not backend.stat([name]):
             backend.put_new([new_document(name, b"")])

@@ -358,7 +358,8 @@ class LocalBlobs:
         created = self._put(backend, sorted(absent & sources.keys()), sources)
         standing = (absent & sources.keys()) - set(created)
         check_standing(backend, {name: self.digests[sources[name]] for name in standing})
-        return absent - sources.keys()
+        gone = absent - sources.keys()
+        return gone - backend.stat(gone).keys() if gone else gone  # another evict may have restored them
 
     def _sources(self) -> dict[str, str]:
         """One file for each blob, by the blob's name."""

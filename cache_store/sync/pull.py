@@ -113,11 +113,11 @@ def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[s
 
 
 @contextlib.contextmanager
-def pull_lock(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+def pull_lock(root: Path) -> Iterator[None]:
     """Hold the lock of a directory to be pulled, which is made if absent; see `single_flight`."""
     root = root.absolute()
     ensure_cache_dir(root)
-    with single_flight(beside(root), timeout_s=timeout_s):
+    with single_flight(beside(root), timeout_s=LOCK_TIMEOUT_S):
         yield
 
 
