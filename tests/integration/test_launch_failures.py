@@ -259,9 +259,7 @@ def test_own_ray_without_raylet_or_gcs_is_replaced_and_the_launch_ends_warm(
         assert await_true((marks / "fault0").exists, timeout_s=180), launch.said()
         for process in [process for program in killed for process in launch.of_ray(program)]:
             os.kill(process, signal.SIGKILL)
-        assert launch.wait() == ExitCode.OK, launch.said()
-        report = launch.report
-        assert report is not None
+        report = launch.report_of(ExitCode.OK)
         assert [attempt.failed_stage for attempt in report.course.attempts] == ["compile", ""]
         assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
         assert [Path(rank.log).name for rank in report.ranks] == ["rank0.attempt2.log", "rank1.attempt2.log"]

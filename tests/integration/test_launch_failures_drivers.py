@@ -1,4 +1,4 @@
-"""Drivers, heads and nodes that are lost under a launch in a process of its own; nothing is left of any."""
+"""Launches in processes of their own: stopped, without their head or a node; nothing is left of any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.checkout import PYTHONPATH
 from tests.support.fault_workload import fault, helpers_of
-from tests.support.launching import data_of
+from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import LaunchProcess, await_true, still_there
 from tests.support.ray_cluster import ray_cluster
 from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST
@@ -84,9 +84,7 @@ def test_head_that_is_killed_ends_the_launch_with_a_report_and_leaves_nothing(
     reached(launch, marks)
     (head,) = launch.of_ray("gcs_server")
     os.kill(head, signal.SIGKILL)
-    assert launch.wait() == ExitCode.LOST, launch.said()
-    report = launch.report
-    assert report is not None
+    report = launch.report_of(ExitCode.LOST)
     assert report.failure is not None
     assert (report.exit_code, report.failure.stage) == (ExitCode.LOST, "capture")
     assert [(cause.ranks, cause.kind) for cause in report.failure.causes] == [((0, 1), CLUSTER_LOST)]
@@ -105,9 +103,7 @@ def test_node_whose_raylet_is_killed_is_lost_and_the_launch_goes_on_elsewhere(
         launch = start(fault("first_call", "stay", 0), ray=ray, environ=cluster.environ)
         reached(launch, marks)
         os.kill(cluster.raylet(1), signal.SIGKILL)
-        assert launch.wait() == ExitCode.OK, launch.said()
-        report = launch.report
-        assert report is not None
+        report = launch.report_of(ExitCode.OK)
         assert [attempt.failed_stage for attempt in report.course.attempts] == ["first_call", ""]
         assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
         assert launch.left_over() == []
@@ -123,9 +119,7 @@ def test_ranks_and_watches_end_under_a_driver_that_stands_still_and_it_says_so_w
     launch.process.send_signal(signal.SIGSTOP)
     assert await_true(lambda: not of_attempt(launch), timeout_s=30), of_attempt(launch)
     launch.process.send_signal(signal.SIGCONT)
-    assert launch.wait() == ExitCode.OK, launch.said()
-    report = launch.report
-    assert report is not None
+    report = launch.report_of(ExitCode.OK)
     first, second = report.course.attempts
     assert "because this driver had not looked for" in first.error
     assert f": {DIED} (retries.rank: 1 of 1)" in second.reason
@@ -144,9 +138,33 @@ def test_ray_that_does_not_come_up_is_given_up_in_time_and_leaves_nothing(start:
     assert await_true(lambda: bool(launch.of_ray("gcs_server")), timeout_s=60), launch.said()
     (head,) = launch.of_ray("gcs_server")
     os.kill(head, signal.SIGSTOP)
-    assert launch.wait() == ExitCode.FAILED, launch.said()
-    report = launch.report
-    assert report is not None
+    report = launch.report_of(ExitCode.FAILED)
     assert report.failure is not None
     assert "a local Ray was not up after 8 s" in report.failure.message
+    assert launch.left_over() == []
+
+
+@pytest.mark.slow
+def test_cluster_is_joined_by_address_with_a_copy_of_the_directory(
+    cluster: str, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "here.py").write_text(f"from {ENTRYPOINT.replace(':', ' import ')}\n")
+    token = {name: text for name, text in os.environ.items() if name.startswith("RAY_AUTH_")}
+    launch = start(workload={"entrypoint": "here:workload"}, ray={"address": cluster}, environ=token)
+    report = launch.report_of(ExitCode.OK)
+    assert counts(report) == (2, 0, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_launch_ends_its_local_ray_and_leaves_no_process(
+    start: Start, marks: Path, number: signal.Signals, status: int
+) -> None:
+    launch = start(fault("build", "stay"))
+    reached(launch, marks)
+    (own,) = launch.temp_dir.glob("warmrank-*")
+    assert own.stat().st_mode & 0o777 == 0o700
+    launch.process.send_signal(number)
+    assert launch.wait() == status, launch.said()
+    assert "SIGTERM received" not in launch.said()  # as Ray's own handler says, and then allows three seconds
     assert launch.left_over() == []

@@ -23,15 +23,13 @@ FAMILIES = {
     ),
     "diffusers": ("transformer", "resnet", "joint", "down", "up"),
 }  # fmt: skip
-FAST = ("llama-generate",)
 # Attention of a model with a cache runs another kernel while traced; fused kernels round otherwise.
 TOLERANCE = {"reduce-overhead": 2e-6, "max-autotune": 1e-4}
 
 
 def case(package: str, mode: str, name: str) -> object:
-    marks = [] if mode == "reduce-overhead" and name in FAST else [pytest.mark.slow]
-    if find_spec(package) is None:
-        marks.append(pytest.mark.skip(reason=f"{package} comes with pip install 'warmrank[test]'"))
+    reason = f"{package} comes with pip install 'warmrank[test]'"
+    marks = pytest.mark.skipif(find_spec(package) is None, reason=reason)
     return pytest.param(package, mode, name, marks=marks)
 
 

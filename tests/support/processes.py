@@ -119,6 +119,13 @@ class LaunchProcess:
             msg = f"still running after {timeout_s:g} s:\n{self.said()}"
             raise AssertionError(msg) from None
 
+    def report_of(self, exit_code: int) -> Report:
+        """Wait for its end with this exit code; its report."""
+        assert self.wait() == exit_code, self.said()
+        report = self.report
+        assert report is not None
+        return report
+
     def processes(self) -> dict[int, str]:
         """Every process that it started and that runs, without itself: id and command line."""
         processes = reaper.table()
