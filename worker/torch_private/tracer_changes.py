@@ -4,7 +4,9 @@
   Dynamo traces how they look one up, through objects that no later process has.
 * NumPy scalars are constants, computed with by NumPy and guarded by value; ``operator.itemgetter`` and its
   kin, made before the trace, are made anew within it; ``ContextVar.get()`` gives the variable's value,
-  guarded under ``var.get()``; ``functools.cached_property`` takes no lock, as from Python 3.12 on.
+  guarded under ``var.get()``; ``functools.cached_property`` takes no lock, as from Python 3.12 on;
+  ``functools.partialmethod`` binds its function without ``__get__``.
+* A metaclass's ``__call__`` makes the instances of its classes; Dynamo takes Python's own in its place.
 * Calls that tell people something (logging, ``warnings.warn``, ``print``, filters of warnings) are left out
   of what is compiled, with one line in the log. What a call asks a logger (its level) is a condition.
 * A missing key is guarded (``os.environ.get``, ``try: d["k"] except KeyError``): Dynamo leaves no guard
@@ -38,24 +40,27 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import Hook, intercepted, wrapped
 
 FACTS = {
     "functools:cached_property": "__get__",
+    "functools:partialmethod": "__get__",
     "torch._dynamo": "symbolic_convert",
     "torch._dynamo.config": "ignore_logging_functions patch",
     "torch._dynamo.exc": "ObservedKeyError",
     "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
     "torch._dynamo.output_graph:SubgraphTracer": "create_proxy(kind, target, args)",
     "torch._dynamo.side_effects:SideEffects": "track_object_existing",
-    "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource TypeSource",
+    "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource GetItemSource TypeMROSource TypeSource",
     "torch._dynamo.source:AttrSource": "base member",
     "torch._dynamo.symbolic_convert": "is_stdlib(mod)",
     "torch._dynamo.variables": "PythonModuleVariable(value) ConstDictVariable",
@@ -66,6 +71,8 @@ FACTS = {
     "torch._dynamo.variables.constant:ConstantVariable": "create(value) as_proxy reconstruct(codegen)",
     "torch._dynamo.variables.misc:IgnoredFunctionVariable": "call_function(tx, args, kwargs)",
     "torch._dynamo.variables.misc:LoggingLoggerVariable": "call_method(tx, name, args, kwargs)",
+    "torch._dynamo.variables.misc:SuperVariable": "call_method(tx, name, args, kwargs)",
+    "torch._dynamo.variables.user_defined:UserDefinedClassVariable": "call_function(tx, args, kwargs)",
     "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
     "torch._dynamo.variables:ConstDictVariable": (
         "getitem_const_raise_exception_if_absent install_dict_contains_guard"
@@ -106,7 +113,8 @@ def tracer_changed(name: str, note_call: Callable[..., None]) -> Iterator[None]:
     from torch._dynamo.variables import ConstDictVariable
     from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
     from torch._dynamo.variables.constant import ConstantVariable
-    from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
+    from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable, SuperVariable
+    from torch._dynamo.variables.user_defined import UserDefinedClassVariable
     from torch._guards import InvokeSubgraphCache
 
     left_out: dict[str, None] = {}
@@ -117,6 +125,8 @@ def tracer_changed(name: str, note_call: Callable[..., None]) -> Iterator[None]:
         Hook(SourcelessBuilder, "create", _create_without_source),
         Hook(ConstDictVariable, "getitem_const_raise_exception_if_absent", _get_item),
         Hook(symbolic_convert, "is_stdlib", lambda _original, _module: False),
+        Hook(UserDefinedClassVariable, "call_function", _call_class),
+        Hook(SuperVariable, "call_method", partial(_call_super, UserDefinedClassVariable.call_function)),
         Hook(IgnoredFunctionVariable, "call_function", partial(_ignore, left_out)),
         Hook(LoggingLoggerVariable, "call_method", partial(_call_logger, left_out, note_call)),
     ]
@@ -126,6 +136,7 @@ def tracer_changed(name: str, note_call: Callable[..., None]) -> Iterator[None]:
         dynamo_config.patch(ignore_logging_functions={*dynamo_config.ignore_logging_functions, *ignored}),
         intercepted(hooks),
         wrapped(functools.cached_property, "__get__", lambda _: _get_cached),  # which Dynamo traces
+        wrapped(functools.partialmethod, "__get__", lambda _: _get_partial),  # likewise
     ):
         yield
     if left_out:
@@ -248,6 +259,64 @@ def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
     if self.attrname not in cache:
         cache[self.attrname] = self.func(instance)
     return cache[self.attrname]
+
+
+def _get_partial(self: Any, instance: Any, owner: Any = None) -> Any:
+    """``functools.partialmethod.__get__``, for a function without its ``__get__``, which Dynamo has not."""
+    if isinstance(self.func, FunctionType):
+        bound = () if instance is None else (instance,)
+        return partial(self.func, *bound, *self.args, **self.keywords)
+    get = getattr(self.func, "__get__", None)
+    method = self.func if get is None else get(instance, owner)
+    if method is self.func:
+        return self._make_unbound_method().__get__(instance, owner)
+    return partial(method, *self.args, **self.keywords)
+
+
+def _call_class(original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """An instance, made by a metaclass's ``__call__`` where it has one of the user's."""
+    from torch._dynamo.source import TypeSource
+
+    source = variable.source and TypeSource(variable.source)
+    make = _maker(tx, type(variable.value), source, 0)
+    if make is None:
+        return original(variable, tx, args, kwargs)
+    return make.call_function(tx, [variable, *args], kwargs)
+
+
+def _call_super(
+    call_class: Callable[..., Any], original: Any, variable: Any, tx: Any, name: str, *call: Any
+) -> Any:
+    """``super().__call__`` of a metaclass, which may be Python's own."""
+    from torch._dynamo.source import TypeSource
+
+    made = variable.objvar
+    cls = getattr(made, "value", None)
+    if name != "__call__" or not isinstance(cls, type):
+        return original(variable, tx, name, *call)
+    metaclass: type = type(cls)
+    source = made.source and TypeSource(made.source)
+    behind = metaclass.__mro__.index(variable.typevar.as_python_constant()) + 1
+    make = _maker(tx, metaclass, source, behind)
+    args, kwargs = call
+    if make is None:
+        return call_class(made, tx, args, kwargs)
+    return make.call_function(tx, [made, *args], kwargs)
+
+
+def _maker(tx: Any, metaclass: type, source: Any, start: int) -> Any:
+    """The user's ``__call__`` among a metaclass's bases from ``start`` on, None for Python's."""
+    from torch._dynamo.source import AttrSource, GetItemSource, TypeMROSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    for position, base in enumerate(metaclass.__mro__[start:], start):
+        make = vars(base).get("__call__")
+        if isinstance(make, FunctionType) and not is_pinned_module(make.__module__):
+            found = source and AttrSource(GetItemSource(TypeMROSource(source), position), "__call__")
+            return VariableTracker.build(tx, make, found)
+        if make is not None:
+            return None
+    return None
 
 
 def _ignore(left_out: dict[str, None], original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
