@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import enum
 import functools
@@ -14,13 +15,14 @@ import types
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support.tracing import compiled, misfits, traces_more
+from tests.support.tracing import cached, compiled, misfits, traces_more
 from warmrank.worker.errors import GraphBreak, NotPortable
 
 X = torch.ones(3)
@@ -261,6 +263,62 @@ def test_change_of_what_a_call_read_is_noticed(kind: str) -> None:
     assert misfits(artifact, module.forward, X) == ()
     with change():
         assert misfits(artifact, module.forward, X)
+
+
+class Doubling(type):
+    def __call__(cls, number: int) -> Any:
+        made = super().__call__(number)
+        made.number *= 2
+        return made
+
+
+class Adding(Doubling):
+    def __call__(cls, number: int) -> Any:
+        made = super().__call__(number)
+        made.number += 1
+        return made
+
+
+class Doubled(metaclass=Adding):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Parts:
+    def scaled(self, factor: int, number: int) -> int:
+        return factor * number
+
+    tripled = functools.partialmethod(scaled, 3)
+
+
+FORWARDED: dict[str, tuple[Callable[[], Any], tuple[type, str, Any]]] = {
+    "a metaclass": (lambda: Doubled(3).number, (Adding, "__call__", Doubling.__call__)),
+    "a metaclass's base": (lambda: Doubled(3).number, (Doubling, "__call__", type.__call__)),
+    "partialmethod": (
+        lambda: Parts().tripled(5),
+        (Parts, "tripled", functools.partialmethod(Parts.scaled, 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORWARDED)
+def test_call_that_python_forwards_is_traced(kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, change = FORWARDED[kind]
+    module = Asks(ask)
+    function = cached(module.forward, cache)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(function(X), module.forward(X))
+        monkeypatch.setattr(*change)
+
+
+def test_value_that_somebody_put_among_the_builtins_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "put_by_test", True, raising=False)
+    module = Asks(lambda: 2 if put_by_test else 3)  # type: ignore[name-defined]  # noqa: F821
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    monkeypatch.setattr(builtins, "put_by_test", False)
+    assert misfits(artifact, module.forward, X) == ("builtins['put_by_test']: True -> False",)
 
 
 @NEWER

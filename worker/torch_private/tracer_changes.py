@@ -4,7 +4,9 @@
   Dynamo traces how they look one up, through objects that no later process has.
 * NumPy scalars are constants, computed with by NumPy and guarded by value; ``operator.itemgetter`` and its
   kin, made before the trace, are made anew within it; ``ContextVar.get()`` gives the variable's value,
-  guarded under ``var.get()``; ``functools.cached_property`` takes no lock, as from Python 3.12 on.
+  guarded under ``var.get()``; ``functools.cached_property`` takes no lock, as from Python 3.12 on;
+  ``functools.partialmethod`` binds its function without ``__get__``.
+* A metaclass's ``__call__`` makes the instances of its classes; Dynamo takes Python's own in its place.
 * Calls that tell people something (logging, ``warnings.warn``, ``print``, filters of warnings) are left out
   of what is compiled, with one line in the log. What a call asks a logger (its level) is a condition.
 * A missing key is guarded (``os.environ.get``, ``try: d["k"] except KeyError``): Dynamo leaves no guard
@@ -32,22 +34,26 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
 
 FACTS = {
     "functools:cached_property": "__get__",
+    "functools:partialmethod": "__get__",
     "torch._dynamo.config": "ignore_logging_functions patch",
     "torch._dynamo.exc": "ObservedKeyError",
     "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
     "torch._dynamo.side_effects:SideEffects": "track_object_existing",
-    "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource TypeSource",
+    "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource GetItemSource TypeMROSource TypeSource",
     "torch._dynamo.source:AttrSource": "base member",
     "torch._dynamo.variables": "PythonModuleVariable(value)",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
@@ -85,6 +91,7 @@ class TracerChanges:
         self._name = name  # of the traced function
         self._note_call = note_call
         self._left_out: dict[str, None] = {}
+        self._past_metaclass: type | None = None  # the class whose metaclass calls Python's ``__call__``
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -97,6 +104,7 @@ class TracerChanges:
             dynamo_config.patch(ignore_logging_functions=ignored),
             intercepted(hooks_of(self)),
             replaced(functools.cached_property, "__get__", _get_cached),  # which Dynamo traces
+            replaced(functools.partialmethod, "__get__", _get_partial),  # likewise
         ):
             yield
         if self._left_out:
@@ -153,6 +161,41 @@ class TracerChanges:
     @steps_in("torch._guards:InvokeSubgraphCache", "add_reuse_entry", is_optional=True)  # from torch 2.12 on
     def _reuse_no_region(self, *_args: Any, **_kwargs: Any) -> None:
         """Forget the graph of a call."""
+
+    @steps_in(
+        "torch._dynamo.variables.user_defined:UserDefinedClassVariable", "call_function(tx, args, kwargs)"
+    )
+    def _call_class(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """An instance, made by a metaclass's ``__call__`` where it has one of the user's."""
+        from torch._dynamo.source import TypeSource
+
+        if variable.value is self._past_metaclass:
+            self._past_metaclass = None
+            return original(variable, tx, args, kwargs)
+        source = variable.source and TypeSource(variable.source)
+        make = _maker(tx, type(variable.value), source, 0)
+        if make is None:
+            return original(variable, tx, args, kwargs)
+        return make.call_function(tx, [variable, *args], kwargs)
+
+    @steps_in("torch._dynamo.variables.misc:SuperVariable", "call_method(tx, name, args, kwargs)")
+    def _call_super(self, original: Any, variable: Any, tx: Any, name: str, *call: Any) -> Any:
+        """``super().__call__`` of a metaclass, which may be Python's own."""
+        from torch._dynamo.source import TypeSource
+
+        made = variable.objvar
+        cls = getattr(made, "value", None)
+        if name != "__call__" or not isinstance(cls, type):
+            return original(variable, tx, name, *call)
+        metaclass: type = type(cls)
+        source = made.source and TypeSource(made.source)
+        behind = metaclass.__mro__.index(variable.typevar.as_python_constant()) + 1
+        make = _maker(tx, metaclass, source, behind)
+        args, kwargs = call
+        if make is None:
+            self._past_metaclass = cls
+            return made.call_function(tx, args, kwargs)
+        return make.call_function(tx, [made, *args], kwargs)
 
     @steps_in("torch._dynamo.variables.misc:IgnoredFunctionVariable", "call_function(tx, args, kwargs)")
     def _ignore(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -262,6 +305,33 @@ def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
     if self.attrname not in cache:
         cache[self.attrname] = self.func(instance)
     return cache[self.attrname]
+
+
+def _get_partial(self: Any, instance: Any, owner: Any = None) -> Any:
+    """``functools.partialmethod.__get__``, for a function without its ``__get__``, which Dynamo has not."""
+    if isinstance(self.func, FunctionType):
+        bound = () if instance is None else (instance,)
+        return partial(self.func, *bound, *self.args, **self.keywords)
+    get = getattr(self.func, "__get__", None)
+    method = self.func if get is None else get(instance, owner)
+    if method is self.func:
+        return self._make_unbound_method().__get__(instance, owner)
+    return partial(method, *self.args, **self.keywords)
+
+
+def _maker(tx: Any, metaclass: type, source: Any, start: int) -> Any:
+    """The user's ``__call__`` among a metaclass's bases from ``start`` on, None for Python's."""
+    from torch._dynamo.source import AttrSource, GetItemSource, TypeMROSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    for position, base in enumerate(metaclass.__mro__[start:], start):
+        make = vars(base).get("__call__")
+        if isinstance(make, FunctionType) and not is_pinned_module(make.__module__):
+            found = source and AttrSource(GetItemSource(TypeMROSource(source), position), "__call__")
+            return VariableTracker.build(tx, make, found)
+        if make is not None:
+            return None
+    return None
 
 
 def _added(variable: Any, tx: Any, method: str) -> Any:
