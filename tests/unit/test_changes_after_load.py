@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,41 @@ def test_a_rebound_global_is_noticed(tmp_path, monkeypatch, name, value):
     function(ROWS)
     monkeypatch.setitem(globals(), name, value)
     assert torch.equal(function(ROWS), model.scaled(ROWS))
+
+
+class Keeper(nn.Module):
+    """Reads the members that a mapping has."""
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for key in ("a", "b"):
+            if key in self.kept:
+                x = x + self.kept[key]
+        return x * len(self.kept)
+
+
+class Tree(dict[str, Any]):
+    """A dict that makes what it is asked for."""
+
+    def __missing__(self, key: str) -> int:
+        self[key] = 0
+        return 0
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda members: defaultdict(int, members), Tree], ids=["defaultdict", "__missing__"]
+)
+@torch.no_grad()
+def test_look_for_a_key_does_not_make_it(tmp_path: Path, kind: Callable[[dict[str, int]], Any]) -> None:
+    """As the check of the variant made for two keys would, which then fits."""
+    for members in ({"a": 1, "b": 2}, {"a": 1}):
+        kept = kind(members)
+        function = cached(Keeper(kept).forward, tmp_path)
+        assert torch.equal(function(X), Keeper(members)(X))
+        assert dict(kept) == members
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import importlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
@@ -108,13 +109,21 @@ def _from_numpy(array: Any) -> torch.Tensor:
     return torch.as_tensor(array)
 
 
+def _item(base: Any, key: Any) -> Any:
+    """A member; a key that is not there is made by no ``__missing__``, such as that of a defaultdict."""
+    made = getattr(type(base), "__missing__", Counter.__missing__)  # Counter's gives 0, and makes no key
+    if made is not Counter.__missing__ and isinstance(base, dict) and not dict.__contains__(base, key):
+        raise KeyError(key)
+    return base[key]
+
+
 def take_step(step: str, base: Any, argument: Any) -> Any:
     """What one step leads to from an object; raises whatever that object does."""
     match step:
         case "attr":
             return getattr(base, argument)
         case "item":
-            return base[argument if argument.__class__ is not dict else decode(argument)]
+            return _item(base, argument if argument.__class__ is not dict else decode(argument))
         case "nth":
             return _members(base)[argument]
         case "nth_value":
