@@ -112,10 +112,9 @@ def _version(distribution: str) -> str:
 def _built(package: str) -> tuple[str, str]:
     """Version with git revision, and CUDA, that an installed package names in its ``version.py``."""
     spec = importlib.util.find_spec(package)
-    if spec is None:
-        return _NONE, _NONE
+    origin = None if spec is None else spec.origin
     try:
-        text = "" if spec.origin is None else (Path(spec.origin).parent / "version.py").read_text()
+        text = "" if origin is None else (Path(origin).parent / "version.py").read_text()
     except OSError:
         text = ""
     if not text:
