@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import enum
 import functools
@@ -308,6 +309,15 @@ def test_call_that_python_forwards_is_traced(kind: str, cache: Path, monkeypatch
         with torch.no_grad():
             assert torch.equal(function(X), module.forward(X))
         monkeypatch.setattr(*change)
+
+
+def test_value_that_somebody_put_among_the_builtins_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "put_by_test", True, raising=False)
+    module = Asks(lambda: 2 if put_by_test else 3)  # type: ignore[name-defined]  # noqa: F821
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    monkeypatch.setattr(builtins, "put_by_test", False)
+    assert misfits(artifact, module.forward, X) == ("builtins['put_by_test']: True -> False",)
 
 
 @NEWER

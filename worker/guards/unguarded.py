@@ -38,16 +38,23 @@ _INTERCHANGEABLE = (
 )  # fmt: skip
 # Types whose subclasses Dynamo follows as objects.
 _BUILT_IN = (bool, int, float, complex, str, bytes, tuple, frozenset)
+# Types of values that Dynamo takes for constants where they stand among the builtins.
+_DATA = (*_BUILT_IN, list, dict, set, type(None))
 # Steps that make a new object each time.
 _COPIES = ("dict", "fields")
 
 
 def builtins_named(table: PathTable, codes: Iterable[types.CodeType]) -> Iterator[Check]:
-    """Conditions on builtins that traced code names; what Dynamo guards of them hangs on earlier traces."""
+    """Conditions on builtins that traced code names; what Dynamo guards of them hangs on earlier traces.
+
+    Somebody may have put values there; Dynamo takes them for constants.
+    """
     for name in sorted({name for code in codes for name in code.co_names}):
         value = vars(builtins).get(name)
         if isinstance(value, type | types.BuiltinFunctionType):
             yield table.add(f"G['__builtins_dict__'][{name!r}]"), "identity", describe(value)
+        elif name in vars(builtins) and isinstance(value, _DATA) and not name.startswith("__"):
+            yield table.add(f"G['__builtins_dict__'][{name!r}]"), "equals", constants.encode(value)
 
 
 def unguarded(
