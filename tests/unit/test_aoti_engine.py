@@ -115,6 +115,14 @@ def test_shared_inputs_of_a_writing_graph_are_replayed(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize(
+    ("number", "result"), [(2**31 - 1, 1.0), (2**31, "replayed"), (-(2**40), "replayed")]
+)
+def test_number_whose_square_no_library_holds_is_replayed(number: int, result: Any) -> None:
+    graph = CompiledGraph(parts(lambda _: [torch.ones(())], tensors=(0,), numbers=(1,)))
+    assert graph(torch.zeros(2), number)[0] == result
+
+
+@pytest.mark.parametrize(
     ("written", "other", "shared"),
     [(slice(0, 4), slice(4, 8), False), (slice(0, 4), slice(3, 8), True), (slice(2, 3), slice(0, 8), True),
      (slice(0, 8, 2), slice(1, 8, 2), True), (slice(0, 4), slice(4, 4), False)],

@@ -55,6 +55,7 @@ _LIBRARY_FILES = ("graph.so", "graph.json")
 _SECTION = "aoti"
 _TAIL = ("tail.py", "tail.code", "tail.constants")
 _WHOLE = ("graph.py", "graph.code", "constants")
+_LARGEST_NUMBER = 2**31 - 1  # whose square fits into a library's integers
 # Libraries that this process compiled, by the digest of their section: without ge_cache there is no file.
 _compiled: dict[str, Mapping[str, bytes]] = {}
 
@@ -114,12 +115,14 @@ class CompiledGraph:
     """Calls the parts.
 
     A graph that writes to inputs was compiled for inputs that do not overlap; where they do, it is replayed.
+    So it is for large numbers: a library computes in 64 bits, and Python in as many as it takes.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._run: Run | None = None
         self._take = _taker(parts)
+        self._numbers = picker(parts.numbers)
         self._tail_inputs = picker(parts.tail_inputs)
         self._copied: frozenset[int] | None = None  # None until the first call has looked
         self._warned = False
@@ -137,6 +140,8 @@ class CompiledGraph:
         parts = self._parts
         made: Sequence[torch.Tensor] = ()
         if parts.open is not None:
+            if parts.numbers and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
+                return parts.replay(*inputs)
             if self._overlap is not None and self._overlap(inputs):
                 if not self._warned:
                     self._warned = True
