@@ -40,6 +40,8 @@ _INTERCHANGEABLE = (
 )  # fmt: skip
 # Types whose subclasses Dynamo follows as objects.
 _BUILT_IN = (bool, int, float, complex, str, bytes, tuple, frozenset)
+# Types of values that Dynamo takes for constants where they stand among the builtins.
+_DATA = (*_BUILT_IN, list, dict, set, type(None))
 # Steps that make a new object each time.
 _COPIES = ("dict", "fields")
 
@@ -53,7 +55,7 @@ def builtins_named(table: PathTable, codes: Iterable[types.CodeType]) -> Iterato
         value = vars(builtins).get(name)
         if isinstance(value, type | types.BuiltinFunctionType):
             yield table.add(f"G['__builtins_dict__'][{name!r}]"), "identity", describe(value)
-        elif name in vars(builtins) and not name.startswith("__") and not callable(value):
+        elif name in vars(builtins) and isinstance(value, _DATA) and not name.startswith("__"):
             yield table.add(f"G['__builtins_dict__'][{name!r}]"), "equals", constants.encode(value)
 
 
