@@ -19,7 +19,7 @@ CALL_EVERY_S = 0.25
 LOG_EVERY_S = 10.0
 
 
-def nothing(*_: object) -> None:
+def nothing(*_: object, **__: object) -> None:
     """For what nobody waits for, or wants to know."""
 
 
