@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.tracing import bound, compiles_ahead, in_mode, traced
+from tests.support.tracing import bound, cached, compiles_ahead, in_mode, traced
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines import check_choice, engine_for, toolchain
 from warmrank.worker.engines.aoti import (
@@ -29,7 +30,7 @@ from warmrank.worker.engines.aoti import (
 from warmrank.worker.engines.aoti_compile import compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.engines.toolchain import check_cpp_compiler
-from warmrank.worker.errors import ArtifactCorrupt, BadConfig, ToolchainError
+from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable, ToolchainError
 from warmrank.worker.torch_private.tracing import trace
 
 
@@ -46,6 +47,14 @@ class Shapes(nn.Module):
     def written(self, x: torch.Tensor) -> Any:
         self.seen.add_(x[0])
         return self.seen.view(2, 4), x + self.seen
+
+    def reshaped(self, x: torch.Tensor) -> Any:
+        doubled = x * 2
+        row = doubled[0]
+        same = doubled.unsqueeze_(0)
+        same.add_(1)
+        doubled.transpose_(0, 2).squeeze_()
+        return doubled, same, row, doubled.shape[0]
 
 
 MODULE = Shapes()
@@ -80,6 +89,23 @@ def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) 
     inputs = [X if item.is_tensor else X.shape[0] for item in lowered.inputs]
     tail, turned, doubled = graph(*inputs)
     assert (tail.data_ptr(), turned.shape, doubled) == (X[1:].data_ptr(), (8, 4), 8)
+
+
+@torch.no_grad()
+def test_tensor_of_the_graph_s_own_is_reshaped_in_place(tmp_path: Path) -> None:
+    function = cached(MODULE.reshaped, tmp_path, config=in_mode("max-autotune"))
+    *wanted, rows = MODULE.reshaped(X)
+    *got, number = function(X)
+    assert number == rows
+    assert all(map(torch.equal, got, wanted))
+    assert [value.stride() for value in got] == [value.stride() for value in wanted]
+    assert got[0].data_ptr() == got[1].data_ptr() == got[2].data_ptr()
+
+
+def test_input_that_is_reshaped_in_place_is_refused_by_name() -> None:
+    graph = make_fx(lambda x: torch.ops.aten.t_(x) + 1)(X.clone())
+    with pytest.raises(NotPortable, match=r"aten\.t_\.default changes the shape of a tensor in place"):
+        divide(graph)
 
 
 # The call.

@@ -93,6 +93,22 @@ def _fault(root: Path) -> str:
     return ""
 
 
+# Operators that change a tensor's shape in place, and those that return a view instead.
+_VIEWS = {
+    f"aten.{changing}": getattr(getattr(torch.ops.aten, view), overload)
+    for changing, view, overload in (
+        ("as_strided_.default", "as_strided", "default"),
+        ("squeeze_.default", "squeeze", "default"),
+        ("squeeze_.dim", "squeeze", "dim"),
+        ("squeeze_.dims", "squeeze", "dims"),
+        ("swapaxes_.default", "swapaxes", "default"),
+        ("swapdims_.default", "swapdims", "default"),
+        ("t_.default", "t", "default"),
+        ("transpose_.default", "transpose", "int"),
+        ("unsqueeze_.default", "unsqueeze", "default"),
+    )
+}
+
 _ARITHMETIC = {getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div")}
 
 
@@ -110,11 +126,13 @@ def divide(graph: GraphModule) -> Division:
     """Take ``graph`` apart.
 
     Raises:
-        NotPortable: it changes the shape of a tensor in place.
+        NotPortable: it changes the shape of an input in place.
         NotYet: it uses a process group.
     """
     for node in graph.graph.nodes:
-        _refuse(node)
+        if "c10d" in str(node.target):
+            raise NotYet(f"process groups in mode max-autotune ({node.target})", instead=_INSTEAD)
+    graph = _with_new_views(graph)
     (results,) = next(node for node in graph.graph.nodes if node.op == "output").args
     inputs, bases, order = _needed_by_tail(graph, results)
     library = _library_of(graph, bases)
@@ -131,18 +149,39 @@ def divide(graph: GraphModule) -> Division:
     )
 
 
-def _refuse(node: Node) -> None:
-    target = str(node.target)
-    if node.op != "call_function":
-        return
-    if "c10d" in target:
-        raise NotYet(f"process groups in mode max-autotune ({target})", instead=_INSTEAD)
-    if torch.Tag.inplace_view in getattr(node.target, "tags", ()) and target != "aten.detach_.default":
-        msg = (
-            f"{target} changes the shape of a tensor in place, which no compiled library can:\n"
-            f"{line_of(node)}\nUse the operator that returns a view instead, or {_INSTEAD}."
-        )
-        raise NotPortable(msg, what=target)
+def _with_new_views(graph: GraphModule) -> GraphModule:
+    """The graph, or a copy with a view for each tensor of its own whose shape it changes in place."""
+    if not any(map(_changes_shape, graph.graph.nodes)):
+        return graph
+    made = Graph()
+    present: dict[Node, Node] = {}  # what a node's tensor is by now, in the copy
+    owner: dict[Node, Node] = {}  # the node that made the tensor which a node returns once more
+    for node in graph.graph.nodes:
+        owner[node] = owner[node.args[0]] if _returns_its_input(node) else node
+        copied = made.node_copy(node, present.__getitem__)
+        if _changes_shape(node):
+            if owner[node].op != "call_function" or str(node.target) not in _VIEWS:
+                msg = (
+                    f"{node.target} changes the shape of a tensor in place, which no compiled library can:\n"
+                    f"{line_of(node)}\nUse the operator that returns a view instead, or {_INSTEAD}."
+                )
+                raise NotPortable(msg, what=str(node.target))
+            copied.target = _VIEWS[str(node.target)]
+            present |= {other: copied for other, first in owner.items() if first is owner[node]}
+        present[node] = copied
+    return GraphModule(graph, made)
+
+
+def _changes_shape(node: Node) -> bool:
+    is_change = torch.Tag.inplace_view in getattr(node.target, "tags", ())
+    return node.op == "call_function" and is_change and str(node.target) != "aten.detach_.default"
+
+
+def _returns_its_input(node: Node) -> bool:
+    """Whether it returns the very tensor that it changed, its first argument."""
+    returned = getattr(getattr(node.target, "_schema", None), "returns", ())
+    is_changed = len(returned) == 1 and getattr(returned[0].alias_info, "is_write", False)
+    return is_changed and bool(node.args) and isinstance(node.args[0], Node)
 
 
 def _written_memory(graph: GraphModule) -> Iterator[int]:
