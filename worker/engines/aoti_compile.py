@@ -181,7 +181,7 @@ def _returns_its_input(node: Node) -> bool:
     """Whether it returns the very tensor that it changed, its first argument."""
     returned = getattr(getattr(node.target, "_schema", None), "returns", ())
     is_changed = len(returned) == 1 and getattr(returned[0].alias_info, "is_write", False)
-    return is_changed and bool(node.args) and isinstance(node.args[0], Node)
+    return is_changed and isinstance(next(iter(node.args), None), Node)
 
 
 def _written_memory(graph: GraphModule) -> Iterator[int]:
