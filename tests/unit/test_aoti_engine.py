@@ -91,6 +91,7 @@ def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) 
     assert (tail.data_ptr(), turned.shape, doubled) == (X[1:].data_ptr(), (8, 4), 8)
 
 
+@compiles_ahead
 @torch.no_grad()
 def test_tensor_of_the_graph_s_own_is_reshaped_in_place(tmp_path: Path) -> None:
     function = cached(MODULE.reshaped, tmp_path, config=in_mode("max-autotune"))

@@ -44,6 +44,7 @@ from warmrank.worker.torch_private.operators import (
     memory_of,
     mutated_arguments,
     nodes_at,
+    returns_its_input,
 )
 from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
 
@@ -157,7 +158,7 @@ def _with_new_views(graph: GraphModule) -> GraphModule:
     present: dict[Node, Node] = {}  # what a node's tensor is by now, in the copy
     owner: dict[Node, Node] = {}  # the node that made the tensor which a node returns once more
     for node in graph.graph.nodes:
-        owner[node] = owner[node.args[0]] if _returns_its_input(node) else node
+        owner[node] = owner[node.args[0]] if returns_its_input(node.target) else node
         copied = made.node_copy(node, present.__getitem__)
         if _changes_shape(node):
             if owner[node].op != "call_function" or str(node.target) not in _VIEWS:
@@ -175,13 +176,6 @@ def _with_new_views(graph: GraphModule) -> GraphModule:
 def _changes_shape(node: Node) -> bool:
     is_change = torch.Tag.inplace_view in getattr(node.target, "tags", ())
     return node.op == "call_function" and is_change and str(node.target) != "aten.detach_.default"
-
-
-def _returns_its_input(node: Node) -> bool:
-    """Whether it returns the very tensor that it changed, its first argument."""
-    returned = getattr(getattr(node.target, "_schema", None), "returns", ())
-    is_changed = len(returned) == 1 and getattr(returned[0].alias_info, "is_write", False)
-    return is_changed and isinstance(next(iter(node.args), None), Node)
 
 
 def _written_memory(graph: GraphModule) -> Iterator[int]:

@@ -115,6 +115,12 @@ def mutated_arguments(target: Any) -> tuple[int, ...]:
     )
 
 
+def returns_its_input(target: Any) -> bool:
+    """True of an operator that returns the very tensor that it changed, its first argument."""
+    returned = getattr(getattr(target, "_schema", None), "returns", ())
+    return len(returned) == 1 and bool(getattr(returned[0].alias_info, "is_write", False))
+
+
 def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """Those of `mutated_arguments` that this call writes to; norms keep statistics in training only."""
     positions = mutated_arguments(target)
