@@ -88,8 +88,11 @@ test-npu: $(NPU_STAMP) ## the real torch_npu package on an emulated NPU; then, w
 VLLM_VENV  := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
+# VLLM_ONLY="cold_start or warm_start or new_node" is what CI runs of it.
+VLLM_ONLY ?=
+
 test-vllm: $(VLLM_STAMP) ## vLLM's CPU build through a store: cold, warm, new nodes, two ranks, faults
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm tests/integration/test_exec_without_config.py
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(if $(VLLM_ONLY),-k "$(VLLM_ONLY)",tests/integration/test_exec_without_config.py)
 
 $(VLLM_STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)

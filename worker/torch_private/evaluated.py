@@ -233,6 +233,11 @@ class ReadHooks:
             )
         return True
 
+    @steps_in("torch._dynamo.variables.functions", "fn_getattro_impl", is_optional=True)  # of torch 2.14
+    def _get_of_function(self, original: Any, tx: Any, function: Any, source: Any, name: str) -> Any:
+        guarded = _annotations(tx, function, source) if name == "__annotations__" else None
+        return original(tx, function, source, name) if guarded is None else guarded
+
     # Keys of ``__dict__``.
 
     @steps_in(_PROXY, *_KEYS, is_optional=True)
@@ -279,12 +284,9 @@ def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
 
-    function = vars(variable).get("fn")
-    if name == "__annotations__" and isinstance(function, FunctionType) and variable.source is not None:
-        # Torch and Python read them often, and for nothing that a graph depends on.
-        pinned = is_pinned_module(tx.f_globals.get("__name__"))
-        source = AttrSource(variable.source, name)
-        return answer if pinned else VariableTracker.build(tx, function.__annotations__, source)
+    if name == "__annotations__":
+        annotations = _annotations(tx, vars(variable).get("fn"), variable.source)
+        return answer if annotations is None else annotations
     cls = vars(variable).get("value")  # of some others a property, which makes constants of all members
     if not isinstance(cls, type) or variable.source is None:
         return answer
@@ -295,6 +297,20 @@ def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
     if value is _NOTHING or hasattr(type(value), "__get__"):
         return answer
     return VariableTracker.build(tx, value, AttrSource(variable.source, name))
+
+
+def _annotations(tx: Any, function: Any, source: Any) -> Any:
+    """A variable for the annotations of a function; None where they are read by torch or Python.
+
+    These read them often, and for nothing that a graph depends on.
+    """
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    is_users = isinstance(function, FunctionType) and not is_pinned_module(tx.f_globals.get("__name__"))
+    if source is None or not is_users:
+        return None
+    return VariableTracker.build(tx, function.__annotations__, AttrSource(source, "__annotations__"))
 
 
 def _is_there(tx: Any, source: str, name: str) -> bool:
