@@ -158,6 +158,6 @@ def since(release: str, reason: str) -> pytest.MarkDecorator:
 compiles_ahead = since("2.13", "mode max-autotune is refused by name, as Inductor has no cpp.march")
 tells_arguments = since("2.12", "Dynamo forgets arguments of exceptions")
 traces_more = since("2.12", "Dynamo breaks the graph there")
-adds_enums = pytest.mark.skipif(
-    "2.12" <= torch.__version__ < "2.13", reason="Dynamo 2.12 breaks the graph where an IntEnum is added"
+not_in_2_12 = pytest.mark.skipif(
+    "2.12" <= torch.__version__ < "2.13", reason="Dynamo 2.12 breaks the graph there"
 )
