@@ -117,7 +117,7 @@ def mutated_arguments(target: Any) -> tuple[int, ...]:
 
 def returns_its_input(target: Any) -> bool:
     """True of an operator that returns the very tensor that it changed, its first argument."""
-    returned = getattr(getattr(target, "_schema", None), "returns", ())
+    returned: Sequence[Any] = getattr(getattr(target, "_schema", None), "returns", ())
     return len(returned) == 1 and bool(getattr(returned[0].alias_info, "is_write", False))
 
 
