@@ -150,6 +150,16 @@ class Keeper(nn.Module):
         return x * len(self.kept)
 
 
+class Taker(nn.Module):
+    """Reads the members of an argument."""
+
+    def forward(self, x: torch.Tensor, given: Any) -> torch.Tensor:
+        for key in ("a", "b"):
+            if key in given:
+                x = x + given[key]
+        return x * len(given)
+
+
 class Tree(dict[str, Any]):
     """A dict that makes what it is asked for."""
 
@@ -169,6 +179,15 @@ def test_look_for_a_key_does_not_make_it(tmp_path: Path, kind: Callable[[dict[st
         function = cached(Keeper(kept).forward, tmp_path)
         assert torch.equal(function(X), Keeper(members)(X))
         assert dict(kept) == members
+
+
+@torch.no_grad()
+def test_call_does_not_make_a_key_of_its_argument(tmp_path: Path) -> None:
+    function = cached(Taker().forward, tmp_path)
+    for members in ({"a": 1, "b": 2}, {"a": 1}):
+        given = defaultdict(int, members)
+        assert torch.equal(function(X, given), Taker()(X, members))
+        assert dict(given) == members
 
 
 @torch.no_grad()

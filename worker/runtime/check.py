@@ -109,7 +109,7 @@ def _from_numpy(array: Any) -> torch.Tensor:
     return torch.as_tensor(array)
 
 
-def _item(base: Any, key: Any) -> Any:
+def member(base: Any, key: Any) -> Any:
     """A member; a key that is not there is made by no ``__missing__``, such as that of a defaultdict."""
     made = getattr(type(base), "__missing__", Counter.__missing__)  # Counter's gives 0, and makes no key
     if made is not Counter.__missing__ and isinstance(base, dict) and not dict.__contains__(base, key):
@@ -123,7 +123,7 @@ def take_step(step: str, base: Any, argument: Any) -> Any:
         case "attr":
             return getattr(base, argument)
         case "item":
-            return _item(base, argument if argument.__class__ is not dict else decode(argument))
+            return member(base, argument if argument.__class__ is not dict else decode(argument))
         case "nth":
             return _members(base)[argument]
         case "nth_value":

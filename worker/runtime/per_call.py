@@ -28,6 +28,7 @@ from warmrank.worker.runtime.check import (
     argument_names,
     asks_for_gradients,
     holds,
+    member,
     parameters,
     plain_type,
     resolve,
@@ -99,6 +100,7 @@ class _Builder:
             "torch": torch,
             "type_name": type_name,
             "holds": holds,
+            "member": member,
             "globals": function.__globals__,
             "others": others,
             "bool": bool,
@@ -150,7 +152,7 @@ class _Builder:
         if step == "attr" and _is_plain_name(argument):
             return f"{base}.{argument}"
         if step == "item" and not isinstance(argument, dict):
-            return f"{base}[{_literal(argument)}]"
+            return f"$member({base}, {_literal(argument)})"
         if step == "type":
             return f"$type({base})"
         return f"{self._keep(lambda value: take_step(step, value, argument))}({base})"
