@@ -61,7 +61,7 @@ def poison(run: GraphRunner) -> None:
 POOLS: dict[str, Callable[[], dict[str, Any]]] = {
     "mode one": lambda: {"pool": warmrank.graph_pool_handle("cpu")},
     "mode two": dict,
-    "neither": lambda: {"reuse_in_function": False},
+    "neither": lambda: {"pool_for_each_shape": True},
 }
 CLONES = {"cloned": {}, "not cloned": {"clone_input": False}}
 
@@ -84,7 +84,7 @@ def test_shapes_of_one_function_share_a_pool() -> None:
 
 
 def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
-    run = runner_of(LARGE, SMALL, reuse_in_function=False)
+    run = runner_of(LARGE, SMALL, pool_for_each_shape=True)
     kept = run(numbers(LARGE))[0]
     run(numbers(SMALL) * NAN)
     assert torch.equal(kept, numbers(LARGE) * 2 + 1)

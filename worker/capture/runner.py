@@ -56,8 +56,8 @@ class CaptureOptions(Value):
         limit: captured graphs of one function, after which further shapes run without capture.
         eager: never capture.
         pool: memory reuse, mode one: handle of the pool that all functions of the configuration share.
-        reuse_in_function: memory reuse, mode two: all shapes of one function share a pool. Mode one takes its
-            place.
+        pool_for_each_shape: memory reuse, mode two, not wanted: else all shapes of one function share a pool.
+            Mode one takes its place.
         frozen_parameters: parameters and buffers never move, so their addresses are not compared.
         force_recapture: capture again for every call, for looking into faults.
     """
@@ -67,24 +67,26 @@ class CaptureOptions(Value):
     limit: int = 64
     eager: bool = False
     pool: PoolHandle | None = None
-    reuse_in_function: bool = True
+    pool_for_each_shape: bool = False
     frozen_parameters: bool = False
     force_recapture: bool = False
 
     @classmethod
     def of(cls, config: CompilerConfig) -> CaptureOptions:
-        """The options of a configuration."""
-        aclgraph = config.debug.aclgraph
-        return cls(
-            clone_input=aclgraph.clone_input,
-            clone_output=aclgraph.enable_output_clone,
-            limit=aclgraph.static_capture_size_limit,
-            eager=config.runs_eagerly(),
-            pool=config.aclgraph_config.use_custom_pool,
-            reuse_in_function=not aclgraph.disable_mempool_reuse_in_same_fx,
-            frozen_parameters=config.experimental_config.frozen_parameter,
-            force_recapture=config.npugraphex_config.force_recapture,
-        )
+        """The options of a configuration; those that are at their default there are so here."""
+        given = {OPTION_NAMES[name]: value for name, value in config.given().items() if name in OPTION_NAMES}
+        return cls(**given, eager=config.runs_eagerly())
+
+
+OPTION_NAMES = {
+    "debug.aclgraph.clone_input": "clone_input",
+    "debug.aclgraph.enable_output_clone": "clone_output",
+    "debug.aclgraph.static_capture_size_limit": "limit",
+    "debug.aclgraph.disable_mempool_reuse_in_same_fx": "pool_for_each_shape",
+    "aclgraph_config.use_custom_pool": "pool",
+    "experimental_config.frozen_parameter": "frozen_parameters",
+    "npugraphex_config.force_recapture": "force_recapture",
+}
 
 
 class Tally:
@@ -332,7 +334,7 @@ class GraphRunner:
 
     def _pool(self, key: tuple[Any, ...]) -> CapturePool:
         """Where a graph is captured into: the given pool (mode one), one for all (mode two), or its own."""
-        place = key if self._given is None and not self._options.reuse_in_function else None
+        place = key if self._given is None and self._options.pool_for_each_shape else None
         if place not in self._pools:
             from warmrank.worker.capture.pools import CapturePool
 
