@@ -51,7 +51,7 @@ def runner_of(*sizes: int, **options: Any) -> GraphRunner:
 
 def poison(run: GraphRunner) -> None:
     """Overwrite all that the pool holds and that is not read again before it is written."""
-    for entry in run._entries.values():
+    for entry in run._captured().entries.values():
         for output in entry.captured.outputs:
             output.fill_(NAN)
         for index in run.layout.copied:
