@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.capture.entry import Entry, inside
-from warmrank.worker.capture.pools import CapturePool
+from warmrank.worker.capture.pools import CapturePool, pool_of
 from warmrank.worker.capture.runner import ordinary_tensors
 from warmrank.worker.devices.memory import duplicate, memory_of
 from warmrank.worker.errors import NotCapturable
@@ -35,7 +35,6 @@ class Captures:
 
     Attributes:
         entries: the captured graphs.
-        never: why nothing is captured, or nothing any more; empty where a graph may be.
     """
 
     def __init__(
@@ -45,22 +44,16 @@ class Captures:
         layout: InputLayout,
         backend: DeviceBackend,
         options: CaptureOptions,
-        *,
-        given: CapturePool | None,
-        ran: dict[int, None],
         tally: Tally,
-        never: str,
     ) -> None:
         self.entries: dict[tuple[Any, ...], Entry] = {}
-        self.never = never
         self._graph = graph
         self._aliased = frozenset(facts.aliased_outputs)
         self._layout = layout
         self._backend = backend
         self._options = options
-        self._given = given
+        self._given = None if options.pool is None else pool_of(backend, options.pool)
         self._pools: dict[Any, CapturePool] = {}
-        self._ran = ran
         self._tally = tally
         self._last: Entry | None = None
         self._thread = 0
@@ -69,7 +62,7 @@ class Captures:
 
     def may_add(self, key: tuple[Any, ...]) -> bool:
         """Whether a graph may be captured for this key, and none is."""
-        return not (key in self.entries or self.never or self._is_full())
+        return not (key in self.entries or self._tally.never or self._is_full())
 
     def shapes(self) -> tuple[Shapes, ...]:
         """The shapes that are captured, for the capture plan."""
@@ -104,7 +97,7 @@ class Captures:
         else:
             entry, inputs = self._capture(key, inputs)
         if entry is None:
-            self._tally.eager[self.never or "static_capture_size_limit is reached"] += 1
+            self._tally.eager[self._tally.never or "static_capture_size_limit is reached"] += 1
             return self._graph(*inputs)
         if not self._options.force_recapture:
             self._last = entry
@@ -120,7 +113,7 @@ class Captures:
 
     def _capture(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Entry | None, tuple[Any, ...]]:
         """Capture for these inputs, which lie in the buffers then; None, and the inputs, if it cannot be."""
-        if self.never or (key not in self.entries and self._is_full()):
+        if self._tally.never or (key not in self.entries and self._is_full()):
             return None, inputs
         self._forget(key, inputs)
         intact = inputs
@@ -134,12 +127,12 @@ class Captures:
                 )
                 entry = self._captured(key, inputs, intact, copied)
             except NotCapturable as error:
-                self.never = f"it cannot be captured: {error.message}"
-                _log.warning("a graph runs without capture from now on; %s", self.never)
+                self._tally.never = f"it cannot be captured: {error.message}"
+                _log.warning("a graph runs without capture from now on; %s", self._tally.never)
                 return None, intact
         self._tally.captures += 1
         self.entries[key] = entry
-        self._ran.pop(hash(key), None)
+        self._tally.ran.pop(hash(key), None)
         return entry, inputs
 
     def _forget(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
@@ -148,7 +141,7 @@ class Captures:
         if old is not None:
             cause = "force_recapture" if old.fits(inputs) else old.misfit(inputs)
             self._tally.recaptured[cause] += 1
-            self._ran[hash(key)] = None  # should the capture fail, the next call tries again
+            self._tally.ran[hash(key)] = None  # should the capture fail, the next call tries again
             self._last = None
             _log.info("recapture: %s", cause)
 

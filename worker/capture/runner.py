@@ -86,9 +86,17 @@ OPTION_NAMES = {
 
 
 class Tally:
-    """The counters of one runner."""
+    """What one runner did.
 
-    def __init__(self) -> None:
+    Attributes:
+        ran: hashes of shapes that ran once and are not captured yet, the oldest first. Two shapes of one hash
+            are harmless: the second is captured at its first call, which is right as well.
+        never: why nothing is captured, or nothing any more; empty where a graph may be.
+    """
+
+    def __init__(self, never: str = "") -> None:
+        self.never = never
+        self.ran: dict[int, None] = {}
         self.captures = self.replays = self.warm_up_runs = 0
         self.recaptured: Counter[str] = Counter()
         self.eager: Counter[str] = Counter()
@@ -134,18 +142,14 @@ class GraphRunner:
             self._given = pool_of(backend, options.pool)
         self._lock = self._given.lock if self._given is not None else threading.RLock()
         self._captures: Captures | None = None  # with a shape's second call
-        # Hashes of shapes that ran once and are not captured yet, the oldest first. Two shapes of one hash
-        # are harmless: the second is captured at its first call, which is right as well.
-        self._ran: dict[int, None] = {}
-        self._tally = Tally()
-        self._never = "asked for (debug.run_eagerly)" if options.eager else ""
+        self._tally = Tally("asked for (debug.run_eagerly)" if options.eager else "")
         if facts.data_dependent:
-            self._never = f"{facts.data_dependent}'s result depends on data"
-            _log.info("not captured: %s", self._never)
+            self._tally.never = f"{facts.data_dependent}'s result depends on data"
         elif facts.random and backend.kind == "cpu":
             # Run operator by operator it draws what the function itself would.
-            self._never = f"{facts.random} draws random numbers, for which a CPU graph has no generator"
-            _log.info("not captured: %s", self._never)
+            self._tally.never = f"{facts.random} draws random numbers, for which a CPU graph has no generator"
+        if self._tally.never:
+            _log.info("not captured: %s", self._tally.never)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs of the graph for ``inputs``; from a shape's second call on out of a captured graph.
@@ -175,7 +179,7 @@ class GraphRunner:
     @property
     def max_captures(self) -> int:
         """How many graphs may be captured."""
-        return 0 if self._why_never() else self._options.limit
+        return 0 if self._tally.never else self._options.limit
 
     def shapes(self) -> tuple[Shapes, ...]:
         """The shapes that are captured, for the capture plan."""
@@ -184,7 +188,7 @@ class GraphRunner:
 
     def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
         """What the capture plan says of these inputs; None where nothing would be captured for them."""
-        if self._why_never():
+        if self._tally.never:
             return None
         from warmrank.worker.capture.plan import shapes_of
 
@@ -196,24 +200,12 @@ class GraphRunner:
         with self._lock:
             return self._tally.taken(() if self._captures is None else self._captures.pool_statistics())
 
-    def _why_never(self) -> str:
-        """Why nothing is captured, or nothing any more; empty where a graph may be."""
-        return self._never or ("" if self._captures is None else self._captures.never)
-
     def _captured(self) -> Captures:
         if self._captures is None:
             from warmrank.worker.capture.captures import Captures
 
             self._captures = Captures(
-                self._graph,
-                self._facts,
-                self.layout,
-                self._backend,
-                self._options,
-                given=self._given,
-                ran=self._ran,
-                tally=self._tally,
-                never=self._never,
+                self._graph, self._facts, self.layout, self._backend, self._options, self._tally
             )
         return self._captures
 
@@ -230,7 +222,7 @@ class GraphRunner:
 
     def _is_first(self, key: tuple[Any, ...]) -> bool:
         """Whether a shape that may be captured did not run yet."""
-        if self._never or self._options.force_recapture or hash(key) in self._ran:
+        if self._tally.never or self._options.force_recapture or hash(key) in self._tally.ran:
             return False
         return bool(self._options.limit) if self._captures is None else self._captures.may_add(key)
 
@@ -244,9 +236,9 @@ class GraphRunner:
         return outputs
 
     def _note_run(self, key: tuple[Any, ...]) -> None:
-        self._ran[hash(key)] = None
-        if len(self._ran) > max(1, self._options.limit * _SHAPES_PER_CAPTURE):
-            del self._ran[next(iter(self._ran))]
+        self._tally.ran[hash(key)] = None
+        if len(self._tally.ran) > max(1, self._options.limit * _SHAPES_PER_CAPTURE):
+            del self._tally.ran[next(iter(self._tally.ran))]
 
 
 def runner_for(
