@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.runner import CaptureOptions, Tally
     from warmrank.worker.capture.statistics import PoolStatistics
     from warmrank.worker.devices.port import DeviceBackend
-    from warmrank.worker.engines import Graph
+    from warmrank.worker.engines.port import Graph
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _log = logging.getLogger("torchair")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.statistics import CaptureStatistics
     from warmrank.worker.devices.port import DeviceBackend
-    from warmrank.worker.engines import Graph, SelfCapturing
     from warmrank.worker.engines.overlap import OverlapCheck
+    from warmrank.worker.engines.port import Graph, SelfCapturing
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()

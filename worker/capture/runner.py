@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.devices import PoolHandle
     from warmrank.worker.devices.port import DeviceBackend
-    from warmrank.worker.engines import Engine, Graph
+    from warmrank.worker.engines.port import Engine, Graph
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _log = logging.getLogger("torchair")

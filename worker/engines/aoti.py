@@ -36,14 +36,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from warmrank.worker.devices.memory import picker
-from warmrank.worker.engines import Built, Site
+from warmrank.worker.engines import Site
 from warmrank.worker.engines.graph import GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
+from warmrank.worker.engines.port import Built
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
 from warmrank.worker.runtime.artifact import STATE
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines import Files, Graph, Groups, Sections
+    from warmrank.worker.engines.port import Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
