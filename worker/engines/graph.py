@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
+SECTIONS = ("graph.py", "graph.code", "constants")
 _MARSHAL_VERSION = 2
 
 

@@ -1,11 +1,7 @@
-"""Inductor: one graph of tensors to one shared library, and what runs it, which imports no Inductor.
+"""Inductor: one graph of tensors to one shared library, which `libraries.py` opens.
 
 Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
-
-* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library that Inductor compiled ahead of time, and reads
-  ``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one. What was opened
-  stays usable when its file is removed, because it is mapped;
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
   symbolic sizes are guards of the trace; it takes no symbolic integer as an input. A tensor with a symbolic
@@ -25,16 +21,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
+from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of
 from warmrank.worker.values import Value
 
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 FACTS = {
-    "torch._C._aoti:AOTIModelContainerRunnerCpu": "run",
     "torch._dynamo.exc": "TorchDynamoException",
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
@@ -50,39 +45,10 @@ FACTS = {
     "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 
-Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 _NAME = "graph"
-LIBRARY, NODES = "graph.so", "graph.json"
 # Without these a library does the same: it is larger, or takes longer to make.
 _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
 _ENVIRONMENT = threading.Lock()
-
-
-def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
-    """What runs a library, given as its files by name, on a device.
-
-    The bytes pass through files of a private directory that is gone when this returns: nobody else can
-    change them on the way, and nothing is left behind.
-
-    Raises:
-        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
-    """
-    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
-        for name, data in library.items():
-            (Path(directory) / name).write_bytes(data)
-        path = str(Path(directory) / LIBRARY)
-        try:
-            runner: Any = (
-                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
-                if device.type == "cpu"
-                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
-            )
-        except RuntimeError as error:
-            reason = str(error).strip()
-            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
-            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
-    run: Run = runner.run
-    return run
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
