@@ -31,7 +31,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,6 +42,7 @@ from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.engines.port import Built
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
 from warmrank.worker.runtime.artifact import STATE
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.engines.port import Files, Graph, Groups, Sections
@@ -96,8 +97,8 @@ def package_name(package: bytes) -> str:
     return f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2"
 
 
-class Parts(NamedTuple):
-    """A loaded graph. No dataclass: one of so many fields takes a millisecond to make, in every process."""
+class Parts(Value):
+    """A loaded graph."""
 
     open: Callable[[torch.device], Run] | None  # opens the library on a device; None where there is none
     tensors: tuple[int, ...]  # positions of the inputs that the library takes
