@@ -109,7 +109,7 @@ class SlowAccess:
 def test_program_that_ends_waits_for_what_is_being_published(entry):
     write_components(entry, COMPONENTS)
     opened = SlowAccess()
-    publisher = Publisher(opened, SimpleNamespace(num_aot_compiles=0))
+    publisher = Publisher(opened, SimpleNamespace(num_aot_compiles=0))  # type: ignore[arg-type]
     publisher.loaded(
         entry,
         Outcome(
