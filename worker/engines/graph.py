@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.engines import Built, Site
+from warmrank.worker.torch_private.operators import is_called, replaced_operator
 
 if TYPE_CHECKING:
     from warmrank.worker.engines import Graph
@@ -70,13 +71,24 @@ class GraphEngine:
         *,
         site: Site | None = None,
     ) -> Graph:
-        """See `Engine.load`."""
+        """See `Engine.load`; raises `NotPortable` where an operator was replaced in this process."""
         del files, site
         scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
         # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302
         graph: Graph = scope["bind"](groups, unpack_constants(sections["constants"]))
+        _refuse_replaced(graph)
         return graph
+
+
+def _refuse_replaced(function: Any) -> None:
+    """Refuse operators of a generated function whose names lead to something else in this process."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        called = cell.cell_contents
+        if name.startswith("_body_"):
+            _refuse_replaced(called)
+        elif callable(called) and name != "_dump" and not is_called(called, name):
+            raise replaced_operator(name)
 
 
 def unpack_constants(data: bytes) -> list[torch.Tensor]:

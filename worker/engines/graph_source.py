@@ -2,7 +2,8 @@
 
 ``torch.ops`` boxes every argument, which costs about a microsecond a call; the `BINDINGS` reach the same
 overload unboxed. A row is right only if the binding takes the schema's arguments in the schema's order and
-picks the same overload for them; ``tests/unit/test_graph_engine.py`` checks every row.
+picks the same overload for them; ``tests/unit/test_graph_engine.py`` checks every row. Bindings are named
+where nobody can replace them, or, in ``torch._C._nn``, used only if nobody has.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
 from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, higher_order_name
-from warmrank.worker.torch_private.operators import argument_name, constant_of, operator_path
+from warmrank.worker.torch_private.operators import (
+    argument_name,
+    at_path,
+    constant_of,
+    is_called,
+    operator_path,
+)
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -43,10 +50,16 @@ _METHODS = (
     "mul_.Tensor", "div_.Tensor", "index_copy_.default", "to.dtype",
 )  # fmt: skip
 _NN = ("linear.default", "gelu.default", "silu.default", "scaled_dot_product_attention.default")
+
+
+def _base(name: str) -> str:
+    return name.partition(".")[0]
+
+
 BINDINGS: dict[str, str] = {
-    **{f"torch.ops.aten.{name}": f"torch.{name.partition('.')[0]}" for name in _FUNCTIONS},
-    **{f"torch.ops.aten.{name}": f"torch.Tensor.{name.partition('.')[0]}" for name in _METHODS},
-    **{f"torch.ops.aten.{name}": f"torch._C._nn.{name.partition('.')[0]}" for name in _NN},
+    **{f"torch.ops.aten.{name}": f"torch._C._VariableFunctions.{_base(name)}" for name in _FUNCTIONS},
+    **{f"torch.ops.aten.{name}": f"torch._C.TensorBase.{_base(name)}" for name in _METHODS},
+    **{f"torch.ops.aten.{name}": f"torch._C._nn.{_base(name)}" for name in _NN},
 }
 _MODULES = {"torch.": torch, "operator.": operator, "math.": math, "": builtins}
 _INDENT = "        "
@@ -135,7 +148,8 @@ class _SourceWriter:
                 return f"{prefix}{name}"
         path = operator_path(node.target)
         short = path.removeprefix("torch.ops.").replace(".", "_")
-        return self._operators.setdefault(BINDINGS.get(path, path), short)
+        binding = BINDINGS.get(path, path)
+        return self._operators.setdefault(binding if is_called(at_path(binding), short) else path, short)
 
     def _argument(self, node: Node, index: int, value: Any) -> str:
         name = argument_name(node.target, index)

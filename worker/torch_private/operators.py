@@ -23,6 +23,7 @@ import functools
 import importlib
 import re
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ def readable(text: str) -> str:
 # What `torch.ops` is made of, by which an object is known to be an operator.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 OperatorNamespace = torch._ops._OpNamespace
+_BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 # Operators that write to running statistics although no schema says so, and the argument that, being False,
 # tells them not to (empty: there is none).
 _RUNNING = ("running_mean", "running_var")
@@ -200,13 +202,49 @@ def operator_path(target: Any) -> str:
     """``torch.ops`` path of an operator overload, for generated source.
 
     Raises:
-        NotPortable: the target is a higher-order operator or something else without a stable name.
+        NotPortable: the target is a higher-order operator or something else without a stable name, or
+            something else has its name.
     """
     if isinstance(target, torch._ops.OpOverload):
         namespace, _, name = target._schema.name.partition("::")
-        return f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        path = f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        if at_path(path) is not target or not calls_torch(target):
+            raise replaced_operator(path)
+        return path
     msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
     raise NotPortable(msg, what=repr(target))
+
+
+def replaced_operator(path: str) -> NotPortable:
+    """The refusal of an operator whose name means something else in this process."""
+    msg = (
+        f"{path} was replaced in this process by something else, and the graph calls the operator by that "
+        "name; put it back, or call your replacement by a name of its own"
+    )
+    return NotPortable(msg, what=path)
+
+
+def at_path(path: str) -> Any:
+    """What a dotted name that begins with ``torch`` leads to; None where there is nothing."""
+    try:
+        return functools.reduce(getattr, path.split(".")[1:], torch)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def calls_torch(operator: Any) -> bool:
+    """Whether an operator calls what torch put behind it."""
+    return isinstance(operator._op, types.BuiltinFunctionType)
+
+
+def is_called(function: Any, name: str) -> bool:
+    """Whether a function is an overload, or a binding in C, that belongs to a name such as ``aten_add_Tensor``."""
+    if isinstance(function, torch._ops.OpOverload):
+        return (
+            calls_torch(function)
+            and re.sub("::|[.]", "_", f"{function._schema.name}.{function._overloadname}") == name
+        )
+    return isinstance(function, _BINDINGS) and f"_{function.__name__}_" in name
 
 
 def operators_of(graph_module: GraphModule) -> dict[str, Any]:
@@ -266,10 +304,7 @@ def find(name: str) -> Any:
     """An overload by its name, or None."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    except (AttributeError, RuntimeError):
-        return None
+    return at_path(f"torch.ops.{namespace}.{packet}.{overload or 'default'}")
 
 
 def _definition(name: str) -> Any:
