@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _MARSHAL_VERSION = 2
+CHECK = "compare_sizes"  # in a graph's source
 
 
 class GraphEngine:
@@ -73,12 +74,32 @@ class GraphEngine:
     ) -> Graph:
         """See `Engine.load`; raises `NotPortable` where an operator was replaced in this process."""
         del files, site
-        scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
+        scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math, CHECK: _compare_sizes}
         # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302
         graph: Graph = scope["bind"](groups, unpack_constants(sections["constants"]))
         _refuse_replaced(graph)
         return graph
+
+
+def _compare_sizes(result: Any, *traced: tuple[int | None, ...], operator: str) -> None:
+    """Compare the sizes of an operator's results with those of the trace, on which the graph relies.
+
+    Raises:
+        StateChanged: something that decides them changed since.
+    """
+    results = result if isinstance(result, list | tuple) else (result,)
+    found = [value for value in results if isinstance(value, torch.Tensor)]
+    for value, sizes in zip(found, traced, strict=True):
+        present = value.shape
+        if present != sizes and (
+            len(present) != len(sizes)
+            or any(size not in (None, now) for size, now in zip(sizes, present, strict=True))
+        ):
+            from warmrank.worker.errors import StateChanged
+
+            where = f"the result of {operator}, of sizes {list(sizes)} in the trace,"
+            raise StateChanged(where, value, while_running=True)
 
 
 def _refuse_replaced(function: Any) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from warmrank.worker.engines.graph import CHECK
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
@@ -25,10 +26,12 @@ from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, h
 from warmrank.worker.torch_private.operators import (
     argument_name,
     at_path,
+    calls_python,
     constant_of,
     is_called,
     operator_path,
 )
+from warmrank.worker.torch_private.symbols import size_of_inputs, sizes_of_inputs
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -79,6 +82,7 @@ class _SourceWriter:
         self._module = lowered.graph
         self._operators: dict[str, str] = {}
         self.constants: list[torch.Tensor] = []
+        self._sizes = sizes_of_inputs(lowered.graph)
         self._bodies: dict[str, list[str]] = {}
 
     def source(self) -> str:
@@ -115,6 +119,12 @@ class _SourceWriter:
                 # The name is for readers, who find the operator's source line by it.
                 named = "" if assigned else f"  # {node.name}"
                 yield f"{_INDENT}{assigned}{self._target(node)}({', '.join(arguments)}){named}"
+                if assigned and module is self._module and calls_python(node.target):
+                    results = node.meta["val"]
+                    results = results if isinstance(results, list | tuple) else (results,)
+                    tensors = (value for value in results if isinstance(value, torch.Tensor))
+                    sizes = ", ".join(map(self._shape, tensors))
+                    yield f"{_INDENT}{CHECK}({node.name}, {sizes}, operator='{node.target}')"
                 if dumped:
                     yield f"{_INDENT}_dump({node.name!r}, {str(node.target)!r}, {node.name})"
             elif node.op == "get_attr":
@@ -156,6 +166,11 @@ class _SourceWriter:
         text = self._keyword(node, name, value)
         # Python's bindings take this one, which is always the last, by keyword only.
         return f"memory_format={text}" if name == "memory_format" else text
+
+    def _shape(self, value: torch.Tensor) -> str:
+        """The sizes of a traced result, by those of the inputs."""
+        sizes = [size_of_inputs(size, self._sizes) for size in value.shape]
+        return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
     def _keyword(self, node: Node, name: str, value: Any) -> str:
         if name == "group_name" and isinstance(value, str) and "c10d" in str(node.target):

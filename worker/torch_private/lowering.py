@@ -114,7 +114,7 @@ def nodes_within(graph_module: GraphModule) -> Iterator[Node]:
 
 
 def functions_called(graph_module: GraphModule) -> dict[FunctionType, None]:
-    """torch's Python functions that a graph of Dynamo's calls, and those of their modules that these name.
+    """Python functions of torch that a graph of Dynamo's calls, and those of their modules that these name.
 
     Dynamo takes them for operators, and looks into none of them.
     """

@@ -65,6 +65,7 @@ def readable(text: str) -> str:
 # What `torch.ops` is made of, by which an object is known to be an operator.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 OperatorNamespace = torch._ops._OpNamespace
+_OF_TORCH = frozenset({"aten", "prims", "_c10d_functional", "c10d"})
 _BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 # Operators that write to running statistics although no schema says so, and the argument that, being False,
 # tells them not to (empty: there is none).
@@ -208,7 +209,7 @@ def operator_path(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):
         namespace, _, name = target._schema.name.partition("::")
         path = f"torch.ops.{namespace}.{name}.{target._overloadname}"
-        if at_path(path) is not target or not calls_torch(target):
+        if at_path(path) is not target or replacing_call(target) is not None:
             raise replaced_operator(path)
         return path
     msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
@@ -232,19 +233,22 @@ def at_path(path: str) -> Any:
         return None
 
 
-def calls_torch(operator: Any) -> bool:
-    """Whether an operator calls what torch put behind it."""
-    return isinstance(operator._op, types.BuiltinFunctionType)
+def replacing_call(operator: Any) -> Any:
+    """What an operator calls in place of what torch put behind it; None where nobody replaced that."""
+    return None if isinstance(operator._op, types.BuiltinFunctionType) else operator._op
 
 
 def is_called(function: Any, name: str) -> bool:
-    """Whether a function is an overload, or a binding in C, that belongs to a name such as ``aten_add_Tensor``."""
+    """Whether a function is the overload, or a binding in C, for a name such as ``aten_add_Tensor``."""
     if isinstance(function, torch._ops.OpOverload):
-        return (
-            calls_torch(function)
-            and re.sub("::|[.]", "_", f"{function._schema.name}.{function._overloadname}") == name
-        )
+        known = f"{function._schema.name}.{function._overloadname}"
+        return re.sub("::|[.]", "_", known) == name and replacing_call(function) is None
     return isinstance(function, _BINDINGS) and f"_{function.__name__}_" in name
+
+
+def calls_python(target: Any) -> bool:
+    """Whether an operator may be a Python function, whose results have the sizes that it likes."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _OF_TORCH
 
 
 def operators_of(graph_module: GraphModule) -> dict[str, Any]:

@@ -58,12 +58,15 @@ def refuse_replaced(graph_module: GraphModule) -> None:
     for node in graph_module.graph.nodes:
         if node.op == "call_method":
             method = inspect.getattr_static(torch.Tensor, node.target, None)
-            if isinstance(method, FunctionType | partial) and not _is_torchs(method):
+            if _is_users(method):
                 raise _refusal(f"torch.Tensor.{node.target}")
 
 
-def _is_torchs(function: Any) -> bool:
-    return isinstance(function, FunctionType) and is_pinned_module(globals_module(function))
+def _is_users(function: Any) -> bool:
+    """Whether somebody else than torch made a function."""
+    if isinstance(function, FunctionType):
+        return not is_pinned_module(globals_module(function))
+    return isinstance(function, partial)
 
 
 def _original(function: Any, caller: FrameType) -> Any:
@@ -92,20 +95,20 @@ def _original(function: Any, caller: FrameType) -> Any:
 def _running(function: Any, frame: FrameType) -> Any:
     """What is running in a frame, and hands itself over under the name of ``function``."""
     code, scope = frame.f_code, frame.f_globals
-    if getattr(function, "__code__", None) is code or code.co_freevars:
+    if getattr(function, "__code__", None) is code or not is_pinned_module(scope.get("__name__")):
         return function
     named = vars(torch.Tensor) if code.co_qualname == f"Tensor.{code.co_name}" else scope
     own = named.get(code.co_name)
-    if own is function:
+    if own is function and _is_users(own) and not code.co_freevars:
         return FunctionType(code, scope)
-    if not _is_torchs(function) or getattr(own, "__code__", None) is not code:
+    if _is_users(function) or _is_users(own):
         raise _refusal(f"{scope['__name__']}.{code.co_qualname}")
     return function
 
 
 def _refusal(name: str) -> NotPortable:
     msg = (
-        f"{name} was replaced in this process by a function that calls it, and what it was could not be found "
-        "again; put it back, or call yours by a name of its own"
+        f"{name} was replaced in this process by a function that calls it, and what it was could not be "
+        "found again; put it back, or call yours by a name of its own"
     )
     return NotPortable(msg, what=name)
