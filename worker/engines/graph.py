@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _MARSHAL_VERSION = 2
-CHECK = "compare_sizes"  # in a graph's source
 
 
 class GraphEngine:
@@ -74,7 +73,12 @@ class GraphEngine:
     ) -> Graph:
         """See `Engine.load`; raises `NotPortable` where an operator was replaced in this process."""
         del files, site
-        scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math, CHECK: _compare_sizes}
+        scope: dict[str, Any] = {
+            "torch": torch,
+            "operator": operator,
+            "math": math,
+            "compare_sizes": _compare_sizes,
+        }
         # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302
         graph: Graph = scope["bind"](groups, unpack_constants(sections["constants"]))

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.engines.graph import CHECK
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
@@ -124,7 +123,7 @@ class _SourceWriter:
                     results = results if isinstance(results, list | tuple) else (results,)
                     tensors = (value for value in results if isinstance(value, torch.Tensor))
                     sizes = ", ".join(map(self._shape, tensors))
-                    yield f"{_INDENT}{CHECK}({node.name}, {sizes}, operator='{node.target}')"
+                    yield f"{_INDENT}compare_sizes({node.name}, {sizes}, operator='{node.target}')"
                 if dumped:
                     yield f"{_INDENT}_dump({node.name!r}, {str(node.target)!r}, {node.name})"
             elif node.op == "get_attr":

@@ -51,6 +51,7 @@ FACTS = {
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
     "torch._inductor.exc": "InductorError",
+    "torch._inductor.virtualized": "V",
     "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 

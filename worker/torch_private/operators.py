@@ -235,7 +235,9 @@ def at_path(path: str) -> Any:
 
 def replacing_call(operator: Any) -> Any:
     """What an operator calls in place of what torch put behind it; None where nobody replaced that."""
-    return None if isinstance(operator._op, types.BuiltinFunctionType) else operator._op
+    called = operator._op
+    own = isinstance(called, types.BuiltinFunctionType) and called.__name__ in ("", operator.__name__)
+    return None if own else called
 
 
 def is_called(function: Any, name: str) -> bool:

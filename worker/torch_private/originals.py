@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 _PROXIES: Final = "torch.fx.experimental.proxy_tensor"
 _IN_C: Final = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, *OPERATORS)
-_HOMES_IN_C: Final = (torch._C._nn, torch._C._linalg, torch._C._special, torch._C._fft)
+_HOMES_IN_C: Final = (
+    torch._C._nn,
+    torch._C._linalg,  # type: ignore[attr-defined]
+    torch._C._special,  # type: ignore[attr-defined]
+    torch._C._fft,  # type: ignore[attr-defined]
+)
 
 
 class Originals:
