@@ -15,6 +15,8 @@ then differ from those of other processes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import operator
 import shutil
@@ -31,7 +33,8 @@ import torch
 from filelock import FileLock
 from torch.fx import Graph, GraphModule, Node
 
-from warmrank.worker.engines.graph import GraphEngine
+from warmrank.worker.engines.graph import SECTIONS, GraphEngine
+from warmrank.worker.engines.port import Sections
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.keys.machine import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
@@ -46,7 +49,7 @@ from warmrank.worker.torch_private.operators import (
     nodes_at,
     returns_its_input,
 )
-from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
+from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, same_input, shape_env_of
 
 _log = logging.getLogger("torchair")
 ROOT = Path("/tmp/warmrank-aoti")  # noqa: S108 - owner and mode are checked; TMPDIR would differ between processes
@@ -373,3 +376,36 @@ def _refuse_inputs(lowered: LoweredGraph, facts: GraphFacts) -> None:
             "that stay inside of the tensor (view, narrow, unfold), or mode reduce-overhead"
         )
         raise NotPortable(msg, what=name)
+
+
+def compile_again(sections: Sections, call: Mapping[str, Any]) -> Mapping[str, bytes] | None:
+    """The library of an artifact that keeps none; None, with a warning, where it is not what it was."""
+    whole = {name: sections[name] for name in SECTIONS}
+    _log.info("compiling kernels, which the artifact does not keep (ge_cache=True keeps them)")
+    try:
+        parts = compile_described(whole, call["described"], identity(whole, call["described"]))
+    except NotPortable as error:
+        _log.warning("the kernels cannot be compiled again, so the graph is replayed: %s", error)
+        return None
+    held = {*call["added"], *call["described"]["conditions"]}
+    if _plan(parts.call, call) != _plan(call, call) or not held.issuperset(parts.call["added"]):
+        _log.warning("the kernels came out otherwise than the artifact says, so the graph is replayed")
+        return None
+    return parts.library
+
+
+def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+    """How a library is called, whichever of several equal numbers stands for all of them."""
+
+    def first(positions: list[int]) -> list[int]:
+        return [same_input(described["described"], position) for position in positions]
+
+    plan = {name: call[name] for name in ("computes", "tensors", "constants", "written")}
+    # The order counts for the library, not for the tail, which is the artifact's own.
+    return {**plan, "numbers": first(call["numbers"]), "tail_inputs": set(first(call["tail_inputs"]))}
+
+
+def identity(whole: Sections, description: Mapping[str, Any]) -> str:
+    """Digest of what is compiled: equal on all ranks whose graphs are equal."""
+    text = whole["graph.py"] + whole["constants"] + json.dumps(description, sort_keys=True).encode()
+    return hashlib.sha256(text).hexdigest()[:32]

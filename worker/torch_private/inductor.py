@@ -1,11 +1,7 @@
-"""Inductor: one graph of tensors to one shared library, and what runs it, which imports no Inductor.
+"""Inductor: one graph of tensors to one shared library, which `libraries.py` opens.
 
 Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
-
-* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library that Inductor compiled ahead of time, and reads
-  ``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one. What was opened
-  stays usable when its file is removed, because it is mapped;
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
   symbolic sizes are guards of the trace; it takes no symbolic integer as an input. A tensor with a symbolic
@@ -27,17 +23,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet, StateChanged
+from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
@@ -46,7 +41,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 FACTS = {
-    "torch._C._aoti:AOTIModelContainerRunnerCpu": "run",
     "torch._dynamo.exc": "TorchDynamoException",
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
@@ -55,41 +49,11 @@ FACTS = {
     "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 
-Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 _NAME = "graph"
-LIBRARY, NODES = "graph.so", "graph.json"
 # Without these a library does the same: it is larger, or takes longer to make.
 _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
 _ENVIRONMENT = threading.Lock()
-_WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
 _IN_CPP = ("torch.ops.aten.", "torch.ops.prims.")  # torch's own operators
-
-
-def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
-    """What runs a library, given as its files by name, on a device.
-
-    The bytes pass through files of a private directory that is gone when this returns: nobody else can
-    change them on the way, and nothing is left behind.
-
-    Raises:
-        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
-    """
-    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
-        for name, data in library.items():
-            (Path(directory) / name).write_bytes(data)
-        path = str(Path(directory) / LIBRARY)
-        try:
-            runner: Any = (
-                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
-                if device.type == "cpu"
-                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
-            )
-        except RuntimeError as error:
-            reason = str(error).strip()
-            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
-            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
-    run: Run = runner.run
-    return run
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
@@ -155,15 +119,6 @@ def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
         f"if (found != {wrapper.codegen_dtype(dtype)}) "
         f'throw std::runtime_error("expected dtype {dtype}\\nError in op: {operator}"); }}'
     )
-
-
-def changed_result(error: RuntimeError) -> StateChanged | None:
-    """The error for what `SizeChecks` found in a run; None where it failed for another reason."""
-    found = _WRONG_RESULT.match(str(error))
-    if found is None:
-        return None
-    where = f"the result of {found['operator']} in compiled kernels"
-    return StateChanged(where, f"another ({found['found']})", while_running=True)
 
 
 def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
