@@ -24,7 +24,7 @@ from warmrank.cache_store.fetch.fetch import FetchOutcome, FetchReport
 from warmrank.cache_store.records.documents import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.text import count_text
+from warmrank.cache_store.text import count_text, time_text
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[Stored
     newest = chosen[0].record
     earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
     ranks = count_text(newest.world_size, "rank")
-    return chosen, f"launch {wanted.launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
+    return chosen, f"launch {wanted.launch_key[:12]} of {ranks}, made {time_text(newest.created)}{earlier}"
 
 
 def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tuple[StoredLaunch, ...]:
@@ -195,7 +195,9 @@ def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequen
     if not others:
         return f"{launch} is in the store{skipped}"
     candidates = [
-        (f"the launch made {item.created}", stored) for item in others for stored in item.environments
+        (f"the launch made {time_text(item.created)}", stored)
+        for item in others
+        for stored in item.environments
     ]
     return f"{launch} has this environment; {explain_miss(wanted.environment, candidates)}"
 

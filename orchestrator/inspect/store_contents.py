@@ -312,9 +312,13 @@ def _keys_of(components: Mapping[str, str]) -> str:
     if model := components.get("model.hf_config.architectures"):
         whose = f"{components['rank']} of {components['world']}, {components['device']}"
         return model.strip('[]"') + f", {whose}"
-    known = ("key python", "key torch", "key cuda", "key cann", "key driver", "key accelerator", "key cpu")
-    own = {name: value for name, value in components.items() if name.startswith("key ") and name not in known}
-    return ", ".join(f"{name.removeprefix('key ')}={value}" for name, value in own.items())
+    own = {
+        name.removeprefix("key "): value
+        for name, value in components.items()
+        if name.startswith("key ") and value != "none"
+    }
+    machine = environment()
+    return ", ".join(f"{name}={value}" for name, value in own.items() if name not in machine)
 
 
 def short_signature(signature: str) -> str:

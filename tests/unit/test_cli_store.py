@@ -71,6 +71,14 @@ def test_push_and_pull_through_the_command_line(cache, tmp_path):
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
 
 
+def test_listing_names_what_a_user_keyed_a_directory_by_not_the_machine(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    keys = ("--key", "torch_npu=2.13", "--key", "triton=none", "--key", "model=llama-8b")
+    run("push", "mine", cache, *store, *keys)
+    listed = CliRunner().invoke(app, ["ls", *map(str, store), "--json"])
+    assert [line["what"] for line in json.loads(listed.stdout)["directories"]] == ["model=llama-8b"]
+
+
 def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_path):
     store = ("--store", tmp_path / "store")
     run("push", "mine", cache, *store, "--key", "model=llama-8b")

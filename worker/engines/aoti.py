@@ -155,7 +155,12 @@ class CompiledGraph:
             if self._run is None:
                 on = (item.device for item in taken if item.device.type != "cpu")
                 self._run = parts.open(next(on, torch.device("cpu")))
-            made = self._run(taken)
+            try:
+                made = self._run(taken)
+            except RuntimeError as error:
+                from warmrank.worker.torch_private.libraries import changed_result
+
+                raise changed_result(error) or error from None
             if self._copied is None or self._copied:
                 made = self._own(made, taken)
         if parts.tail is None:

@@ -275,7 +275,9 @@ class CachedFunction:
                     self._move_to_front(variant)
                 try:
                     return variant(*args, **kwargs)
-                except StateChanged:  # before anything ran: what a load had settled has to be asked anew
+                except StateChanged as error:  # what a load had settled has to be asked anew
+                    if error.while_running and variant.writes:  # which cannot be done a second time
+                        raise
                     break
         if is_symbolic_trace():
             return self.method(*args, **kwargs)

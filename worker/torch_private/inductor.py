@@ -11,6 +11,8 @@ Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 * with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``; with
   ``model_name_for_generated_files`` no name depends on a hash. Operators that have no C interface are
   called by name; ``<stem>.json`` beside the library lists them;
+* what calls an operator compares the result's sizes and strides with those of the trace, if a variable of the
+  environment asks for it: ``_codegen_assert_size_stride`` writes that;
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting;
 * ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it is set for the length of a compile: one at a time.
   Settings that come from environment variables read at import are set here, so that equal graphs give equal
@@ -32,6 +34,7 @@ import torch
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ FACTS = {
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
     "torch._inductor.exc": "InductorError",
+    "torch._inductor.virtualized": "V",
     "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 
@@ -49,6 +53,7 @@ _NAME = "graph"
 # Without these a library does the same: it is larger, or takes longer to make.
 _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
 _ENVIRONMENT = threading.Lock()
+_IN_CPP = ("torch.ops.aten.", "torch.ops.prims.")  # torch's own operators
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
@@ -76,10 +81,44 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "compile_threads": 1,
         "keep_output_stride": True,
         "fallback_random": False,
+        "size_asserts": True,
     }
     from torch._inductor import config
 
     return known_settings(patches, config.get_config_copy())
+
+
+class SizeChecks:
+    """Steps in where Inductor writes what compares a result with the trace.
+
+    Kernels are compiled for the sizes that a fake kernel answered. Those of an operator that is Python may
+    hang on what changes later, and kernels would then read and write beyond its result.
+    """
+
+    @steps_in(
+        "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu",
+        "_codegen_assert_size_stride(code, name, size, stride, op_name)",
+    )
+    def _write(self, original: Any, wrapper: Any, code: Any, *checked: str) -> None:
+        name, size, stride, operator = checked
+        if operator == "input" or operator.startswith(_IN_CPP):
+            original(wrapper, code, *checked)
+        else:
+            code.writeline(f'assert_size_stride({name}, {size}, {stride}, "{operator}");')
+            code.writeline(_compared_dtype(wrapper, name, operator))
+
+
+def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
+    """The C++ that compares the dtype of a result with that of the trace."""
+    from torch._inductor.virtualized import V
+
+    dtype = V.graph.get_dtype(name)
+    return (
+        "{ int32_t found; "
+        f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype({name}, &found)); "
+        f"if (found != {wrapper.codegen_dtype(dtype)}) "
+        f'throw std::runtime_error("expected dtype {dtype}\\nError in op: {operator}"); }}'
+    )
 
 
 def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -144,7 +183,12 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.compile_fx import compile_fx_aot
     from torch._inductor.exc import InductorError
 
-    with _environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)}), config.patch(settings), torch.no_grad():
+    with (
+        _environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)}),
+        config.patch(settings),
+        torch.no_grad(),
+        intercepted(hooks_of(SizeChecks())),
+    ):
         try:
             return compile_fx_aot(graph, list(inputs))
         except (

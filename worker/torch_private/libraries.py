@@ -7,6 +7,7 @@ stays usable when its file is removed, because it is mapped.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.errors import ArtifactCorrupt, StateChanged
 
 FACTS = {"torch._C._aoti:AOTIModelContainerRunnerCpu": "run"}
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 LIBRARY, NODES = "graph.so", "graph.json"
+_WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
 
 
 def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
@@ -47,3 +49,12 @@ def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
             raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
     run: Run = runner.run
     return run
+
+
+def changed_result(error: RuntimeError) -> StateChanged | None:
+    """The error for a result that is not as in the trace; None for another failure."""
+    found = _WRONG_RESULT.match(str(error))
+    if found is None:
+        return None
+    where = f"the result of {found['operator']} in compiled kernels"
+    return StateChanged(where, f"another ({found['found']})", while_running=True)
