@@ -1,0 +1,62 @@
+"""Operators and their names in generated source: whether a name still leads to the operator of the trace."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from warmrank.worker.errors import NotPortable
+
+_BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
+
+
+def operator_path(target: Any) -> str:
+    """``torch.ops`` path of an operator overload, for generated source.
+
+    Raises:
+        NotPortable: the target is a higher-order operator or something else without a stable name, or
+            something else has its name.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        path = f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        if at_path(path) is not target or replacing_call(target) is not None:
+            raise replaced_operator(path)
+        return path
+    msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
+    raise NotPortable(msg, what=repr(target))
+
+
+def replaced_operator(path: str) -> NotPortable:
+    """The refusal of an operator whose name means something else in this process."""
+    msg = (
+        f"{path} was replaced in this process by something else, and the graph calls the operator by that "
+        "name; put it back, or call your replacement by a name of its own"
+    )
+    return NotPortable(msg, what=path)
+
+
+def at_path(path: str) -> Any:
+    """What a dotted name that begins with ``torch`` leads to; None where there is nothing."""
+    try:
+        return functools.reduce(getattr, path.split(".")[1:], torch)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def replacing_call(operator: Any) -> Any:
+    """What an operator calls in place of what torch put behind it; None where nobody replaced that."""
+    called = operator._op
+    own = isinstance(called, types.BuiltinFunctionType) and called.__name__ in ("", operator.__name__)
+    return None if own else called
+
+
+def is_called(function: Any, name: str) -> bool:
+    """Whether a function is the overload, or a binding in C, for a name such as ``aten_add_Tensor``."""
+    if isinstance(function, torch._ops.OpOverload):
+        known = f"{function._schema.name}.{function._overloadname}"
+        return known.replace("::", "_").replace(".", "_") == name and replacing_call(function) is None
+    return isinstance(function, _BINDINGS) and f"_{function.__name__}_" in name
