@@ -16,6 +16,9 @@ Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
   ``model_name_for_generated_files`` no name depends on a hash. Operators that have no C interface are
   called by name; ``<stem>.json`` beside the library lists them;
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting;
+* Inductor writes to inputs last, by ``copy_`` operators without users, and drops copies that change nothing
+  (``a.copy_(b)``, ``a.clone()``): such a write then reads an input that another one may have overwritten by
+  then. ``post_grad_custom_post_pass`` sees the graph afterwards;
 * ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it is set for the length of a compile: one at a time.
   Settings that come from environment variables read at import are set here, so that equal graphs give equal
   bytes.
@@ -35,11 +38,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
-from warmrank.worker.torch_private.operators import constant_of
+from warmrank.worker.torch_private.operators import constant_of, memory_of
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import Graph, GraphModule, Node
 
 FACTS = {
     "torch._C._aoti:AOTIModelContainerRunnerCpu": "run",
@@ -110,10 +113,29 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "compile_threads": 1,
         "keep_output_stride": True,
         "fallback_random": False,
+        "post_grad_custom_post_pass": read_before_overwritten,
     }
     from torch._inductor import config
 
     return known_settings(patches, config.get_config_copy())
+
+
+def read_before_overwritten(graph: Graph) -> None:
+    """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite."""
+    *_, output = graph.nodes
+    found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    writes = [node for node in found if not node.users]
+    for write in writes:
+        output.prepend(write)  # so that all they read is made before the first of them
+    overwritten: set[int] = set()
+    for write in writes:
+        target, value = write.args[:2]
+        if not overwritten.isdisjoint(memory_of(value.meta["val"])):
+            with graph.inserting_before(writes[0]):
+                copied = graph.call_function(torch.ops.aten.clone.default, (value,))
+            copied.meta["val"] = value.meta["val"].clone()
+            write.update_arg(1, copied)
+        overwritten.update(memory_of(target.meta["val"]))
 
 
 def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
