@@ -17,10 +17,10 @@ from pathlib import Path
 
 from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import Destinations, NodeFile, place_files
+from warmrank.cache_store.changes import explain_miss
 from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome, FetchReport
-from warmrank.cache_store.keys import explain_miss
 from warmrank.cache_store.records.documents import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store

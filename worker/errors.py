@@ -125,12 +125,18 @@ class NotCapturable(WorkerError):
 
 
 class StateChanged(WorkerError):
-    """A tensor of the module, or of a global, is not what it was when its conditions were checked."""
+    """A tensor of the module, or of a global, is not what it was when its conditions were checked.
 
-    def __init__(self, where: str, actual: object) -> None:
+    Or, ``while_running``, the result of an operator within the graph is not what it was in the trace.
+    """
+
+    def __init__(self, where: str, actual: object, *, while_running: bool = False) -> None:
         found = actual if isinstance(actual, str) else _in_brief(actual)
         super().__init__(
-            f"{where} is not what this function was loaded for: it is {found} now", where=where, actual=found
+            f"{where} is not what this function was loaded for: it is {found} now",
+            where=where,
+            actual=found,
+            while_running=while_running,
         )
 
 

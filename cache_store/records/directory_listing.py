@@ -23,8 +23,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from warmrank.cache_store.backends.backend import FileInfo
+from warmrank.cache_store.changes import explain_miss
 from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
-from warmrank.cache_store.keys import explain_miss, key_of
+from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import DIRECTORIES, record_prefix
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from warmrank.cache_store.cache_dir.local import is_companion_name
+from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
-from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from warmrank.cache_store.records.documents import StoredLaunch
 from warmrank.cache_store.records.manifest import (

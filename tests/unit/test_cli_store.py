@@ -23,11 +23,11 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import mark_signers
+from warmrank.cache_store.changes import nearest
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
-from warmrank.cache_store.keys import nearest
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import (
     Revocation,

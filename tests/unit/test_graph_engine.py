@@ -78,7 +78,7 @@ def test_source_of_a_static_graph_is_what_a_person_would_write() -> None:
     assert source_of(Plain().affine, ROWS, dynamic=False) == (
         "def bind(groups, constants):\n"
         "    aten_linear_default = torch._C._nn.linear\n"
-        "    aten_mul_Tensor = torch.mul\n"
+        "    aten_mul_Tensor = torch._C._VariableFunctions.mul\n"
         "\n"
         "    def graph(arg0_1, arg1_1, arg2_1):\n"
         "        linear = aten_linear_default(arg2_1, arg0_1, arg1_1)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import weakref
 from collections.abc import Iterator
@@ -230,6 +231,56 @@ def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
             torch.testing.assert_close(ours, theirs)
         assert torch.equal(model.cache, eager.cache)
         assert torch.equal(x, same)
+
+
+def multiplied(x: torch.Tensor, by: int) -> torch.Tensor:
+    return x * by
+
+
+ALIKE: dict[str, Any] = {
+    "is": lambda self: self.one is self.other,
+    "is not": lambda self: self.one is not self.other,
+    "==": lambda self: self.one == self.other,
+    "in": lambda self: self.one in [len, self.other],
+    "count": lambda self: [self.one, self.one].count(self.other) > 1,
+}
+
+
+class Partials(torch.nn.Module):
+    """Compares two partials."""
+
+    def __init__(self, compare: Any) -> None:
+        super().__init__()
+        self.compare = compare
+        self.one = functools.partial(multiplied, by=2)
+        self.other = self.one
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.one(x) if self.compare(self) else self.other(x) + 1
+
+
+@pytest.mark.parametrize("how", ALIKE)
+def test_partials_are_compared_as_in_eager(cache: Path, how: str) -> None:
+    model, x = Partials(ALIKE[how]), torch.ones(3)
+    function = cached(model.forward, cache)
+    for other in (model.one, functools.partial(multiplied, by=2), model.one):
+        model.other = other
+        for compiled in (function, cached(model.forward, cache)):
+            assert torch.equal(compiled(x), model(x))
+    assert len(function.variants) == 2
+
+
+class Methods(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.kept is self.kept else x + 1
+
+    def kept(self) -> None:
+        """Is another object at each look."""
+
+
+def test_identity_of_methods_is_refused(cache: Path) -> None:
+    with pytest.raises(NotPortable, match="`is` between methods"):
+        cached(Methods().forward, cache)(torch.ones(3))
 
 
 class Promoted(torch.nn.Module):

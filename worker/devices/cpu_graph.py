@@ -234,7 +234,9 @@ def _stored(call: Call, targets: tuple[tuple[int, torch.Tensor], ...]) -> Call:
 
 def _store(produced: torch.Tensor, target: torch.Tensor) -> None:
     if produced.shape != target.shape or produced.dtype != target.dtype:  # copy_ would broadcast
-        raise StateChanged(f"a result inside a captured graph, of {_form(target)},", _form(produced))
+        raise StateChanged(
+            f"a result inside a captured graph, of {_form(target)},", _form(produced), while_running=True
+        )
     memory_of(target).copy_(memory_of(produced))
 
 

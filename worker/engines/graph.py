@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.engines import Built, Site
+from warmrank.worker.torch_private.operators import is_called, replaced_operator
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines import Graph
+    from warmrank.worker.engines import Site
+    from warmrank.worker.engines.port import Built, Graph
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
+SECTIONS = ("graph.py", "graph.code", "constants")
 _MARSHAL_VERSION = 2
 
 
@@ -46,6 +48,7 @@ class GraphEngine:
         """See `Engine.compile`; there are no compiled kernels to keep."""
         del facts, keep_compiled, site
         from warmrank.worker.engines.graph_source import pack_constants, written
+        from warmrank.worker.engines.port import Built
 
         source, constants = written(lowered)
         code = compile(source, "<warmrank graph>", "exec", dont_inherit=True)
@@ -70,13 +73,49 @@ class GraphEngine:
         *,
         site: Site | None = None,
     ) -> Graph:
-        """See `Engine.load`."""
+        """See `Engine.load`; raises `NotPortable` where an operator was replaced in this process."""
         del files, site
-        scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
+        scope: dict[str, Any] = {
+            "torch": torch,
+            "operator": operator,
+            "math": math,
+            "compare_sizes": _compare_sizes,
+        }
         # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302
         graph: Graph = scope["bind"](groups, unpack_constants(sections["constants"]))
+        _refuse_replaced(graph)
         return graph
+
+
+def _compare_sizes(result: Any, *traced: tuple[int | None, ...], operator: str) -> None:
+    """Compare the sizes of an operator's results with those of the trace, on which the graph relies.
+
+    Raises:
+        StateChanged: something that decides them changed since.
+    """
+    results = result if isinstance(result, list | tuple) else (result,)
+    found = [value for value in results if isinstance(value, torch.Tensor)]
+    for value, sizes in zip(found, traced, strict=True):
+        present = value.shape
+        if present != sizes and (
+            len(present) != len(sizes)
+            or any(size not in (None, now) for size, now in zip(sizes, present, strict=True))
+        ):
+            from warmrank.worker.errors import StateChanged
+
+            where = f"the result of {operator}, of sizes {list(sizes)} in the trace,"
+            raise StateChanged(where, value, while_running=True)
+
+
+def _refuse_replaced(function: Any) -> None:
+    """Refuse operators of a generated function whose names lead to something else in this process."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        called = cell.cell_contents
+        if name.startswith("_body_"):
+            _refuse_replaced(called)
+        elif callable(called) and name != "_dump" and not is_called(called, name):
+            raise replaced_operator(name)
 
 
 def unpack_constants(data: bytes) -> list[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 ``torch.ops`` boxes every argument, which costs about a microsecond a call; the `BINDINGS` reach the same
 overload unboxed. A row is right only if the binding takes the schema's arguments in the schema's order and
-picks the same overload for them; ``tests/unit/test_graph_engine.py`` checks every row.
+picks the same overload for them; ``tests/unit/test_graph_engine.py`` checks every row. Bindings are named
+where nobody can replace them, or, in ``torch._C._nn``, used only if nobody has.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
 from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, higher_order_name
-from warmrank.worker.torch_private.operators import argument_name, constant_of, operator_path
+from warmrank.worker.torch_private.operators import (
+    argument_name,
+    at_path,
+    calls_python,
+    constant_of,
+    is_called,
+    operator_path,
+)
+from warmrank.worker.torch_private.symbols import size_of_inputs, sizes_of_inputs
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -43,10 +52,16 @@ _METHODS = (
     "mul_.Tensor", "div_.Tensor", "index_copy_.default", "to.dtype",
 )  # fmt: skip
 _NN = ("linear.default", "gelu.default", "silu.default", "scaled_dot_product_attention.default")
+
+
+def _base(name: str) -> str:
+    return name.partition(".")[0]
+
+
 BINDINGS: dict[str, str] = {
-    **{f"torch.ops.aten.{name}": f"torch.{name.partition('.')[0]}" for name in _FUNCTIONS},
-    **{f"torch.ops.aten.{name}": f"torch.Tensor.{name.partition('.')[0]}" for name in _METHODS},
-    **{f"torch.ops.aten.{name}": f"torch._C._nn.{name.partition('.')[0]}" for name in _NN},
+    **{f"torch.ops.aten.{name}": f"torch._C._VariableFunctions.{_base(name)}" for name in _FUNCTIONS},
+    **{f"torch.ops.aten.{name}": f"torch._C.TensorBase.{_base(name)}" for name in _METHODS},
+    **{f"torch.ops.aten.{name}": f"torch._C._nn.{_base(name)}" for name in _NN},
 }
 _MODULES = {"torch.": torch, "operator.": operator, "math.": math, "": builtins}
 _INDENT = "        "
@@ -66,6 +81,7 @@ class _SourceWriter:
         self._module = lowered.graph
         self._operators: dict[str, str] = {}
         self.constants: list[torch.Tensor] = []
+        self._sizes = sizes_of_inputs(lowered.graph)
         self._bodies: dict[str, list[str]] = {}
 
     def source(self) -> str:
@@ -102,6 +118,12 @@ class _SourceWriter:
                 # The name is for readers, who find the operator's source line by it.
                 named = "" if assigned else f"  # {node.name}"
                 yield f"{_INDENT}{assigned}{self._target(node)}({', '.join(arguments)}){named}"
+                if assigned and module is self._module and calls_python(node.target):
+                    results = node.meta["val"]
+                    results = results if isinstance(results, list | tuple) else (results,)
+                    tensors = (value for value in results if isinstance(value, torch.Tensor))
+                    sizes = ", ".join(map(self._shape, tensors))
+                    yield f"{_INDENT}compare_sizes({node.name}, {sizes}, operator='{node.target}')"
                 if dumped:
                     yield f"{_INDENT}_dump({node.name!r}, {str(node.target)!r}, {node.name})"
             elif node.op == "get_attr":
@@ -135,13 +157,19 @@ class _SourceWriter:
                 return f"{prefix}{name}"
         path = operator_path(node.target)
         short = path.removeprefix("torch.ops.").replace(".", "_")
-        return self._operators.setdefault(BINDINGS.get(path, path), short)
+        binding = BINDINGS.get(path, path)
+        return self._operators.setdefault(binding if is_called(at_path(binding), short) else path, short)
 
     def _argument(self, node: Node, index: int, value: Any) -> str:
         name = argument_name(node.target, index)
         text = self._keyword(node, name, value)
         # Python's bindings take this one, which is always the last, by keyword only.
         return f"memory_format={text}" if name == "memory_format" else text
+
+    def _shape(self, value: torch.Tensor) -> str:
+        """The sizes of a traced result, by those of the inputs."""
+        sizes = [size_of_inputs(size, self._sizes) for size in value.shape]
+        return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
     def _keyword(self, node: Node, name: str, value: Any) -> str:
         if name == "group_name" and isinstance(value, str) and "c10d" in str(node.target):

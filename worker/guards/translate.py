@@ -26,7 +26,7 @@ from warmrank.worker.runtime.decoding import decode, keys_of
 from warmrank.worker.runtime.sources import operator_digest, patch_sources
 from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
-from warmrank.worker.torch_private.lowering import nodes_within
+from warmrank.worker.torch_private.lowering import functions_called, nodes_within
 from warmrank.worker.torch_private.operators import operators_of, registered_by
 from warmrank.worker.torch_private.tracing import Trace
 from warmrank.worker.values import Value
@@ -153,8 +153,10 @@ def _sources(trace: Trace, function: types.FunctionType) -> tuple[TracedSource, 
         )
         for name, overload in found.items()
     ]
+    opaque = () if call is None else functions_called(call.graph_module)
+    codes = (*trace.codes, *(called.__code__ for called in opaque))
     guarded = [function, *(guard.value for guard in trace.guards if guard.kind in _COVERING_KINDS)]
-    return (*collect(trace.codes, guarded), *operators, *patch_sources())
+    return (*collect(codes, guarded), *operators, *patch_sources())
 
 
 def _pinned_globals(trace: Trace) -> tuple[str, ...]:
@@ -187,6 +189,8 @@ def _evaluated(table: PathTable, fact: Evaluated, values: NodeValues) -> Check:
         if fact.kind == "order":
             node = table.add(fact.source)
             return node, "order", [*map(encode_key, values[node])]
+        if fact.kind == "identity":
+            return table.add(fact.source), "identity", describe(fact.detail)
         detail = list(fact.detail) if isinstance(fact.detail, tuple) else fact.detail
         if fact.kind in ("instance", "subclass"):
             detail[0] = constants.encode(fact.detail[0])

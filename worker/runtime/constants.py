@@ -36,7 +36,7 @@ from warmrank.worker.keys.code import (
 )
 from warmrank.worker.runtime.check import plain_type
 from warmrank.worker.runtime.decoding import class_named, describe_named, device_name
-from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
+from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace, replacing_call
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
@@ -242,7 +242,8 @@ def _without_addresses(value: Any) -> str:
 
 def _describe_torch(value: Any) -> list[Any]:
     if isinstance(value, OPERATORS):
-        return ["operator", str(value)]
+        replacing = replacing_call(value)
+        return ["operator", str(value), *([] if replacing is None else describe(replacing))]
     if isinstance(value, OperatorNamespace):
         return ["operators", value.name]
     if is_group(type(value)):

@@ -44,7 +44,7 @@ _PLAIN = (
 )  # fmt: skip
 _NEVER_CHANGE = (
     ModuleType, CodeType, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType,
-    *OPERATORS, OperatorNamespace,
+    OperatorNamespace,
 )  # fmt: skip
 _OF_FUNCTION = {"__code__": "code", "__defaults__": "defaults", "__kwdefaults__": "kwdefaults"}
 
@@ -246,6 +246,8 @@ def _of_identity(value: Any) -> Watches:
     """Of an object's description (`worker.runtime.constants`)."""
     if isinstance(value, _NEVER_CHANGE):
         return []
+    if isinstance(value, OPERATORS):
+        return [("namespace", value), ("dict", value.__dict__)]
     if type(value) is FunctionType:
         return of_function(value)
     if type(value) is MethodType:

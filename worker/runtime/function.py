@@ -49,7 +49,7 @@ from warmrank.worker.values import replace
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.worker.capture.statistics import CaptureStatistics
-    from warmrank.worker.engines import Engine
+    from warmrank.worker.engines.port import Engine
     from warmrank.worker.results import FunctionResult, Outcome
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.compiling import TraceLimit
@@ -275,7 +275,9 @@ class CachedFunction:
                     self._move_to_front(variant)
                 try:
                     return variant(*args, **kwargs)
-                except StateChanged:  # before anything ran: what a load had settled has to be asked anew
+                except StateChanged as error:  # what a load had settled has to be asked anew
+                    if error.while_running and variant.writes:  # which cannot be done a second time
+                        raise
                     break
         if is_symbolic_trace():
             return self.method(*args, **kwargs)

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import sys
 import types
+import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from operator import itemgetter
@@ -34,7 +35,10 @@ from warmrank.worker.keys.code import (
 from warmrank.worker.runtime.artifact import TracedSource
 
 # Functions that Dynamo calls, or leaves in its graph, without a look into them.
-_PATCHED: Final = (("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""))
+_PATCHED: Final = (
+    ("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""),
+    ("torch._C._nn", ""), ("torch._VF", ""),
+)  # fmt: skip
 
 
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
@@ -127,6 +131,8 @@ def _is_own(name: str, value: Any) -> bool:
 
 
 def _is_users(value: Any) -> bool:
+    if isinstance(value, property):
+        value = value.fget
     if isinstance(value, FunctionType):
         return not _is_pinned(globals_module(value))
     return isinstance(value, (partial, MethodType)) or not (  # a union would be made anew each time
@@ -197,12 +203,15 @@ def digest_by_name(module: types.ModuleType, qualname: str) -> str | None:
 
 
 def _digest_of(item: types.FunctionType | types.CodeType, module: types.ModuleType, qualname: str) -> str:
-    """Digest of a function or code; of one of torch or Python, where it was made, defaults say enough."""
+    """Digest of a function or code; of one of torch or Python, where it was made, a short one."""
     if isinstance(item, types.CodeType):
         return code_digest(item)
-    is_where_made = (globals_module(item), item.__code__.co_qualname) == (module.__name__, qualname)
+    code = item.__code__
+    is_where_made = (globals_module(item), code.co_qualname) == (module.__name__, qualname)
     if is_where_made and is_pinned_module(module.__name__):
-        return f"as made, with {stable_text((item.__defaults__, item.__kwdefaults__))}"
+        numbers = tuple(value for value in code.co_consts if isinstance(value, int | float))
+        values = stable_text((numbers, item.__defaults__, item.__kwdefaults__))
+        return f"as made, {zlib.crc32(code.co_code):08x} with {values}"
     return function_digest(item)
 
 

@@ -30,6 +30,7 @@ from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import (
+    MUTATED,
     NUMBER,
     Frame,
     PortableGuards,
@@ -118,6 +119,11 @@ class Variant:
         self._unpack: FunctionType | None = None
         self.settle()
         self.bind_s = perf_counter() - started
+
+    @property
+    def writes(self) -> bool:
+        """Whether a call writes to tensors that were there before it."""
+        return MUTATED in self.stored.artifact.facts.input_classes
 
     def accepts(self, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this call may run this artifact, where `ambient.snapshot` gave ``state``.

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from warmrank.worker.keys.code import globals_module, globals_read, is_pinned_module, layers, package_of
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.operators import OPERATORS
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ class CallHooks:
                 "nonstrict_trace, so a change of what it does could not be noticed; take the mark away, "
                 "or make it a custom operator (torch.library.custom_op)"
             )
+        if isinstance(function, OPERATORS) and variable.source is not None:  # an overload has no guard
+            self._evaluations.note("identity", source_name(variable.source), function)
         self._evaluating.append(read)
         try:
             answer = original(variable, tx, args, kwargs)

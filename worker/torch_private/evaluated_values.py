@@ -21,6 +21,7 @@ order of the trace; a ``mutation_type`` says if a variable is new; a function th
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -83,6 +84,7 @@ class ValueHooks:
         self._methods: set[CodeType] = set()  # of constants that the trace came upon
         self._filled: dict[int, tuple[Any, list[Any]]] = {}  # made of a sequence: by identity, with its items
         self._in_order: set[int] = set()
+        self._partials: dict[int, tuple[Any, Any]] = {}  # by their variables
         self._held: list[tuple[Any, Any, Any]] | None = None  # calls that a kept result may stand for
         self._has_effects = False  # of functions that keep their results
         self._sorting = 0
@@ -114,6 +116,11 @@ class ValueHooks:
         kind = type(value)
         if issubclass(kind, set | frozenset):
             self._refuse_own_equality(value)
+        if issubclass(kind, functools.partial) and kind is not functools.partial:
+            self._evaluations.refused.append(
+                f"{kind.__qualname__} is a subclass of functools.partial, and traced as a plain one; use "
+                "a class of its own with __call__"
+            )
         if kind not in self._seen:
             self._seen.add(kind)
             if issubclass(kind, (type, enum.Enum, *_PLAIN)) or _is_frozen(kind):
@@ -121,7 +128,16 @@ class ValueHooks:
                 self._methods.update(_methods_of(kind))
                 if len(self._methods) > before:
                     sys.setprofile(self._called)
-        return original(builder_or_tx, value)
+        made = original(builder_or_tx, value)
+        if kind is functools.partial:
+            self._partials[id(made)] = value, made
+        return made
+
+    @steps_in("torch._dynamo.variables.functions:FunctoolsPartialVariable", "as_python_constant")
+    def _partial(self, original: Any, variable: Any) -> Any:
+        """The partial itself where it was there before the call, for a new one equals none."""
+        value, _ = self._partials.get(id(variable), (None, None))
+        return original(variable) if value is None else value
 
     def _refuse_own_equality(self, members: Iterable[Any]) -> None:
         """Refuse a set whose members define equality: Dynamo looks for the same objects."""
@@ -150,7 +166,14 @@ class ValueHooks:
     @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "is", "is not")
     def _compare(self, original: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         answer = original(tx, args, kwargs)
-        if not is_pinned_module(tx.f_globals.get("__name__")) and any(arg.source for arg in args):
+        if is_pinned_module(tx.f_globals.get("__name__")):
+            return answer
+        if all(map(_is_method, args)):
+            self._evaluations.refused.append(
+                "`is` between methods says whether one look made both, for each look makes another; compare "
+                "them with =="
+            )
+        elif any(arg.source for arg in args):
             one, other = map(_plain_value, args)
             if one and other and one == other:
                 self._evaluations.refused.append(
@@ -295,6 +318,13 @@ def _plain_value(variable: Any) -> tuple[Any, ...]:
     if type(value) not in _MANY or not value or (type(value) is int and value in _MADE_ONCE):
         return ()
     return (value,)
+
+
+def _is_method(variable: Any) -> bool:
+    try:
+        return variable.python_type() is MethodType
+    except NotImplementedError:
+        return False
 
 
 def _set_classes() -> tuple[type[Any], ...]:

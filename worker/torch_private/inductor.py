@@ -1,11 +1,7 @@
-"""Inductor: one graph of tensors to one shared library, and what runs it, which imports no Inductor.
+"""Inductor: one graph of tensors to one shared library, which `libraries.py` opens.
 
 Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
-
-* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library that Inductor compiled ahead of time, and reads
-  ``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one. What was opened
-  stays usable when its file is removed, because it is mapped;
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
   symbolic sizes are guards of the trace; it takes no symbolic integer as an input. A tensor with a symbolic
@@ -15,7 +11,12 @@ Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 * with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``; with
   ``model_name_for_generated_files`` no name depends on a hash. Operators that have no C interface are
   called by name; ``<stem>.json`` beside the library lists them;
+* what calls an operator compares the result's sizes and strides with those of the trace, if a variable of the
+  environment asks for it: ``_codegen_assert_size_stride`` writes that;
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting;
+* Inductor writes to inputs last, by ``copy_`` operators without users, and drops copies that change nothing
+  (``a.copy_(b)``, ``a.clone()``): such a write then reads an input that another one may have overwritten by
+  then. ``post_grad_custom_post_pass`` sees the graph afterwards;
 * ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it is set for the length of a compile: one at a time.
   Settings that come from environment variables read at import are set here, so that equal graphs give equal
   bytes.
@@ -25,64 +26,37 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet
-from warmrank.worker.torch_private.operators import constant_of
+from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.torch_private.libraries import LIBRARY, NODES
+from warmrank.worker.torch_private.operators import constant_of, memory_of
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import Graph, GraphModule, Node
 
 FACTS = {
-    "torch._C._aoti:AOTIModelContainerRunnerCpu": "run",
     "torch._dynamo.exc": "TorchDynamoException",
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
     "torch._inductor.exc": "InductorError",
+    "torch._inductor.virtualized": "V",
     "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 
-Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 _NAME = "graph"
-LIBRARY, NODES = "graph.so", "graph.json"
 # Without these a library does the same: it is larger, or takes longer to make.
 _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
 _ENVIRONMENT = threading.Lock()
-
-
-def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
-    """What runs a library, given as its files by name, on a device.
-
-    The bytes pass through files of a private directory that is gone when this returns: nobody else can
-    change them on the way, and nothing is left behind.
-
-    Raises:
-        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
-    """
-    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
-        for name, data in library.items():
-            (Path(directory) / name).write_bytes(data)
-        path = str(Path(directory) / LIBRARY)
-        try:
-            runner: Any = (
-                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
-                if device.type == "cpu"
-                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
-            )
-        except RuntimeError as error:
-            reason = str(error).strip()
-            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
-            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
-    run: Run = runner.run
-    return run
+_IN_CPP = ("torch.ops.aten.", "torch.ops.prims.")  # torch's own operators
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
@@ -110,10 +84,63 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "compile_threads": 1,
         "keep_output_stride": True,
         "fallback_random": False,
+        "size_asserts": True,
+        "post_grad_custom_post_pass": read_before_overwritten,
     }
     from torch._inductor import config
 
     return known_settings(patches, config.get_config_copy())
+
+
+class SizeChecks:
+    """Steps in where Inductor writes what compares a result with the trace.
+
+    Kernels are compiled for the sizes that a fake kernel answered. Those of an operator that is Python may
+    hang on what changes later, and kernels would then read and write beyond its result.
+    """
+
+    @steps_in(
+        "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu",
+        "_codegen_assert_size_stride(code, name, size, stride, op_name)",
+    )
+    def _write(self, original: Any, wrapper: Any, code: Any, *checked: str) -> None:
+        name, size, stride, operator = checked
+        if operator == "input" or operator.startswith(_IN_CPP):
+            original(wrapper, code, *checked)
+        else:
+            code.writeline(f'assert_size_stride({name}, {size}, {stride}, "{operator}");')
+            code.writeline(_compared_dtype(wrapper, name, operator))
+
+
+def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
+    """The C++ that compares the dtype of a result with that of the trace."""
+    from torch._inductor.virtualized import V
+
+    dtype = V.graph.get_dtype(name)
+    return (
+        "{ int32_t found; "
+        f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype({name}, &found)); "
+        f"if (found != {wrapper.codegen_dtype(dtype)}) "
+        f'throw std::runtime_error("expected dtype {dtype}\\nError in op: {operator}"); }}'
+    )
+
+
+def read_before_overwritten(graph: Graph) -> None:
+    """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite."""
+    *_, output = graph.nodes
+    found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    writes = [node for node in found if not node.users]
+    for write in writes:
+        output.prepend(write)  # so that all they read is made before the first of them
+    overwritten: set[int] = set()
+    for write in writes:
+        target, value = write.args[:2]
+        if not overwritten.isdisjoint(memory_of(value.meta["val"])):
+            with graph.inserting_before(writes[0]):
+                copied = graph.call_function(torch.ops.aten.clone.default, (value,))
+            copied.meta["val"] = value.meta["val"].clone()
+            write.update_arg(1, copied)
+        overwritten.update(memory_of(target.meta["val"]))
 
 
 def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -178,7 +205,12 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.compile_fx import compile_fx_aot
     from torch._inductor.exc import InductorError
 
-    with _environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)}), config.patch(settings), torch.no_grad():
+    with (
+        _environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)}),
+        config.patch(settings),
+        torch.no_grad(),
+        intercepted(hooks_of(SizeChecks())),
+    ):
         try:
             return compile_fx_aot(graph, list(inputs))
         except (

@@ -131,8 +131,7 @@ def run(calls: Iterable[Call]) -> None:
 class _Binding(NamedTuple):
     """A way to call an overload."""
 
-    function: Any  # what to call; None for a method of the first argument
-    method: str = ""  # its name
+    function: Any  # what to call
     outs: tuple[str, ...] = ()  # the schema's names of what the function takes as ``out``
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -141,8 +140,6 @@ class _Binding(NamedTuple):
             results = tuple([kwargs[name] for name in self.outs])
             kwargs = {name: value for name, value in kwargs.items() if name not in self.outs}
             kwargs["out"] = results[0] if len(results) == 1 else results
-        if self.function is None:
-            return functools.partial(getattr(args[0], self.method), *args[1:], **kwargs)
         return functools.partial(self.function, *args, **kwargs)
 
 
@@ -159,7 +156,7 @@ def _binding(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _B
     outs = tuple(item.name for item in overload._schema.arguments if item.is_out)
     found = [_Binding(getattr(home, name), outs=outs) for home in _HOMES if hasattr(home, name)]
     if not outs and args and isinstance(args[0], torch.Tensor) and hasattr(_METHODS, name):
-        found.insert(0, _Binding(None, method=name))
+        found.insert(0, _Binding(getattr(_METHODS, name)))
     wanted = _arriving(overload, functools.partial(overload, *args, **kwargs)) if found else None
     if wanted is None:
         return itself

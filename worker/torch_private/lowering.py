@@ -10,15 +10,20 @@ in-place operators, views and each node's ``stack_trace``.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import HigherOrderOperator
 
 from warmrank.worker.errors import NotPortable, WorkerError
+from warmrank.worker.keys.code import globals_module, is_pinned_module, layers
 from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, named_argument, nodes_at
+from warmrank.worker.torch_private.originals import Originals, refuse_replaced
+from warmrank.worker.torch_private.patching import hooks_of, intercepted
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -106,6 +111,40 @@ def graphs_of(graph_module: GraphModule) -> list[GraphModule]:
 def nodes_within(graph_module: GraphModule) -> Iterator[Node]:
     """The nodes of a graph and of all graphs within it."""
     return (node for module in graphs_of(graph_module) for node in module.graph.nodes)
+
+
+def functions_called(graph_module: GraphModule) -> dict[FunctionType, None]:
+    """Python functions of torch that a graph of Dynamo's calls, and those of their modules that these name.
+
+    Dynamo takes them for operators, and looks into none of them.
+    """
+    found: dict[FunctionType, None] = {}
+    waiting: list[Any] = [_function_of(node) for node in nodes_within(graph_module)]
+    while waiting:
+        for function in layers(waiting.pop()):
+            if not isinstance(function, FunctionType) or function in found:
+                continue
+            if not is_pinned_module(globals_module(function)):
+                continue
+            found[function] = None
+            scope = function.__globals__
+            named = [scope.get(name) for name in function.__code__.co_names]
+            waiting += [item for item in named if getattr(item, "__globals__", None) is scope]
+            waiting += [
+                item
+                for module in named
+                if isinstance(module, ModuleType)
+                for name in function.__code__.co_names
+                if getattr(item := vars(module).get(name), "__globals__", None) is vars(module)
+            ]
+            waiting += [cell.cell_contents for cell in function.__closure__ or ()]
+    return found
+
+
+def _function_of(node: Node) -> Any:
+    if node.op == "call_method":
+        return inspect.getattr_static(torch.Tensor, str(node.target), None)
+    return node.target if node.op == "call_function" else None
 
 
 def group_names(graph_module: GraphModule) -> set[str]:
@@ -230,6 +269,7 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     import torch.fx.traceback as fx_traceback
 
     _refuse_wrappers(graph_module)
+    refuse_replaced(graph_module)
     # meta["grapharg"] has the source as well, but Dynamo drops it when a capture ends.
     given = [
         (source_name(node._dynamo_source), node.meta["example_value"])
@@ -291,13 +331,16 @@ def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
     num_inputs = sum(node.op == "placeholder" for node in lowered.graph.graph.nodes)
     if num_inputs != len(fakes):
         raise ValueError(f"it has {num_inputs} inputs now, and had {len(fakes)}")
-    with contextlib.ExitStack() as stack:
-        for kind in ("cpu", "cuda"):  # its casts are operators of the graph already
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(fx_traceback.preserve_node_meta())
+    with operators_as_they_are(), fx_traceback.preserve_node_meta():
         graph = graph_of(Interpreter(lowered.graph).run, fakes, composites=True)
     return LoweredGraph(graph=graph, inputs=lowered.inputs)
+
+
+@contextlib.contextmanager
+def operators_as_they_are() -> Iterator[None]:
+    """No autograd, and no autocast: the casts that autocast made are operators of a lowered graph already."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
 
 
 def graph_of(
@@ -313,13 +356,14 @@ def graph_of(
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph: GraphModule = make_fx(
-        function,
-        decomposition_table=dict(decompositions or {}),
-        tracing_mode="symbolic",
-        _allow_non_fake_inputs=True,
-        pre_dispatch=composites,
-    )(*fakes)
+    with intercepted(hooks_of(Originals())):
+        graph: GraphModule = make_fx(
+            function,
+            decomposition_table=dict(decompositions or {}),
+            tracing_mode="symbolic",
+            _allow_non_fake_inputs=True,
+            pre_dispatch=composites,
+        )(*fakes)
     graph.graph.eliminate_dead_code()
     return graph
 

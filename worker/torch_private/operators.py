@@ -23,6 +23,7 @@ import functools
 import importlib
 import re
 import sys
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ def readable(text: str) -> str:
 # What `torch.ops` is made of, by which an object is known to be an operator.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 OperatorNamespace = torch._ops._OpNamespace
+_OF_TORCH = frozenset({"aten", "prims", "_c10d_functional", "c10d"})
+_BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 # Operators that write to running statistics although no schema says so, and the argument that, being False,
 # tells them not to (empty: there is none).
 _RUNNING = ("running_mean", "running_var")
@@ -200,13 +203,54 @@ def operator_path(target: Any) -> str:
     """``torch.ops`` path of an operator overload, for generated source.
 
     Raises:
-        NotPortable: the target is a higher-order operator or something else without a stable name.
+        NotPortable: the target is a higher-order operator or something else without a stable name, or
+            something else has its name.
     """
     if isinstance(target, torch._ops.OpOverload):
         namespace, _, name = target._schema.name.partition("::")
-        return f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        path = f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        if at_path(path) is not target or replacing_call(target) is not None:
+            raise replaced_operator(path)
+        return path
     msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
     raise NotPortable(msg, what=repr(target))
+
+
+def replaced_operator(path: str) -> NotPortable:
+    """The refusal of an operator whose name means something else in this process."""
+    msg = (
+        f"{path} was replaced in this process by something else, and the graph calls the operator by that "
+        "name; put it back, or call your replacement by a name of its own"
+    )
+    return NotPortable(msg, what=path)
+
+
+def at_path(path: str) -> Any:
+    """What a dotted name that begins with ``torch`` leads to; None where there is nothing."""
+    try:
+        return functools.reduce(getattr, path.split(".")[1:], torch)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def replacing_call(operator: Any) -> Any:
+    """What an operator calls in place of what torch put behind it; None where nobody replaced that."""
+    called = operator._op
+    own = isinstance(called, types.BuiltinFunctionType) and called.__name__ in ("", operator.__name__)
+    return None if own else called
+
+
+def is_called(function: Any, name: str) -> bool:
+    """Whether a function is the overload, or a binding in C, for a name such as ``aten_add_Tensor``."""
+    if isinstance(function, torch._ops.OpOverload):
+        known = f"{function._schema.name}.{function._overloadname}"
+        return re.sub("::|[.]", "_", known) == name and replacing_call(function) is None
+    return isinstance(function, _BINDINGS) and f"_{function.__name__}_" in name
+
+
+def calls_python(target: Any) -> bool:
+    """Whether an operator may be a Python function, whose results have the sizes that it likes."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _OF_TORCH
 
 
 def operators_of(graph_module: GraphModule) -> dict[str, Any]:
@@ -266,10 +310,7 @@ def find(name: str) -> Any:
     """An overload by its name, or None."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    except (AttributeError, RuntimeError):
-        return None
+    return at_path(f"torch.ops.{namespace}.{packet}.{overload or 'default'}")
 
 
 def _definition(name: str) -> Any:

@@ -191,6 +191,28 @@ def size_text(value: int | torch.SymInt) -> str:
     return str(value) if isinstance(value, int) else _python(value.node.expr)
 
 
+def sizes_of_inputs(graph: GraphModule) -> dict[str, str]:
+    """Where a graph's inputs say what a symbol stands for: symbol -> Python over the inputs' names."""
+    found: dict[str, str] = {}
+    for node in graph.graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        if isinstance(value, torch.SymInt):
+            found.setdefault(str(value.node.expr), node.name)
+        for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            found.setdefault(str(size), f"{node.name}.shape[{dim}]")
+    return found
+
+
+def size_of_inputs(size: int | torch.SymInt, known: Mapping[str, str]) -> str:
+    """A traced size as Python over the inputs' names; ``None`` where they do not say it."""
+    if isinstance(size, int):
+        return str(size)
+    expression = size.node.expr
+    if not {*map(str, expression.free_symbols)} <= known.keys():
+        return "None"
+    return re.sub(r"\b[a-z]+\d+\b", lambda match: known.get(match[0], match[0]), _python(expression))
+
+
 def free_symbols(value: Any) -> frozenset[str]:
     """Names of the symbols in a size."""
     return (
