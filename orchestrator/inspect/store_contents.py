@@ -39,6 +39,9 @@ from warmrank.worker.keys.environment import environment
 MIN_KEY_CHARS = 6
 """A shorter word is taken for a name, not for the start of a key."""
 
+_NAMED_BY = ("entrypoint", "script", "name")
+"""Components of a launch's identity that people know it by; a config without a workload has its name."""
+
 
 def open_to_look(config: Config | None, location: Path | str | None) -> Store:
     """Open the config's store, or the one at ``location`` without checking signatures; never create one.
@@ -253,7 +256,7 @@ def _launch_line(
         launch_key=record.launch_key,
         record=stored.name.rpartition("/")[2],
         created=record.created,
-        what=record.identity.get("entrypoint") or record.identity.get("script") or "(unnamed)",
+        what=next((record.identity[key] for key in _NAMED_BY if key in record.identity), "(unnamed)"),
         identity=record.identity,
         world_size=record.world_size,
         functions=tuple(sorted({entry.function for entry in distinct.values() if entry.scope == "rank"})),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FRESHNESS = {
     "fresh": "fresh: every artifact is what would be traced now",
     "stale": "stale: something differs",
-    "incomplete": "incomplete: nothing differs, but not everything could be compared",
+    "incomplete": "incomplete: something is not stored, or could not be compared; what was compared is equal",
 }
 
 

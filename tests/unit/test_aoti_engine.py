@@ -139,6 +139,15 @@ def test_shared_inputs_of_a_writing_graph_are_replayed(caplog: pytest.LogCapture
     assert graph(memory[:4], memory[4:])[0].tolist() == [0.0]
 
 
+def test_write_that_torch_refuses_is_replayed() -> None:
+    graph = CompiledGraph(parts(lambda _: [torch.zeros(1)], written=(1,)))
+    with torch.inference_mode():
+        made_there = torch.ones(4)
+        assert graph(torch.zeros(4), made_there)[0].tolist() == [0.0]
+    assert graph(torch.zeros(4), made_there) == ("replayed",)
+    assert graph(torch.zeros(4), torch.ones(4))[0].tolist() == [0.0]
+
+
 @pytest.mark.parametrize(
     ("number", "result"), [(2**31 - 1, 1.0), (2**31, "replayed"), (-(2**40), "replayed")]
 )

@@ -79,6 +79,15 @@ def test_listing_names_what_a_user_keyed_a_directory_by_not_the_machine(cache, t
     assert [line["what"] for line in json.loads(listed.stdout)["directories"]] == ["model=llama-8b"]
 
 
+@pytest.mark.parametrize(
+    ("workload", "name"), [({"entrypoint": "models.tiny:workload"}, "models.tiny:workload"), (None, "tiny")]
+)
+def test_listing_names_a_launch_by_its_workload_else_by_its_config(tmp_path, workload, name):
+    store_launch(loaded_config(tmp_path, workload=workload), tmp_path / "work")
+    listed = CliRunner().invoke(app, ["ls", "--store", str(tmp_path / "store"), "--json"])
+    assert [line["what"] for line in json.loads(listed.stdout)["launches"]] == [name]
+
+
 def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_path):
     store = ("--store", tmp_path / "store")
     run("push", "mine", cache, *store, "--key", "model=llama-8b")

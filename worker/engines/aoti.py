@@ -115,8 +115,9 @@ class Parts(Value):
 class CompiledGraph:
     """Calls the parts.
 
-    A graph that writes to inputs was compiled for inputs that do not overlap; where they do, it is replayed.
-    So it is for large numbers: a library computes in 64 bits, and Python in as many as it takes.
+    A graph that writes to inputs was compiled for inputs that do not overlap, and that may be written to;
+    where they do, or may not, it is replayed. So it is for large numbers: a library computes in 64 bits, and
+    Python in as many as it takes.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -125,6 +126,7 @@ class CompiledGraph:
         self._take = _taker(parts)
         self._numbers = picker(parts.numbers)
         self._tail_inputs = picker(parts.tail_inputs)
+        self._written = picker(parts.written)
         self._copied: frozenset[int] | None = None  # None until the first call has looked
         self._warned = False
         self._overlap: OverlapCheck | None = None
@@ -143,6 +145,8 @@ class CompiledGraph:
         if parts.open is not None:
             if parts.numbers and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
                 return parts.replay(*inputs)
+            if self._overlap is not None and self._may_not_be_written(inputs):
+                return parts.replay(*inputs)  # which raises as eager does
             if self._overlap is not None and self._overlap(inputs):
                 if not self._warned:
                     self._warned = True
@@ -166,6 +170,11 @@ class CompiledGraph:
         if parts.tail is None:
             return tuple(made)
         return parts.tail(*self._tail_inputs(inputs), *made)
+
+    def _may_not_be_written(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input that the library writes to was made in inference mode, which this is not."""
+        is_one = any(map(torch.Tensor.is_inference, self._written(inputs)))
+        return is_one and not torch.is_inference_mode_enabled()
 
     def _own(self, made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results, copied where they lie in the memory of an input or of an earlier result."""
@@ -200,7 +209,7 @@ class AotiEngine:
     """Compiles with AOTInductor; loads without it."""
 
     name = "aoti"
-    version = "1"
+    version = "2"
     captured = False
     captures_itself = False
 

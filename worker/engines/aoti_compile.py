@@ -40,7 +40,12 @@ from warmrank.worker.keys.machine import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
-from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of, line_of
+from warmrank.worker.torch_private.lowering import (
+    LoweredGraph,
+    graph_of,
+    line_of,
+    operators_as_they_are,
+)
 from warmrank.worker.torch_private.operators import (
     DROPOUTS,
     arguments_at,
@@ -324,7 +329,7 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
         inputs = bind_inputs(division.library)
         call["tensors"], call["numbers"] = list(inputs.tensors), list(inputs.numbers)
         call["constants"] = [order.index(name) for name in inputs.constants]
-        with compile_place(identity) as (directory, cache):
+        with compile_place(identity) as (directory, cache), operators_as_they_are():
             library = compile_library(
                 division.library,
                 inputs.fakes,
@@ -342,13 +347,8 @@ def compile_described(
 ) -> CompiledParts:
     """Compile a graph from an artifact's sections, without Dynamo's trace; raises as `compile_parts`."""
     replayed = GraphEngine().load(whole, {}, {})
-    with contextlib.ExitStack() as stack:
-        # Without what the caller of a cached function may have switched on.
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.no_grad())
-        for kind in ("cpu", "cuda"):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(as_described(description))
+    # Without what the caller of a cached function may have switched on.
+    with torch.inference_mode(mode=False), operators_as_they_are(), as_described(description):
         graph = graph_of(replayed, rebuild(description))
         facts = GraphFacts(input_classes=(), num_outputs=0, aliased_outputs=())
         return compile_parts(LoweredGraph(graph=graph, inputs=()), facts, identity)

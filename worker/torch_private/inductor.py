@@ -14,6 +14,9 @@ Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 * what calls an operator compares the result's sizes and strides with those of the trace, if a variable of the
   environment asks for it: ``_codegen_assert_size_stride`` writes that;
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting;
+* Inductor writes to inputs last, by ``copy_`` operators without users, and drops copies that change nothing
+  (``a.copy_(b)``, ``a.clone()``): such a write then reads an input that another one may have overwritten by
+  then. ``post_grad_custom_post_pass`` sees the graph afterwards;
 * ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it is set for the length of a compile: one at a time.
   Settings that come from environment variables read at import are set here, so that equal graphs give equal
   bytes.
@@ -33,12 +36,12 @@ import torch
 
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
-from warmrank.worker.torch_private.operators import constant_of
+from warmrank.worker.torch_private.operators import constant_of, memory_of
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import Graph, GraphModule, Node
 
 FACTS = {
     "torch._dynamo.exc": "TorchDynamoException",
@@ -82,6 +85,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "keep_output_stride": True,
         "fallback_random": False,
         "size_asserts": True,
+        "post_grad_custom_post_pass": read_before_overwritten,
     }
     from torch._inductor import config
 
@@ -119,6 +123,24 @@ def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
         f"if (found != {wrapper.codegen_dtype(dtype)}) "
         f'throw std::runtime_error("expected dtype {dtype}\\nError in op: {operator}"); }}'
     )
+
+
+def read_before_overwritten(graph: Graph) -> None:
+    """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite."""
+    *_, output = graph.nodes
+    found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    writes = [node for node in found if not node.users]
+    for write in writes:
+        output.prepend(write)  # so that all they read is made before the first of them
+    overwritten: set[int] = set()
+    for write in writes:
+        target, value = write.args[:2]
+        if not overwritten.isdisjoint(memory_of(value.meta["val"])):
+            with graph.inserting_before(writes[0]):
+                copied = graph.call_function(torch.ops.aten.clone.default, (value,))
+            copied.meta["val"] = value.meta["val"].clone()
+            write.update_arg(1, copied)
+        overwritten.update(memory_of(target.meta["val"]))
 
 
 def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
