@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.engines import Built, Site
-from warmrank.worker.torch_private.operators import is_called, replaced_operator
+from warmrank.worker.torch_private.overloads import is_called, replaced_operator
 
 if TYPE_CHECKING:
     from warmrank.worker.engines import Graph

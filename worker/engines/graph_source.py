@@ -24,12 +24,11 @@ from warmrank.worker.runtime.decoding import device_name
 from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, higher_order_name
 from warmrank.worker.torch_private.operators import (
     argument_name,
-    at_path,
     calls_python,
     constant_of,
-    is_called,
     operator_path,
 )
+from warmrank.worker.torch_private.overloads import at_path, is_called
 from warmrank.worker.torch_private.symbols import size_of_inputs, sizes_of_inputs
 
 if TYPE_CHECKING:

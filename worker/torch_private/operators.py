@@ -23,7 +23,6 @@ import functools
 import importlib
 import re
 import sys
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module, modules_by_file, package_of
+from warmrank.worker.torch_private.overloads import at_path, replaced_operator, replacing_call
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -62,11 +62,7 @@ def readable(text: str) -> str:
     return _LOCAL.sub(r"\1", text)
 
 
-# What `torch.ops` is made of, by which an object is known to be an operator.
-OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-OperatorNamespace = torch._ops._OpNamespace
 _OF_TORCH = frozenset({"aten", "prims", "_c10d_functional", "c10d"})
-_BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 # Operators that write to running statistics although no schema says so, and the argument that, being False,
 # tells them not to (empty: there is none).
 _RUNNING = ("running_mean", "running_var")
@@ -216,38 +212,6 @@ def operator_path(target: Any) -> str:
     raise NotPortable(msg, what=repr(target))
 
 
-def replaced_operator(path: str) -> NotPortable:
-    """The refusal of an operator whose name means something else in this process."""
-    msg = (
-        f"{path} was replaced in this process by something else, and the graph calls the operator by that "
-        "name; put it back, or call your replacement by a name of its own"
-    )
-    return NotPortable(msg, what=path)
-
-
-def at_path(path: str) -> Any:
-    """What a dotted name that begins with ``torch`` leads to; None where there is nothing."""
-    try:
-        return functools.reduce(getattr, path.split(".")[1:], torch)
-    except (AttributeError, RuntimeError):
-        return None
-
-
-def replacing_call(operator: Any) -> Any:
-    """What an operator calls in place of what torch put behind it; None where nobody replaced that."""
-    called = operator._op
-    own = isinstance(called, types.BuiltinFunctionType) and called.__name__ in ("", operator.__name__)
-    return None if own else called
-
-
-def is_called(function: Any, name: str) -> bool:
-    """Whether a function is the overload, or a binding in C, for a name such as ``aten_add_Tensor``."""
-    if isinstance(function, torch._ops.OpOverload):
-        known = f"{function._schema.name}.{function._overloadname}"
-        return re.sub("::|[.]", "_", known) == name and replacing_call(function) is None
-    return isinstance(function, _BINDINGS) and f"_{function.__name__}_" in name
-
-
 def calls_python(target: Any) -> bool:
     """Whether an operator may be a Python function, whose results have the sizes that it likes."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in _OF_TORCH
@@ -336,9 +300,10 @@ def lowering_code(name: str, overload: Any) -> Iterator[Any]:
     for table in decompositions.values():
         if overload in table and not _is_pinned(table[overload]):
             yield table[overload]
-    files = {
-        file for key, file in _KERNEL.findall(torch._C._dispatch_dump(name)) if _WHILE_LOWERING.fullmatch(key)
-    }
+    kernels = _KERNEL.findall(torch._C._dispatch_dump(name))
+    if any(key == "CompositeImplicitAutograd" for key, _ in kernels):  # which another kernel makes whole
+        yield " ".join(sorted(key for key, file in kernels if file.endswith(".py")))
+    files = {file for key, file in kernels if _WHILE_LOWERING.fullmatch(key)}
     for file in sorted(files):
         module = _module_at(file, name)
         if module and package_of(module) not in _IN_THE_KEY and not is_pinned_module(module):
