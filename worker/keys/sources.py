@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import inspect
 import sys
 import types
@@ -49,7 +50,7 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
     files = modules_by_file()
     found: set[TracedSource] = set()
     named: list[tuple[TracedSource, types.CodeType]] = []
-    without_file = []
+    without_file, elsewhere = [], []
     for code in codes:
         module = _module_of(code, files)
         if module is not None and is_pinned_module(module.__name__):
@@ -57,16 +58,35 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
                 found.add(_by_name(module, code.co_qualname))
             continue
         source = None if module is None else _of_code(code, module)
+        if source is None or source.kind == "file":
+            elsewhere.append(code)
         if source is None:
             without_file.append(code)
         else:
             named.append((source, code))
+    put = dict(_put_into_torch(code for code in elsewhere))
+    found.update(put.values())
+    without_file = [code for code in without_file if code not in put]
     if without_file:
         covered = {id(code) for value in guarded for code in digested_codes(value)}
         rest = (code for code in without_file if id(code) not in covered)
         named += [(source, code) for code in rest if (source := _of_generated(code)) is not None]
     found.update((source for source, _ in named), _of_builtins(named))
     return tuple(sorted(found, key=lambda source: (source.module, source.name, source.kind)))
+
+
+def _put_into_torch(codes: Iterable[types.CodeType]) -> Iterator[tuple[types.CodeType, TracedSource]]:
+    """Code that functions of torch or Python were given, and the names of these functions."""
+    wanted = list(codes)
+    for function in gc.get_referrers(*wanted) if wanted else ():
+        name = globals_module(function) if isinstance(function, types.FunctionType) else None
+        module = sys.modules.get(name or "")
+        if (
+            module is not None
+            and is_pinned_module(name)
+            and function in functions_by_name(module, function.__qualname__)
+        ):
+            yield function.__code__, _by_name(module, function.__qualname__)
 
 
 def _of_code(code: types.CodeType, module: types.ModuleType) -> TracedSource | None:
