@@ -230,5 +230,11 @@ def pack_constants(tensors: list[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor) -> bytes:
+    if tensor.is_meta:
+        msg = (
+            "the function makes a constant tensor on device meta (torch.device('meta'), set_default_device), "
+            "which holds no data; call it on the device that it is for"
+        )
+        raise NotPortable(msg, what="meta")
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
     return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""

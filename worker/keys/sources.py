@@ -14,10 +14,10 @@ from typing import Any
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     code_digest,
+    digested_functions,
     file_digest,
     globals_module,
     globals_read,
-    has_file,
     is_pinned_module,
     layers,
     modules_by_file,
@@ -183,15 +183,8 @@ def digested_codes(value: Any) -> Iterator[types.CodeType]:
             yield from with_inner(value.__code__)
     else:
         for base in (value if isinstance(value, type) else type(value)).__mro__:
-            pinned = is_pinned_module(base.__module__)
-            for function in _functions_of(base):
-                if not (is_pinned_module(globals_module(function)) if pinned else has_file(function)):
-                    yield from with_inner(function.__code__)
-
-
-def _functions_of(cls: type) -> Iterator[types.FunctionType]:
-    for value in vars(cls).values():
-        yield from (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
+            for function in digested_functions(base):
+                yield from with_inner(function.__code__)
 
 
 def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
