@@ -90,6 +90,14 @@ class Corrupt(StoreError):
     actual: str
     remedy: str = "the next publish of the same bytes repairs it"
 
+    @classmethod
+    def since_made(cls, path: os.PathLike[str], expected: object, actual: object, *, again: str) -> Corrupt:
+        """An artifact on this node's disk that changed; ``again`` says how to make it anew."""
+        remedy = f"it changed after it was made; {again} again"
+        return cls(
+            what="artifact", where=str(path), expected=str(expected), actual=str(actual), remedy=remedy
+        )
+
 
 class NewerFormat(StoreError):
     """Written by a later release; intact, but not readable by this one."""

@@ -246,13 +246,7 @@ def replicate(manifests: Sequence[PartitionManifest], files: Mapping[str, Path],
         with os_errors_are_unusable("file", path):
             actual = digest_private(path)
         if actual != expected:
-            raise Corrupt(
-                what="artifact",
-                where=str(path),
-                expected=str(expected),
-                actual=str(actual),
-                remedy="it changed after it was made; build again",
-            )
+            raise Corrupt.since_made(path, expected, actual, again="build")
     index = DigestIndex(root, INDEX_NAME, reread=True)
     found = _look(list(known), root, index, nothing)
     absent = [target for target, answer in found.items() if answer is None]

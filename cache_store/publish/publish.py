@@ -401,13 +401,7 @@ class LocalBlobs:
             if actual != expected:
                 actual = digest_private(path)  # an index alone condemns no file
         if actual != expected:
-            raise Corrupt(
-                what="artifact",
-                where=str(path),
-                expected=str(expected),
-                actual=str(actual),
-                remedy="it changed after it was made; compile again",
-            )
+            raise Corrupt.since_made(path, expected, actual, again="compile")
 
 
 def absent_blobs(

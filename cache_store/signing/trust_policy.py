@@ -1,4 +1,4 @@
-"""Which trust policy a store gets that no config gave one.
+"""The trust policy of a store whose config names none.
 
 ``off`` only for a directory of this user on this machine's own disk into which nobody else can have put
 anything; whatever is not known to be so (an object store, a network file system, a failing look) asks for

@@ -39,7 +39,7 @@ KNOWN_VARIABLES = {
     "triton": "TRITON_CACHE_DIR",
     "vllm": "VLLM_CACHE_ROOT",
 }
-"""Where each tool looks for its directory. Sources: torch/_inductor/runtime/cache_dir_utils.py,
+"""The variable that names each tool's directory. Sources: torch/_inductor/runtime/cache_dir_utils.py,
 triton/knobs.py, vllm/envs.py."""
 
 

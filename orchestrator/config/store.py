@@ -211,7 +211,7 @@ class StoreConfig(Strict):
 
     @property
     def location(self) -> str:
-        """Where the store is, for people."""
+        """The paths of the store's places, for people."""
         return ", ".join(tier.path for tier in self.tiers)
 
 

@@ -1,4 +1,4 @@
-"""Which nodes run a command, what it is told of its place among them, and when it is ready.
+"""The nodes that run a command, the placeholders in it, and the test of its readiness.
 
 Only the placeholders listed here are replaced, so that JSON and shell code with braces of their own pass
 through untouched.

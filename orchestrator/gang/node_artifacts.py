@@ -87,7 +87,7 @@ class NodeKeeper:
 
     @property
     def destinations(self) -> Destinations:
-        """Where what comes from the store goes."""
+        """The directories that node artifacts of the store are laid into."""
         return node_caches.destinations(self._caches)
 
     def begin(self) -> None:

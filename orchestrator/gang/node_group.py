@@ -140,7 +140,7 @@ _TOLD_IN_WORDS: tuple[tuple[re.Pattern[str], FailureKind, str], ...] = (
         "its process ended ({type}: {what})",
     ),
 )
-"""What Ray has no type for, the first that fits: its words, the kind of failure, and what is said of it."""
+"""Failures that Ray has no type for: its words, the kind of failure, and our message; the first match."""
 
 
 def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:

@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What a node says of a call: new answers, and how its ranks are, unless all have answered."""
+    """A node's reply about a call: new answers, and the states of its ranks unless all have answered."""
 
     answers: Answers
     is_all: bool
@@ -173,7 +173,7 @@ class NodeWatch:
                     stacks.unlink(missing_ok=True)
 
     def stacks(self, ranks: Iterable[int]) -> dict[int, str]:
-        """Where the threads of ranks stand, or stood when they crashed; see `rank_files`."""
+        """The stacks of ranks' threads, now or at their crash; see `rank_files`."""
         charges = {rank: self._charges[rank] for rank in ranks}
         files = {rank: rank_files.stacks_file(charge.log) for rank, charge in charges.items()}
         alive = {each.pid: files[rank] for rank, each in charges.items() if not look_at(each).is_gone}

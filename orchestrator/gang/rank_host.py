@@ -109,7 +109,7 @@ def rank_spec(init: RankInit) -> RankSpec:
 
 
 class RankHost:
-    """What a launch may ask of a rank: its public methods, and those of `worker.rank.Rank` that need no more.
+    """The calls that a launch makes on a rank: its own methods, and `worker.rank.Rank`'s that need no more.
 
     What `worker` raises passes unchanged.
     """

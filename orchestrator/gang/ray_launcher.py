@@ -117,7 +117,7 @@ class RayLauncher:
                     yield rank, self._watch.explained(answer)
 
     def _by_node(self, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, dict[int, tuple[Any, ...]]]:
-        """What the ranks of each node are called with, large values as references."""
+        """The arguments of each node's ranks, large values as references."""
         put: dict[int, Any] = {}  # by identity
         sent: dict[int, tuple[Any, ...]] = {}
         by_node: dict[int, dict[int, tuple[Any, ...]]] = {}
@@ -128,7 +128,7 @@ class RayLauncher:
         return by_node
 
     def stacks(self, ranks: Collection[int]) -> dict[int, str]:
-        """Where the threads of ranks stand that do not answer."""
+        """The stacks of ranks that do not answer."""
         return self._watch.stacks(ranks) if self._watch is not None else {}
 
     def _lost(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:

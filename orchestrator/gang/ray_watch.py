@@ -199,7 +199,7 @@ def failures_on(
 
 
 class _Question(NamedTuple):
-    """What a node was asked: to look at its ranks, or, with the number of the call, for ranks' answers."""
+    """A question to a node: for the states of its ranks, or, with a call's number, for ranks' answers."""
 
     node: int
     asked_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -381,3 +382,25 @@ def test_inputs_with_lazy_bits_are_refused_by_compiled_kernels(tmp_path: Path, b
     function = cached(Lazy().shifted, tmp_path, config=in_mode("max-autotune"))
     with pytest.raises(NotPortable, match=rf"^x has its {bit} bit set.*x\.resolve_"):
         function(LAZY[bit])
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: int = 2
+    sizes: list[int] = dataclasses.field(default_factory=list)
+
+
+class MakingSettings(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * Settings().scale
+
+
+@torch.no_grad()
+def test_changed_default_of_a_generated_method_is_noticed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = cached(MakingSettings().forward, cache)
+    assert function(torch.ones(1)).item() == 2
+    _, made = Settings.__init__.__defaults__ or ()
+    monkeypatch.setattr(Settings.__init__, "__defaults__", (5, made))
+    assert function(torch.ones(1)).item() == 5

@@ -288,6 +288,18 @@ class Doubled(metaclass=Adding):
         self.number = number
 
 
+class Direct(Adding):
+    def __call__(cls, number: int) -> Any:
+        made: Any = type.__call__(cls, number)
+        made.number += 4
+        return made
+
+
+class Past(metaclass=Direct):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class Parts:
     def scaled(self, factor: int, number: int) -> int:
         return factor * number
@@ -298,6 +310,10 @@ class Parts:
 FORWARDED: dict[str, tuple[Callable[[], Any], tuple[type, str, Any]]] = {
     "a metaclass": (lambda: Doubled(3).number, (Adding, "__call__", Doubling.__call__)),
     "a metaclass's base": (lambda: Doubled(3).number, (Doubling, "__call__", type.__call__)),
+    "a metaclass that asks Python's own": (
+        lambda: Past(3).number,
+        (Direct, "__call__", Doubling.__call__),
+    ),
     "partialmethod": (
         lambda: Parts().tripled(5),
         (Parts, "tripled", functools.partialmethod(Parts.scaled, 4)),

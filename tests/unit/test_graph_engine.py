@@ -21,6 +21,7 @@ from warmrank.worker import groups
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines.graph import GraphEngine, unpack_constants
 from warmrank.worker.engines.graph_source import BINDINGS, pack_constants
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.tracing import Trace
 
@@ -171,6 +172,11 @@ def test_group_of_another_rank_gives_equal_bytes() -> None:
 
 
 # What no artifact can keep.
+
+
+def test_constant_without_data_is_refused_by_name() -> None:
+    with pytest.raises(NotPortable, match=r"constant tensor on device meta"):
+        pack_constants([torch.ones(2, device="meta")])
 
 
 def test_constants_of_two_loads_are_apart() -> None:

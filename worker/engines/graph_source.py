@@ -22,8 +22,13 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
 from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, higher_order_name
-from warmrank.worker.torch_private.operator_names import at_path, is_called, operator_path
-from warmrank.worker.torch_private.operators import argument_name, calls_python, constant_of
+from warmrank.worker.torch_private.operators import (
+    argument_name,
+    calls_python,
+    constant_of,
+    operator_path,
+)
+from warmrank.worker.torch_private.overloads import at_path, is_called
 from warmrank.worker.torch_private.symbols import size_of_inputs, sizes_of_inputs
 
 if TYPE_CHECKING:
@@ -225,5 +230,11 @@ def pack_constants(tensors: list[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor) -> bytes:
+    if tensor.is_meta:
+        msg = (
+            "the function makes a constant tensor on device meta (torch.device('meta'), set_default_device), "
+            "which holds no data; call it on the device that it is for"
+        )
+        raise NotPortable(msg, what="meta")
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
     return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""

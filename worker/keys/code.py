@@ -200,8 +200,7 @@ def class_digest(cls: type) -> str:
     body of a method that was not traced does not, unless it stands in no file.
     """
     hasher = hashlib.sha256()
-    metaclass: type = type(cls)
-    for base in (*cls.__mro__, *(() if is_pinned_module(metaclass.__module__) else metaclass.__mro__)):
+    for base in digested_bases(cls):
         module = getattr(base, "__module__", "")
         _feed(hasher, module, base.__qualname__)
         if is_pinned_module(module):
@@ -209,6 +208,37 @@ def class_digest(cls: type) -> str:
         else:
             _feed(hasher, *_members(base))
     return hasher.hexdigest()[:_DIGEST_CHARS]
+
+
+def digested_bases(cls: type) -> Iterator[type]:
+    """The classes that a class's digest tells of: its bases, and those of a metaclass of the user's."""
+    metaclass: type = type(cls)
+    yield from cls.__mro__
+    if not is_pinned_module(metaclass.__module__):
+        yield from metaclass.__mro__
+
+
+def digested_functions(cls: type) -> Iterator[types.FunctionType]:
+    """Functions of a class's own that a digest holds with code and default values, not by name alone."""
+    pinned = is_pinned_module(getattr(cls, "__module__", ""))
+    for name, value in () if cls.__flags__ & _IMMUTABLE_TYPE else vars(cls).items():
+        if value.__class__ in _NEVER_FOREIGN or (pinned and _is_torchs_own(cls, name, value)):
+            continue
+        for layer in layers(value):
+            if isinstance(layer, types.FunctionType) and (
+                not is_pinned_module(globals_module(layer)) if pinned else not has_file(layer)
+            ):
+                yield layer
+
+
+def _is_torchs_own(cls: type, name: str, value: Any) -> bool:
+    """Whether a member is one of torch's methods where it stands in the source, as nearly all are."""
+    return (
+        value.__class__ is types.FunctionType
+        and value.__code__.co_qualname == f"{cls.__qualname__}.{name}"
+        and str(value.__globals__.get("__name__")).startswith("torch.")
+        and not value.__dict__
+    )
 
 
 def _members(cls: type) -> list[str]:
@@ -265,16 +295,8 @@ def _field(field: Any) -> str:
 def _foreign_members(cls: type) -> list[str]:
     """Functions that somebody put into a class of torch or Python: foreign ones with their digests."""
     found: list[str] = []
-    prefix = f"{cls.__qualname__}."
     for name, value in () if cls.__flags__ & _IMMUTABLE_TYPE else vars(cls).items():
-        kind = value.__class__
-        if kind not in _NEVER_FOREIGN and not (
-            # Nearly all others are torch's own methods where they stand in the source.
-            kind is types.FunctionType
-            and value.__code__.co_qualname == prefix + name
-            and str(value.__globals__.get("__name__")).startswith("torch.")
-            and not value.__dict__
-        ):
+        if value.__class__ not in _NEVER_FOREIGN and not _is_torchs_own(cls, name, value):
             found.extend(_foreign_layers(cls, name, value))
     return sorted(found)
 

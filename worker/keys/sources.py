@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import inspect
 import sys
 import types
@@ -13,10 +14,10 @@ from typing import Any
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     code_digest,
+    digested_functions,
     file_digest,
     globals_module,
     globals_read,
-    has_file,
     is_pinned_module,
     layers,
     modules_by_file,
@@ -49,7 +50,7 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
     files = modules_by_file()
     found: set[TracedSource] = set()
     named: list[tuple[TracedSource, types.CodeType]] = []
-    without_file = []
+    without_file, elsewhere = [], []
     for code in codes:
         module = _module_of(code, files)
         if module is not None and is_pinned_module(module.__name__):
@@ -57,16 +58,35 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
                 found.add(_by_name(module, code.co_qualname))
             continue
         source = None if module is None else _of_code(code, module)
+        if source is None or source.kind == "file":
+            elsewhere.append(code)
         if source is None:
             without_file.append(code)
         else:
             named.append((source, code))
+    put = dict(_put_into_torch(code for code in elsewhere))
+    found.update(put.values())
+    without_file = [code for code in without_file if code not in put]
     if without_file:
         covered = {id(code) for value in guarded for code in digested_codes(value)}
         rest = (code for code in without_file if id(code) not in covered)
         named += [(source, code) for code in rest if (source := _of_generated(code)) is not None]
     found.update((source for source, _ in named), _of_builtins(named))
     return tuple(sorted(found, key=lambda source: (source.module, source.name, source.kind)))
+
+
+def _put_into_torch(codes: Iterable[types.CodeType]) -> Iterator[tuple[types.CodeType, TracedSource]]:
+    """Code that functions of torch or Python were given, and the names of these functions."""
+    wanted = list(codes)
+    for function in gc.get_referrers(*wanted) if wanted else ():
+        name = globals_module(function) if isinstance(function, types.FunctionType) else None
+        module = sys.modules.get(name or "")
+        if (
+            module is not None
+            and is_pinned_module(name)
+            and function in functions_by_name(module, function.__qualname__)
+        ):
+            yield function.__code__, _by_name(module, function.__qualname__)
 
 
 def _of_code(code: types.CodeType, module: types.ModuleType) -> TracedSource | None:
@@ -163,15 +183,8 @@ def digested_codes(value: Any) -> Iterator[types.CodeType]:
             yield from with_inner(value.__code__)
     else:
         for base in (value if isinstance(value, type) else type(value)).__mro__:
-            pinned = is_pinned_module(base.__module__)
-            for function in _functions_of(base):
-                if not (is_pinned_module(globals_module(function)) if pinned else has_file(function)):
-                    yield from with_inner(function.__code__)
-
-
-def _functions_of(cls: type) -> Iterator[types.FunctionType]:
-    for value in vars(cls).values():
-        yield from (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
+            for function in digested_functions(base):
+                yield from with_inner(function.__code__)
 
 
 def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -12,6 +12,7 @@ import collections
 import enum
 import functools
 import gc
+from collections.abc import Iterable
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -27,9 +28,9 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.keys.code import digested_bases, digested_functions, is_pinned_module
 from warmrank.worker.runtime.check import MISSING
-from warmrank.worker.torch_private.operators import OPERATORS, OperatorNamespace
+from warmrank.worker.torch_private.overloads import OPERATORS, OperatorNamespace
 
 Watches = list[tuple[str, Any]] | None
 MEMBERS = "members"
@@ -211,9 +212,34 @@ def _of_container(value: Any, method: str) -> Watches:
     return _of_members(value)
 
 
+def of_class(cls: type, known: dict[type, Watches]) -> Watches:
+    """Of a class's digest (`worker.keys.code`); `known` keeps what was found of each of its bases."""
+    watches: list[tuple[str, Any]] = [("class", cls)]
+    if not is_pinned_module(type(cls).__module__):
+        watches.append(("class", type(cls)))
+    for base in digested_bases(cls):
+        if base not in known:
+            known[base] = _of_functions(digested_functions(base))
+        under = known[base]
+        if under is None:
+            return None
+        watches += under
+    return watches
+
+
+def _of_functions(functions: Iterable[FunctionType]) -> Watches:
+    watches: list[tuple[str, Any]] = []
+    for function in functions:
+        under = of_function(function)
+        if under is None:
+            return None
+        watches += under
+    return watches
+
+
 def _of_constant(value: Any) -> Watches:
     if isinstance(value, type):
-        return [("class", value)]
+        return of_class(value, {})
     if isinstance(value, enum.Enum):
         return [("class", type(value)), ("dict", value.__dict__)] if is_constant(value.value) else None
     return [] if is_constant(value) else None
@@ -235,11 +261,25 @@ def of_names(holder: Any) -> Watches:
 
 def of_function(function: FunctionType) -> Watches:
     """Of a function's digest."""
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    if not all(map(is_constant, defaults)):
-        return None
     watches: list[tuple[str, Any]] = [("code", function), ("defaults", function), ("kwdefaults", function)]
-    return [*watches, ("dict", function.__kwdefaults__)] if function.__kwdefaults__ is not None else watches
+    if function.__kwdefaults__ is not None:
+        watches.append(("dict", function.__kwdefaults__))
+    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        under = _of_default(default)
+        if under is None:
+            return None
+        watches += under
+    return watches
+
+
+def _of_default(value: Any) -> Watches:
+    """Of a default value's text in a digest (`worker.keys.code.stable_text`)."""
+    if is_constant(value):
+        return []
+    if type(value) is FunctionType:
+        return of_function(value)
+    is_told_in_full = isinstance(value, (tuple, list, set, frozenset, dict, slice, type))
+    return None if is_told_in_full or type(value).__module__.startswith("torch") else [("type", value)]
 
 
 def _of_identity(value: Any) -> Watches:

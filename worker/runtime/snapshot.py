@@ -117,6 +117,8 @@ class _Collector:
         self._of_call = per_call_nodes(guards, function)
         self._noise = noise
         self._unwatched: set[int] = set()
+        self._classes: set[type] = set()
+        self._bases: dict[type, depends.Watches] = {}
         self.watches: dict[Key, tuple[str, Any]] = {}
         self.predicates: dict[Key, Predicate] = {}
         self.tensors: dict[int, torch.Tensor] = {}
@@ -206,7 +208,10 @@ class _Collector:
         return self._use(depends.of_check(kind, value, expected))
 
     def _class(self, cls: type) -> None:
-        if not self._use([("class", cls)]):
+        if cls in self._classes:
+            return
+        self._classes.add(cls)
+        if not self._use(depends.of_class(cls, self._bases)):
             forget_types()
             known = type_name(cls)
 

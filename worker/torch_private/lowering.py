@@ -50,6 +50,9 @@ BRANCH, LOOP = "cond", "while_loop"
 # They run their bodies on batched tensors although the graph itself does not.
 _BATCHED = frozenset({"flex_attention"})
 
+# Modules whose patches are sources of their own.
+_COMPARED = frozenset({"torch.functional", "torch.nn.functional", "torch._C._nn", "torch._VF"})
+
 _REMEDY = (
     "Move it out of the cached function, or make what it does a custom operator (torch.library.custom_op)."
 )
@@ -135,10 +138,26 @@ def functions_called(graph_module: GraphModule) -> dict[FunctionType, None]:
                 for module in named
                 if isinstance(module, ModuleType)
                 for name in function.__code__.co_names
-                if getattr(item := vars(module).get(name), "__globals__", None) is vars(module)
+                if _is_of(module, name, item := vars(module).get(name))
             ]
             waiting += [cell.cell_contents for cell in function.__closure__ or ()]
     return found
+
+
+def _is_of(module: ModuleType, name: str, item: Any) -> bool:
+    """Whether a function is a module's own.
+
+    Raises:
+        NotPortable: somebody put it there, where nothing would notice another one.
+    """
+    is_torchs = module.__name__.startswith("torch.") and module.__name__ not in _COMPARED
+    if is_torchs and isinstance(item, FunctionType) and not is_pinned_module(globals_module(item)):
+        msg = (
+            f"{module.__name__}.{name} was replaced in this process, and a change of it could not be "
+            "noticed; put it back, or replace the function of torch that calls it"
+        )
+        raise NotPortable(msg, what=name)
+    return getattr(item, "__globals__", None) is vars(module)
 
 
 def _function_of(node: Node) -> Any:

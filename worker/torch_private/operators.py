@@ -30,7 +30,7 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module, modules_by_file, package_of
-from warmrank.worker.torch_private.operator_names import at_path
+from warmrank.worker.torch_private.overloads import at_path, replaced_operator, replacing_call
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -62,9 +62,6 @@ def readable(text: str) -> str:
     return _LOCAL.sub(r"\1", text)
 
 
-# What `torch.ops` is made of, by which an object is known to be an operator.
-OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-OperatorNamespace = torch._ops._OpNamespace
 _OF_TORCH = frozenset({"aten", "prims", "_c10d_functional", "c10d"})
 # Operators that write to running statistics although no schema says so, and the argument that, being False,
 # tells them not to (empty: there is none).
@@ -198,6 +195,23 @@ def size_depends_on_data(node: Any) -> bool:
     return value is not None and bool(free_unbacked_symbols(value))
 
 
+def operator_path(target: Any) -> str:
+    """``torch.ops`` path of an operator overload, for generated source.
+
+    Raises:
+        NotPortable: the target is a higher-order operator or something else without a stable name, or
+            something else has its name.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        path = f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        if at_path(path) is not target or replacing_call(target) is not None:
+            raise replaced_operator(path)
+        return path
+    msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
+    raise NotPortable(msg, what=repr(target))
+
+
 def calls_python(target: Any) -> bool:
     """Whether an operator may be a Python function, whose results have the sizes that it likes."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in _OF_TORCH
@@ -286,9 +300,10 @@ def lowering_code(name: str, overload: Any) -> Iterator[Any]:
     for table in decompositions.values():
         if overload in table and not _is_pinned(table[overload]):
             yield table[overload]
-    files = {
-        file for key, file in _KERNEL.findall(torch._C._dispatch_dump(name)) if _WHILE_LOWERING.fullmatch(key)
-    }
+    kernels = _KERNEL.findall(torch._C._dispatch_dump(name))
+    if any(key == "CompositeImplicitAutograd" for key, _ in kernels):  # which another kernel makes whole
+        yield " ".join(sorted(key for key, file in kernels if file.endswith(".py")))
+    files = {file for key, file in kernels if _WHILE_LOWERING.fullmatch(key)}
     for file in sorted(files):
         module = _module_at(file, name)
         if module and package_of(module) not in _IN_THE_KEY and not is_pinned_module(module):

@@ -197,6 +197,15 @@ class TracerChanges:
             return made.call_function(tx, args, kwargs)
         return make.call_function(tx, [made, *args], kwargs)
 
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_method(tx, name, args, kwargs)")
+    def _call_builtin(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """``type.__call__(cls, ...)``, which makes an instance past the metaclass."""
+        cls = getattr(args[0].realize(), "value", None) if args and name == "__call__" else None
+        if variable.fn is not type or not isinstance(cls, type):
+            return original(variable, tx, name, args, kwargs)
+        self._past_metaclass = cls
+        return args[0].call_function(tx, args[1:], kwargs)
+
     @steps_in("torch._dynamo.variables.misc:IgnoredFunctionVariable", "call_function(tx, args, kwargs)")
     def _ignore(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         self._left_out[variable.value.__qualname__] = None
