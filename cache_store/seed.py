@@ -17,14 +17,14 @@ from pathlib import Path
 
 from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import Destinations, NodeFile, place_files
+from warmrank.cache_store.changes import explain_miss
 from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome, FetchReport
-from warmrank.cache_store.keys import explain_miss
 from warmrank.cache_store.records.documents import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.text import count_text
+from warmrank.cache_store.text import count_text, time_text
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[Stored
     newest = chosen[0].record
     earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
     ranks = count_text(newest.world_size, "rank")
-    return chosen, f"launch {wanted.launch_key[:12]} of {ranks}, made {newest.created}{earlier}"
+    return chosen, f"launch {wanted.launch_key[:12]} of {ranks}, made {time_text(newest.created)}{earlier}"
 
 
 def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tuple[StoredLaunch, ...]:
@@ -195,7 +195,9 @@ def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequen
     if not others:
         return f"{launch} is in the store{skipped}"
     candidates = [
-        (f"the launch made {item.created}", stored) for item in others for stored in item.environments
+        (f"the launch made {time_text(item.created)}", stored)
+        for item in others
+        for stored in item.environments
     ]
     return f"{launch} has this environment; {explain_miss(wanted.environment, candidates)}"
 

@@ -1,4 +1,4 @@
-"""Counts as people read them."""
+"""Counts and times as people read them."""
 
 
 def count_text(count: int, noun: str) -> str:
@@ -8,3 +8,8 @@ def count_text(count: int, noun: str) -> str:
     if noun.endswith("y") and not noun.endswith("ey"):
         return f"{count} {noun[:-1]}ies"
     return f"{count} {noun}{'es' if noun.endswith(('ch', 's', 'x')) else 's'}"
+
+
+def time_text(created: str) -> str:
+    """An ISO 8601 time in UTC, down to the minute."""
+    return f"{created[:16].replace('T', ' ')} UTC"

@@ -234,8 +234,8 @@ def in_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The line that says what happened, of an error whose others say where, such as those of Ray."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """The line that says what happened, without a full stop; the others of such an error say where."""
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

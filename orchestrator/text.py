@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from warmrank.cache_store.text import count_text
+from warmrank.cache_store.text import count_text, time_text
 
 __all__ = [
     "brief_names",
@@ -39,11 +39,6 @@ def size_text(size_bytes: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
-def time_text(created: str) -> str:
-    """An ISO 8601 time in UTC, down to the minute."""
-    return f"{created[:16].replace('T', ' ')} UTC"
 
 
 def runs_text(ranks: Iterable[int], *, max_runs: int = MAX_RUNS) -> str:

@@ -41,9 +41,9 @@ class Kernels:
         backend.capture = remembered  # type: ignore[method-assign]
 
     def _watch_libraries(self) -> None:
-        from warmrank.worker.torch_private import inductor
+        from warmrank.worker.torch_private import libraries
 
-        open_library = inductor.open_library
+        open_library = libraries.open_library
 
         def remembered(library: Any, device: Any) -> Any:
             run = open_library(library, device)
@@ -55,4 +55,4 @@ class Kernels:
             self._kernel = lambda: run(self._inputs)
             return run_and_remember
 
-        inductor.open_library = remembered
+        libraries.open_library = remembered

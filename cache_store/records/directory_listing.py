@@ -23,8 +23,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from warmrank.cache_store.backends.backend import FileInfo
+from warmrank.cache_store.changes import explain_miss
 from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
-from warmrank.cache_store.keys import explain_miss, key_of
+from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import DIRECTORIES, record_prefix
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing
@@ -37,6 +38,7 @@ from warmrank.cache_store.records.documents import (
 )
 from warmrank.cache_store.records.manifest import BlobEntry, Components, Document, Utc, utc_now
 from warmrank.cache_store.signing.trust import signer_id
+from warmrank.cache_store.text import time_text
 
 MAX_FILES = 100_000
 MAX_ROOT_CHARACTERS = 4096
@@ -130,7 +132,7 @@ def newest_listing(documents: Documents, key: str, problems: list[str]) -> Store
 def nearest_listing(documents: Documents, tool: str, components: dict[str, str]) -> str:
     """One line that says which components differ from the nearest of the newest listings of ``tool``."""
     candidates = [
-        (f"the directory pushed {found.listing.created}", found.listing.components)
+        (f"the directory pushed {time_text(found.listing.created)}", found.listing.components)
         for found in newest_listings(documents, [])
         if found.listing.tool == tool
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from warmrank.cache_store.keys import changed_components
+from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload

@@ -87,6 +87,10 @@ def show(
         raise typer.BadParameter("it goes with the file of an artifact", param_hint="--out")
     if not names_store and is_config:
         look.refuse_lone_config(wanted, load_config(Path(wanted), overrides))
+    if not names_store:
+        raise typer.BadParameter(
+            f"no file {wanted!r}; for a partition, say which store: CONFIG or --store PATH", param_hint="FILE"
+        )
     loaded = load_optional(config, overrides)
     view = look.show_partition(look.open_to_look(loaded, store), wanted, loaded)
     answer(view, render_partition, as_json=as_json)

@@ -243,7 +243,7 @@ def is_unreachable(error: Exception) -> bool:
 
 def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
     """Error text for a failed `join`."""
-    cause = first_line(error).rstrip(".")
+    cause = first_line(error)
     if (found := _VERSIONS.search(str(error))) is not None:
         theirs, their_python, ours, our_python = found.groups()
         cause = (

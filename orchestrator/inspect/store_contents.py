@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from warmrank.cache_store.cache_dir.local import is_companion_name
+from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
-from warmrank.cache_store.keys import changed_components
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from warmrank.cache_store.records.documents import StoredLaunch
 from warmrank.cache_store.records.manifest import (
@@ -38,6 +38,9 @@ from warmrank.worker.keys.environment import environment
 
 MIN_KEY_CHARS = 6
 """A shorter word is taken for a name, not for the start of a key."""
+
+_NAMED_BY = ("entrypoint", "script", "name")
+"""Components of a launch's identity that people know it by; a config without a workload has its name."""
 
 
 def open_to_look(config: Config | None, location: Path | str | None) -> Store:
@@ -253,7 +256,7 @@ def _launch_line(
         launch_key=record.launch_key,
         record=stored.name.rpartition("/")[2],
         created=record.created,
-        what=record.identity.get("entrypoint") or record.identity.get("script") or "(unnamed)",
+        what=next((record.identity[key] for key in _NAMED_BY if key in record.identity), "(unnamed)"),
         identity=record.identity,
         world_size=record.world_size,
         functions=tuple(sorted({entry.function for entry in distinct.values() if entry.scope == "rank"})),
@@ -312,9 +315,13 @@ def _keys_of(components: Mapping[str, str]) -> str:
     if model := components.get("model.hf_config.architectures"):
         whose = f"{components['rank']} of {components['world']}, {components['device']}"
         return model.strip('[]"') + f", {whose}"
-    known = ("key python", "key torch", "key cuda", "key cann", "key driver", "key accelerator", "key cpu")
-    own = {name: value for name, value in components.items() if name.startswith("key ") and name not in known}
-    return ", ".join(f"{name.removeprefix('key ')}={value}" for name, value in own.items())
+    own = {
+        name.removeprefix("key "): value
+        for name, value in components.items()
+        if name.startswith("key ") and value != "none"
+    }
+    machine = environment()
+    return ", ".join(f"{name}={value}" for name, value in own.items() if name not in machine)
 
 
 def short_signature(signature: str) -> str:

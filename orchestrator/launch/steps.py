@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.keys import changed_components
+from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.records.manifest import environments_of
 from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import packed_ranks

@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from warmrank.cache_store.changes import explain_miss
 from warmrank.cache_store.errors import NoStoreYet, StoreError
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.keys import explain_miss
 from warmrank.cache_store.seed import SeedReport
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FRESHNESS = {
     "fresh": "fresh: every artifact is what would be traced now",
     "stale": "stale: something differs",
-    "incomplete": "incomplete: nothing differs, but not everything could be compared",
+    "incomplete": "incomplete: something is not stored, or could not be compared; what was compared is equal",
 }
 
 
@@ -45,10 +45,11 @@ def render_build(report: BuildReport) -> RenderableType:
         table.add_row(Text(item.function), outcome, item.digest[:KEY_CHARS], *numbers, *times)
     totals = report.totals
     where = f"store {report.store}" if report.store else report.cache_dir
+    duration = f" in {seconds_text(totals.compile_s)}" if totals.num_compiled else ""
     summary = (
-        f"{count_text(totals.num_classes, 'class')}, {totals.num_compiled} compiled in "
-        f"{seconds_text(totals.compile_s)}; {count_text(totals.num_artifacts, 'artifact')} of "
-        f"{size_text(totals.artifact_bytes)}; {count_text(totals.num_partitions_new, 'new partition')} in "
+        f"{count_text(totals.num_classes, 'class')}, {totals.num_compiled} compiled{duration}; "
+        f"{count_text(totals.num_artifacts, 'artifact')} of {size_text(totals.artifact_bytes)}; "
+        f"{count_text(totals.num_partitions_new, 'new partition')} in "
         f"{where}; {seconds_text(totals.wall_s)} in all, {totals.rank_ms:.1f} ms a rank beyond the compiles"
     )
     return Group(

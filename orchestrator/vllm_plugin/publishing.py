@@ -55,6 +55,7 @@ class Publisher:
         self._seen: dict[Entry, tuple[str, float]] = {}
         self._given_up: set[Entry] = set()
         self._lock = threading.Lock()
+        self._stepping = threading.Lock()  # one look at a time: the last waits for what is being published
         self._compiled_at_s = float("inf")
         self._is_warm = threading.Event()
         self._wake = threading.Event()
@@ -103,6 +104,10 @@ class Publisher:
 
     def step(self, *, is_last: bool = False) -> float:
         """Look once; returns seconds until the next look."""
+        with self._stepping:
+            return self._step(is_last=is_last)
+
+    def _step(self, *, is_last: bool) -> float:
         with self._lock:
             self._notice(is_last=is_last)
             entries = [entry for entry in self._entries if entry not in self._given_up]

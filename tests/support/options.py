@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
+from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.of_torchair import FLAT
 from warmrank.worker.configs.options import (
     MODES,
@@ -17,22 +17,25 @@ from warmrank.worker.configs.options import (
     Choice,
     Directory,
     Effect,
-    ExistingDirectory,
-    ExistingFile,
     Flag,
     Function,
-    IntList,
     IntRange,
-    Number,
     Option,
     Part,
-    PlainMapping,
     PoolHandle,
     Section,
-    Text,
     names,
     no_effect,
     options,
+)
+from warmrank.worker.configs.torchair_sections import (
+    ExistingDirectory,
+    ExistingFile,
+    IntList,
+    NpuGraphEx,
+    Number,
+    PlainMapping,
+    Text,
 )
 from warmrank.worker.engines.torchair_options import OURS_ALONE, REFUSED
 

@@ -22,12 +22,11 @@ from warmrank.worker.engines.aoti import (
     AotiEngine,
     CompiledGraph,
     Parts,
-    _compile_again,
     pack,
     package_name,
     unpack,
 )
-from warmrank.worker.engines.aoti_compile import compile_place, divide
+from warmrank.worker.engines.aoti_compile import compile_again, compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.engines.toolchain import check_cpp_compiler
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable, ToolchainError
@@ -138,6 +137,15 @@ def test_shared_inputs_of_a_writing_graph_are_replayed(caplog: pytest.LogCapture
         assert graph(memory[:4], memory) == ("replayed",)
     assert caplog.text.count("share memory") == 1
     assert graph(memory[:4], memory[4:])[0].tolist() == [0.0]
+
+
+def test_write_that_torch_refuses_is_replayed() -> None:
+    graph = CompiledGraph(parts(lambda _: [torch.zeros(1)], written=(1,)))
+    with torch.inference_mode():
+        made_there = torch.ones(4)
+        assert graph(torch.zeros(4), made_there)[0].tolist() == [0.0]
+    assert graph(torch.zeros(4), made_there) == ("replayed",)
+    assert graph(torch.zeros(4), torch.ones(4))[0].tolist() == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +303,7 @@ def test_compiling_again_comes_to_the_same_conditions(name, sources, caplog):
     sections = built(name)
     assert call_of(sections)["added"] or name == "twice"
     with caplog.at_level(logging.WARNING, logger="torchair"):
-        assert _compile_again(sections, call_of(sections)) == {"graph.so": b"library"}
+        assert compile_again(sections, call_of(sections)) == {"graph.so": b"library"}
     assert [record.message for record in caplog.records if record.name == "torchair"] == []
     assert len(sources) == 2
 
@@ -311,7 +319,7 @@ def test_compiling_again_to_something_else_falls_back_with_a_warning(change, sou
     call = call_of(sections)
     change(call)
     with caplog.at_level(logging.WARNING, logger="torchair"):
-        assert _compile_again(sections, call) is None
+        assert compile_again(sections, call) is None
     assert "the kernels came out otherwise than the artifact says, so the graph is replayed" in caplog.text
     assert sources
 

@@ -17,8 +17,9 @@ from tests.support.devices import warm
 from tests.support.small_models import Cached
 from tests.support.tracing import cached
 from warmrank.inference import cache_compile
-from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
+from warmrank.worker.capture.runner import OPTION_NAMES, CaptureOptions, GraphRunner
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.options import options
 from warmrank.worker.devices.cpu import CpuBackend
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.artifact import GraphFacts
@@ -459,3 +460,10 @@ def test_warm_up_loads_and_captures_without_running(tmp_path: Path) -> None:
     function(torch.ones(2, 4))
     found = function.statistics
     assert (found.captures, found.replays, found.warm_up_runs) == (1, 1, 0)
+
+
+def test_capture_options_have_the_defaults_of_a_configuration() -> None:
+    declared = {name: option.default for name, option, _ in options(CompilerConfig())}
+    assert {field: declared[name] for name, field in OPTION_NAMES.items()} == {
+        field: CaptureOptions.value_fields[field] for field in OPTION_NAMES.values()
+    }

@@ -51,7 +51,7 @@ def runner_of(*sizes: int, **options: Any) -> GraphRunner:
 
 def poison(run: GraphRunner) -> None:
     """Overwrite all that the pool holds and that is not read again before it is written."""
-    for entry in run._entries.values():
+    for entry in run._captured().entries.values():
         for output in entry.captured.outputs:
             output.fill_(NAN)
         for index in run.layout.copied:
@@ -61,7 +61,7 @@ def poison(run: GraphRunner) -> None:
 POOLS: dict[str, Callable[[], dict[str, Any]]] = {
     "mode one": lambda: {"pool": warmrank.graph_pool_handle("cpu")},
     "mode two": dict,
-    "neither": lambda: {"reuse_in_function": False},
+    "neither": lambda: {"pool_for_each_shape": True},
 }
 CLONES = {"cloned": {}, "not cloned": {"clone_input": False}}
 
@@ -84,7 +84,7 @@ def test_shapes_of_one_function_share_a_pool() -> None:
 
 
 def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
-    run = runner_of(LARGE, SMALL, reuse_in_function=False)
+    run = runner_of(LARGE, SMALL, pool_for_each_shape=True)
     kept = run(numbers(LARGE))[0]
     run(numbers(SMALL) * NAN)
     assert torch.equal(kept, numbers(LARGE) * 2 + 1)

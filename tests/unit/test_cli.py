@@ -281,6 +281,13 @@ def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
     assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(result.output)
 
 
+def test_show_of_a_file_that_is_not_there_says_so(tmp_path: Path):
+    result = run("show", tmp_path / "compiled_module")
+    assert result.exit_code == 2
+    assert "no file" in result.stderr
+    assert "--store" in result.stderr
+
+
 def cold() -> Report:
     return make_report("compiled", trace_s=1.0, wall_s=10.0)
 

@@ -23,11 +23,11 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import mark_signers
+from warmrank.cache_store.changes import nearest
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
-from warmrank.cache_store.keys import nearest
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import (
     Revocation,
@@ -69,6 +69,23 @@ def test_push_and_pull_through_the_command_line(cache, tmp_path):
     assert run("push", "mine", cache, *store, *keys)[0] == 0
     assert run("pull", "mine", tmp_path / "new", *store, *keys)[0] == 0
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
+
+
+def test_listing_names_what_a_user_keyed_a_directory_by_not_the_machine(cache, tmp_path):
+    store = ("--store", tmp_path / "store")
+    keys = ("--key", "torch_npu=2.13", "--key", "triton=none", "--key", "model=llama-8b")
+    run("push", "mine", cache, *store, *keys)
+    listed = CliRunner().invoke(app, ["ls", *map(str, store), "--json"])
+    assert [line["what"] for line in json.loads(listed.stdout)["directories"]] == ["model=llama-8b"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "name"), [({"entrypoint": "models.tiny:workload"}, "models.tiny:workload"), (None, "tiny")]
+)
+def test_listing_names_a_launch_by_its_workload_else_by_its_config(tmp_path, workload, name):
+    store_launch(loaded_config(tmp_path, workload=workload), tmp_path / "work")
+    listed = CliRunner().invoke(app, ["ls", "--store", str(tmp_path / "store"), "--json"])
+    assert [line["what"] for line in json.loads(listed.stdout)["launches"]] == [name]
 
 
 def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_path):

@@ -17,18 +17,20 @@ from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import (
     Choice,
     Directory,
-    ExistingDirectory,
-    ExistingFile,
     Flag,
     Function,
-    IntList,
     IntRange,
     NamedChoice,
+    PoolHandle,
+    options,
+)
+from warmrank.worker.configs.torchair_sections import (
+    ExistingDirectory,
+    ExistingFile,
+    IntList,
     Number,
     PlainMapping,
-    PoolHandle,
     Text,
-    options,
 )
 from warmrank.worker.errors import BadConfig, UnknownOption
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import functools
 import operator
+import re
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pytest
@@ -19,7 +21,7 @@ from torch.distributed import get_rank as position
 
 from tests.support import observed_operator, small_models
 from tests.support.devices import fake_world
-from tests.support.tracing import compiled, misfits, traces_more
+from tests.support.tracing import cached, compiled, misfits, traces_more
 from warmrank.worker import groups
 from warmrank.worker.errors import NotPortable
 
@@ -189,6 +191,107 @@ def test_attribute_of_its_own_that_hides_what_getattr_gave_is_noticed(case: str)
     assert misfits(artifact, module.forward, X) == ()
     hide(module)
     assert misfits(artifact, module.forward, X) != ()
+
+
+class Scale:
+    """An object that hangs on another one."""
+
+    def __init__(self, later: int) -> None:
+        self.later = later
+
+
+def of_its_scale(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.mul(x, getattr(owner, "scale", Scale(7)).later)
+
+
+def with_scale(owner: Any) -> Any:
+    owner.scale = Scale(3)
+    return owner
+
+
+def test_attribute_of_a_partial_is_found_and_its_change_noticed(cache: Path) -> None:
+    owner = with_scale(functools.partial(function))
+    module = Asks(owner, of_its_scale)
+    with torch.no_grad():
+        assert torch.equal(cached(module.forward, cache)(X), X * 3)
+    artifact = compiled(module.forward, X)
+    assert misfits(artifact, module.forward, X) == ()
+    owner.scale.later = 4
+    assert any("self.owner.scale" in reason for reason in misfits(artifact, module.forward, X))
+    del owner.scale
+    assert misfits(artifact, module.forward, X) != ()
+
+
+class Loud(functools.partial):  # type: ignore[type-arg]
+    """Adds to what is called."""
+
+    def __call__(self, *args: Any) -> Any:
+        return super().__call__(*args) + 1
+
+
+def by_call(owner: Any, x: torch.Tensor) -> Any:
+    return owner(x) * 2
+
+
+def by_qualname(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    name = owner.__qualname__
+    return x * (len(name) if isinstance(name, str) else 0)
+
+
+def by_builtins(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * len(owner.__builtins__)
+
+
+def by_class(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * len(owner.__class__.__name__)
+
+
+def by_self(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if hasattr(owner, "__self__") else x + 1
+
+
+def by_wrapped(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * len(owner.__wrapped__.__name__)
+
+
+def by_dict(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * len(owner.__dict__)
+
+
+def test_name_of_a_function_is_what_it_is_and_its_change_noticed(cache: Path) -> None:
+    module = Asks(types.FunctionType(function.__code__, globals()), by_qualname)
+    with torch.no_grad():
+        assert torch.equal(cached(module.forward, cache)(X), X * len("function"))
+    artifact = compiled(module.forward, X)
+    module.owner.__qualname__ = "other"
+    assert any("__qualname__" in reason for reason in misfits(artifact, module.forward, X))
+
+
+OVERLOOKED = [
+    (Loud(function), by_call),
+    (function, by_builtins),
+    (functools.partial(function), by_dict),
+    (functools.partial(function), by_class),
+    (Asks(None).method, by_self),
+    (functools.lru_cache(function), by_wrapped),
+]
+
+
+@pytest.mark.parametrize(("owner", "ask"), OVERLOOKED, ids=lambda value: getattr(value, "__name__", "of"))
+def test_what_dynamo_may_mistake_is_right_or_refused(
+    owner: Any, ask: Callable[[Any, torch.Tensor], torch.Tensor], cache: Path
+) -> None:
+    module = Asks(owner, ask)
+    with torch.no_grad():
+        eager = module(X)
+        try:
+            result = cached(module.forward, cache)(X)
+        except NotPortable as refusal:
+            result = str(refusal)
+    if isinstance(result, str):
+        assert re.search("is not what traced code takes it for|subclass of functools.partial", result)
+    else:
+        assert torch.equal(result, eager)
 
 
 FOUR = torch.arange(1.0, 5.0)

@@ -29,6 +29,7 @@ from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_rec
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
+from warmrank.cache_store.text import time_text
 
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
 OTHER_ENVIRONMENT = ENVIRONMENT | {"torch": "2.13.1"}
@@ -104,7 +105,7 @@ def test_seed_puts_the_newest_first_and_earlier_ones_beside_it(store, cache, tmp
     publish_texts(store, tmp_path, b"old", b"newer", b"newest")
     report = run(store, cache, world_size=1)
     assert list(tree(cache).values()) == [b"newest", b"newer", b"old"]
-    assert report.reason.endswith("made 2026-01-03T00:00:00+00:00, and 2 earlier")
+    assert report.reason.endswith("made 2026-01-03 00:00 UTC, and 2 earlier")
 
 
 def test_seed_counts_earlier_variants_with_their_partition(store, cache, tmp_path):
@@ -145,7 +146,7 @@ def test_seed_takes_no_launch_of_another_environment(store, source, cache):
 def test_seed_picks_its_environment_among_others(store, source, cache):
     publish_launch(store, source, world_size=2, created=EARLY)
     publish_launch(store, source, world_size=2, environment=OTHER_ENVIRONMENT, created=LATE)
-    assert EARLY in run(store, cache).reason
+    assert time_text(EARLY) in run(store, cache).reason
 
 
 def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):

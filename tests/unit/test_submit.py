@@ -21,6 +21,7 @@ from tests.support.checkout import ROOT
 from tests.support.launching import loaded_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
+from warmrank.orchestrator.errors import first_line
 from warmrank.orchestrator.gang.upload import private_keys, runtime_env, upload_notes
 from warmrank.orchestrator.signals import Terminated
 
@@ -74,6 +75,11 @@ def followed(client: FakeClient) -> tuple[int, str, str]:
     written: list[str] = []
     code, said = follow(client, "job-1", write=written.append, poll_s=0)  # type: ignore[arg-type]
     return code, said, "".join(written)
+
+
+def test_line_of_an_error_of_ray_goes_on_in_a_sentence():
+    error = ConnectionError("Failed to connect to Ray at address: http://127.0.0.1:8265.\nCheck ...")
+    assert first_line(error) == "Failed to connect to Ray at address: http://127.0.0.1:8265"
 
 
 def test_failed_job_ends_with_the_drivers_own_code_and_its_log_stands_once():

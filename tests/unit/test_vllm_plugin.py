@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,12 +15,14 @@ from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.vllm_plugin.access import access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
+    Outcome,
     ranks_of,
     read_components,
     set_aside,
     write_components,
 )
 from warmrank.orchestrator.vllm_plugin.factors import HASH, differences
+from warmrank.orchestrator.vllm_plugin.publishing import Publisher
 
 COMPONENTS = {"device": "cuda:0", "machine cpu": "x86_64 avx2", HASH: "a" * 64}
 
@@ -88,3 +92,38 @@ def test_refused_entry_is_out_of_vllm_s_sight(entry):
     assert not entry.artifact.exists()
     assert (entry.root / "inductor_cache").is_dir()
     assert (aside / "rank_0_0" / "model").read_bytes() == b"artifact"
+
+
+class SlowAccess:
+    """Settings whose reader waits, as for a slow store."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.answers = threading.Event(), threading.Event()
+
+    @property
+    def publishes(self) -> bool:
+        self.is_asked.set()
+        return not self.answers.wait(10)
+
+
+def test_program_that_ends_waits_for_what_is_being_published(entry):
+    write_components(entry, COMPONENTS)
+    opened = SlowAccess()
+    publisher = Publisher(opened, SimpleNamespace(num_aot_compiles=0))  # type: ignore[arg-type]
+    publisher.loaded(
+        entry,
+        Outcome(
+            entry="a", rank=entry.rank, model="", outcome="loaded", source="disk", why="", fetch_s=0,
+            fetched_bytes=0, compile_s=0, at_s=0,
+        ),
+    )  # fmt: skip
+    looks = [threading.Thread(target=publisher.step, kwargs={"is_last": True}) for _ in range(2)]
+    looks[0].start()
+    assert opened.is_asked.wait(10)
+    looks[1].start()
+    looks[1].join(0.2)
+    assert looks[1].is_alive()
+    opened.answers.set()
+    for look in looks:
+        look.join(10)
+        assert not look.is_alive()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.capture.layout import InputLayout, SettledInputs
-from warmrank.worker.capture.runner import Tally, autocast_kinds, is_plain, plain, restored
+from warmrank.worker.capture.runner import Tally, autocast_kinds, is_plain, plain
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.artifact import MUTATED, STATE, USER
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.statistics import CaptureStatistics
     from warmrank.worker.devices.port import DeviceBackend
-    from warmrank.worker.engines import Graph, SelfCapturing
     from warmrank.worker.engines.overlap import OverlapCheck
+    from warmrank.worker.engines.port import Graph, SelfCapturing
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -54,6 +54,8 @@ class EagerRunner:
 
     def prepare(self, *inputs: Any) -> None:
         """Run the graph once, without lasting effect on mutated inputs."""
+        from warmrank.worker.capture.captures import restored
+
         self.settled.check(inputs)
         with plain(self._autocast_kinds), restored(inputs, self.layout.mutated):
             self._graph(*inputs)
@@ -113,6 +115,8 @@ class SelfCapturingRunner(EagerRunner):
     def prepare(self, *inputs: Any) -> None:
         """Let the engine capture for ``inputs``, which runs the graph; mutated inputs keep their values."""
         self.layout.require_tensors(inputs)
+        from warmrank.worker.capture.captures import restored
+
         self.settled.check(inputs)
         self._refuse_shared(inputs)
         with _ONE_AT_A_TIME, restored(inputs, self.layout.mutated):

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from warmrank.worker.capture.plan import shapes_of
 from warmrank.worker.devices.memory import memory_of, picker
 from warmrank.worker.errors import NotCapturable
+from warmrank.worker.torch_private.places import hand_out
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.layout import InputLayout, Settled
@@ -74,10 +76,6 @@ class Entry:
         *,
         clone_output: bool,
     ) -> None:
-        # What only a capture needs: a process's first call imports none of it.
-        from warmrank.worker.capture.plan import shapes_of
-        from warmrank.worker.torch_private.places import hand_out
-
         self.captured = captured
         self.hand_out = hand_out(captured.outputs, captured.origins, len(inputs), clone=clone_output)
         self.key = layout.key(inputs)

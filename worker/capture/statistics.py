@@ -68,13 +68,13 @@ class CaptureStatistics(Value):
 
     def __str__(self) -> str:
         lines = [
-            f"{self.captures} captures, {self.recaptures} of them again",
-            f"{self.replays} replays, {self.warm_up_runs} warm-up runs, {self.eager_calls} without capture",
+            f"captures: {self.captures}, of them again: {self.recaptures}",
+            f"replays: {self.replays}, warm-up runs: {self.warm_up_runs}, not captured: {self.eager_calls}",
             *(f"  captured again {number} x: {cause}" for cause, number in self.recapture_causes),
-            *(f"  without capture {number} x: {cause}" for cause, number in self.eager_causes),
+            *(f"  not captured {number} x: {cause}" for cause, number in self.eager_causes),
             *(
-                f"  pool{'' if pool.handle is None else f' {pool.handle}'}: {pool.num_graphs} graphs in "
-                f"{pool.size_bytes:,} bytes; sharing saves {pool.saved_bytes:,}"
+                f"  pool{'' if pool.handle is None else f' {pool.handle}'}: {pool.size_bytes:,} bytes, "
+                f"graphs: {pool.num_graphs}; sharing saves {pool.saved_bytes:,} bytes"
                 for pool in self.pools
             ),
         ]

@@ -32,7 +32,8 @@ from warmrank.worker import data_dump
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines import Built, Site
+from warmrank.worker.engines import Site
+from warmrank.worker.engines.port import Built
 from warmrank.worker.errors import BackwardNotSupported, BadPass, FunctionRaised, GraphBreak, WorkerError
 from warmrank.worker.frame import extract
 from warmrank.worker.gears.compiling import compiling

@@ -27,7 +27,8 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.compile import origins
 from warmrank.worker.compile.origins import Origins
-from warmrank.worker.engines import Engine, engine_named
+from warmrank.worker.engines import engine_named
+from warmrank.worker.engines.port import Engine
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
 from warmrank.worker.runtime.artifact import (
     MUTATED,

@@ -4,43 +4,43 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.configs.options import (
-    ASCEND,
-    ASCEND_CAPTURE,
-    ASCEND_ENGINE,
     ASCEND_FLAT,
     CAPTURE,
-    EVERY_MODE,
-    FROZEN,
-    INT64_MAX,
     MODES,
     TORCHAIR,
     Choice,
     Directory,
     Effect,
-    ExistingDirectory,
-    ExistingFile,
     Flag,
     Function,
-    IntList,
     IntRange,
     NamedChoice,
-    Number,
     Part,
-    PlainMapping,
     PoolHandle,
     Section,
-    Text,
     changed,
     no_effect,
     options,
 )
-from warmrank.worker.values import replace
+
+if TYPE_CHECKING:
+    from warmrank.worker.configs.torchair_sections import (
+        Aoe,
+        AscendDump,
+        Experimental,
+        Export,
+        Fusion,
+        Ge,
+        NpuGraphEx,
+    )
 
 __all__ = ["CompilerConfig"]
 
 _log = logging.getLogger("torchair")
+_TORCHAIR_SECTIONS = "warmrank.worker.configs.torchair_sections"
 _GRAPH_CAPTURE = ("reduce-overhead", "npugraph_ex")
 _AS_WRITTEN = Effect(
     torchair_modes=_GRAPH_CAPTURE,
@@ -49,75 +49,6 @@ _AS_WRITTEN = Effect(
 _CONCATENATIONS = Effect(
     torchair_modes=_GRAPH_CAPTURE, why="a graph runs as it was written, concatenations included"
 )
-_NO_OPS = Effect(
-    torchair_modes=MODES, why="a graph runs as it was written, operators that change nothing included"
-)
-_NO_BACKWARD = Effect(torchair_modes=(), why="a cached function has no backward")
-_MUTATIONS = Effect(torchair_modes=(), why="in-place changes of inputs always stay inside the graph")
-
-
-class Ge(Section, at="ge_config", effect=ASCEND_ENGINE):
-    """The Ascend graph engine."""
-
-    enable_single_stream = Flag(False)  # Put all operators onto one stream
-    oo_level = Choice("O3", ("O1", "O3"))  # Level of optimisation
-    oo_constant_folding = Flag[bool | None](None)  # Fold constants; None leaves it to the level
-    oo_dead_code_elimination = Flag[bool | None](None)  # Drop what nothing uses; None leaves it to the level
-    # When statistics of the compile are written: never, with the option on, or always
-    export_compile_stat = Choice("2", ("0", "1", "2"))
-    aicore_num = Number(None)  # Number of cores a graph may use
-    optimization_switch = Number(None)  # Optimisations switched on or off by name
-    multistream_parallel_mode = Number(None)  # How operators are spread over streams
-
-
-class Aoe(Section, at="aoe_config", effect=ASCEND_ENGINE):
-    """The Ascend tuning engine."""
-
-    aoe_mode = Choice[str | None](None, ("2",))  # What is tuned; None tunes nothing
-    work_path = ExistingDirectory("./")  # Where the tuner works
-    aoe_config_file = ExistingFile()  # A configuration file of the tuner
-
-
-class Fusion(Section, at="fusion_config", effect=ASCEND_ENGINE):
-    """Fusion of operators."""
-
-    fusion_switch_file = ExistingFile()  # A file that switches fusions on or off by name
-
-
-class AscendDump(Section, at="dump_config", effect=ASCEND_ENGINE):
-    """Dumps of every operator's data while a graph runs; off the npu see ``debug.data_dump``."""
-
-    enable_dump = Flag(False, effect=ASCEND)  # Dump at all
-    dump_path = ExistingDirectory("./", effect=ASCEND)  # Where to
-    dump_mode = Choice("all", ("input", "output", "all"))  # Inputs, outputs or both
-    quant_dumpable = Flag(False)  # Dump what comes before quantisation too
-    # Which steps; empty means every one
-    dump_step = Text("", form=r"(\d+(-\d+)?(\|\d+(-\d+)?)*)?", example="0|1|2-5|6")
-    # Which operators; empty means every one
-    dump_layer = Text("", form=r'[0-9a-zA-Z_" /\\.]*', example="Mul_1 Add1 Conv2D_1")
-    dump_data = Choice("tensor", ("tensor", "stats"))  # The data, or statistics of them
-    dump_config_path = ExistingFile(suffix=".json")  # A dump configuration of the Ascend runtime
-    # Of the graph before or after its passes
-    data_dump_stage = Choice("optimized", ("original", "optimized"), effect=ASCEND_CAPTURE)
-
-
-class ExportExperimental(Section, at="export.experimental", effect=ASCEND_ENGINE):
-    """What an export writes beside the graph."""
-
-    enable_record_nn_module_stack = Flag(False)  # Which module each operator comes from
-    auto_atc_config_generated = Flag(False)  # A template for the offline compiler
-    enable_lite_export = Flag(False)  # The form for small devices
-
-
-class Export(Section, at="export", effect=ASCEND_ENGINE):
-    """Export of the graph for the offline compiler."""
-
-    export_mode = Flag(False)  # Export at all
-    export_path_dir = ExistingDirectory("./")  # Where to
-    export_name = Text[str | None](None)  # Name of the graph's file
-    weight_name = Text[str | None](None)  # Name of the weights' file
-    inputs_name = Text[str | None](None)  # Name of the inputs' file
-    experimental = Part(ExportExperimental)
 
 
 class GraphDump(Section, at="debug.graph_dump"):
@@ -176,92 +107,6 @@ class Debug(Section, at="debug"):
     deadlock_check = Flag(False, effect=ASCEND_FLAT)
 
 
-class AclGraphExperimental(Section, at="experimental_config.aclgraph", effect=ASCEND_CAPTURE):
-    """Kernels made for one shape, and kernels made of several."""
-
-    _aclnn_static_shape_kernel = Flag(False)  # Compile kernels for the shapes that a graph is captured with
-    # Directory in which these kernels are built
-    _aclnn_static_shape_kernel_build_dir = Text[str | None](
-        None, effect=replace(ASCEND, modes=("reduce-overhead",))
-    )
-    # Values of the symbol for which these kernels are compiled; None means every value
-    _aclnn_static_shape_kernel_sym_value_range = IntList(None)
-    _aclnn_static_shape_kernel_sym_index = IntRange(0, 0)  # Which symbol of the graph the range speaks of
-    _super_kernel_optimize = Flag(False)  # Join kernels within marked scopes into one
-    _super_kernel_optimize_options = PlainMapping(None)  # Options of that joining
-    _super_kernel_debug_options = PlainMapping(None)  # Options for finding faults in that joining
-
-
-class Experimental(Section, at="experimental_config", effect=ASCEND_ENGINE):
-    """Passes over the graph, and scheduling by the Ascend engine."""
-
-    cc_parallel_enable = Flag(False)  # Run computation and communication side by side
-    # Keep in-place changes of inputs inside the graph
-    keep_inference_input_mutations = Flag(True, effect=_MUTATIONS)
-    memory_efficiency = Flag(False)  # Let feature memory be moved between runs
-    frozen_parameter = Flag(False, effect=FROZEN)  # Treat the addresses of parameters as constants
-    # Fewest operators of a subgraph that is sunk to the device as a whole
-    static_model_ops_lower_limit = IntRange[int | None](None, -1)
-    jit_compile = Choice("auto", ("auto",))  # When operators are compiled at run time
-    npu_fx_pass = Flag(False, effect=ASCEND)  # Run the device's own passes over the graph
-    # Compile forward and backward as one graph
-    aot_config_enable_joint_graph = Flag(False, effect=_NO_BACKWARD)
-    # Which output of that joint graph is the loss
-    aot_config_output_loss_index = IntRange(0, -INT64_MAX - 1, effect=_NO_BACKWARD)
-    # Order in which the graph is walked
-    topology_sorting_strategy = Choice("DFS", ("BFS", "DFS", "RDFS", "StableRDFS"))
-    enable_ref_data = Flag(False)  # Treat inputs that are changed in place as references
-    enable_view_optimize = Flag(True)  # Let views share memory with what they view
-    remove_noop_ops = Flag(True, effect=_NO_OPS)  # Drop operators that change nothing
-    tiling_schedule_optimize = Flag(False)  # Compute tilings on the device
-    pattern_fusion_pass = Flag(True, effect=ASCEND)  # Replace known patterns of operators by fused ones
-    aclgraph = Part(AclGraphExperimental)
-
-
-class NpuGraphEx(Section, at="npugraphex_config", effect=ASCEND_FLAT):
-    """Options of mode ``npugraph_ex``; in mode reduce-overhead use those under `config.debug`."""
-
-    force_eager = Flag(False, effect=EVERY_MODE)  # As ``debug.run_eagerly``
-    # Capture anew on every call
-    force_recapture = Flag(False, effect=Effect(modes=_GRAPH_CAPTURE))
-    # Which calls of other threads a running capture forbids
-    capture_error_mode = Choice("global", ("global", "thread_local", "relaxed"))
-    # Do not look whether what was captured can be replayed
-    unsafe_skip_npugraph_capture_validation = Flag(False)
-    record_statistics_debug_info = Flag(False)  # Note statistics of captures and replays
-    deadlock_check = Flag(False)  # As ``debug.deadlock_check``
-    use_graph_pool = PoolHandle(None)  # As ``aclgraph_config.use_custom_pool``
-    # The opposite of ``debug.aclgraph.disable_mempool_reuse_in_same_fx``
-    reuse_graph_pool_in_same_fx = Flag(True)
-    capture_limit = IntRange(64, 1)  # As ``debug.aclgraph.static_capture_size_limit``
-    clone_input = Flag(True)  # As ``debug.aclgraph.clone_input``
-    clone_output = Flag(False)  # As ``debug.aclgraph.enable_output_clone``
-    # Compile kernels for the shapes of a capture anew each time
-    disable_static_kernel_compile_cache = Flag(False)
-    static_kernel_compile = Flag(False)  # Compile kernels for the shapes that a graph is captured with
-    super_kernel_optimize = Flag(False)  # Join kernels within marked scopes into one
-    super_kernel_optimize_options = PlainMapping(None)  # Options of that joining
-    super_kernel_debug_options = PlainMapping(None)  # Options for finding faults in that joining
-    frozen_parameter = Flag(False)  # Treat the addresses of parameters as constants
-    remove_noop_ops = Flag(True)  # Drop operators that change nothing
-    remove_cat_ops = Flag(True)  # Let operators write their part of a concatenation in place
-    inplace_pass = Flag(True)  # Turn operators back into their in-place forms
-    input_inplace_pass = Flag(True)  # The same for operators that end in a copy into an input
-    pattern_fusion_pass = Flag(True)  # Replace known patterns of operators by fused ones
-    # A pass of the user's over the graph, before the built-in ones
-    post_grad_custom_pre_pass = Function(None)
-    # A pass of the user's over the graph, after the built-in ones
-    post_grad_custom_post_pass = Function(None)
-    dump_tensor_data = Flag(False)  # Dump every operator's data
-    # Of the graph before or after its passes
-    data_dump_stage = Choice("optimized", ("original", "optimized"))
-    data_dump_dir = ExistingDirectory("./")  # Where to
-    # Which symbol of the graph the range below speaks of
-    _vllm_aclnn_static_kernel_sym_index = IntRange(0, 0)
-    # Values of the symbol for which kernels are compiled; None means every value
-    _vllm_aclnn_static_kernel_sym_range = IntList(None)
-
-
 class Inference(Section, at="inference_config"):
     """Options of inference."""
 
@@ -287,15 +132,15 @@ class CompilerConfig(Section, at=""):
     # Which engine compiles. Not TorchAir's default, which is max-autotune: see docs/decisions
     mode = NamedChoice("reduce-overhead", MODES)
     debug = Part(Debug)
-    export = Part(Export)
-    dump_config = Part(AscendDump)
-    fusion_config = Part(Fusion)
-    experimental_config = Part(Experimental)
+    export: Part[Export] = Part("Export", _TORCHAIR_SECTIONS)
+    dump_config: Part[AscendDump] = Part("AscendDump", _TORCHAIR_SECTIONS)
+    fusion_config: Part[Fusion] = Part("Fusion", _TORCHAIR_SECTIONS)
+    experimental_config: Part[Experimental] = Part("Experimental", _TORCHAIR_SECTIONS)
     inference_config = Part(Inference)
-    ge_config = Part(Ge)
-    aoe_config = Part(Aoe)
+    ge_config: Part[Ge] = Part("Ge", _TORCHAIR_SECTIONS)
+    aoe_config: Part[Aoe] = Part("Aoe", _TORCHAIR_SECTIONS)
     aclgraph_config = Part(AclGraph)
-    npugraphex_config = Part(NpuGraphEx)
+    npugraphex_config: Part[NpuGraphEx] = Part("NpuGraphEx", _TORCHAIR_SECTIONS)
 
     # A pass of the user's over the graph, before the built-in ones
     post_grad_custom_pre_pass = Function(None)
@@ -307,20 +152,18 @@ class CompilerConfig(Section, at=""):
         every = sorted(options(self), key=lambda entry: entry[0])
         return {name: option.canonical(value) for name, option, value in every}
 
+    def given(self) -> dict[str, Any]:
+        """The options that are not at their default, by dotted name; makes no section that was never set."""
+        return {name: value for name, _, value in changed(self)}
+
     def runs_eagerly(self) -> bool:
         """Whether the graph runs operator by operator, without compiled kernels and capture.
 
         ``debug.run_eagerly`` and ``force_eager`` ask for it; ``debug.data_dump``, and ``debug.fx_summary``
         with ``skip_compile``, need it. The same options do it in TorchAir.
         """
-        return self._is_eager_by_name() or self._is_eager_for_files()
-
-    def _is_eager_by_name(self) -> bool:
-        return self.debug.run_eagerly or self.npugraphex_config.force_eager
-
-    def _is_eager_for_files(self) -> bool:
-        summary = self.debug.fx_summary
-        return self.debug.data_dump.type is not None or (summary.type is not None and summary.skip_compile)
+        given = self.given()
+        return _asks_for_eager(given) or _needs_eager(given)
 
     def engine_mode(self) -> str:
         """The mode whose engine compiles: a graph that runs eagerly needs no kernels, whatever `mode` is."""
@@ -333,7 +176,8 @@ class CompilerConfig(Section, at=""):
             device_kind: that the function is compiled for.
             engine: name of the engine; empty for the one of warmrank's own that the mode means.
         """
-        if engine != TORCHAIR and self._is_eager_for_files() and not self._is_eager_by_name():
+        given = self.given()
+        if engine != TORCHAIR and _needs_eager(given) and not _asks_for_eager(given):
             _warn_once(
                 "debug.data_dump and debug.fx_summary make the graph run eagerly; "
                 "unset them once the files are written, or set debug.fx_summary.skip_compile = False"
@@ -342,6 +186,16 @@ class CompilerConfig(Section, at=""):
             why = no_effect(option.effect_of(value), mode=self.mode, engine=engine)
             if why:
                 _warn_once(f"config.{name} has no effect on device {device_kind} in mode {self.mode}: {why}")
+
+
+def _asks_for_eager(given: dict[str, Any]) -> bool:
+    return bool(given.get("debug.run_eagerly") or given.get("npugraphex_config.force_eager"))
+
+
+def _needs_eager(given: dict[str, Any]) -> bool:
+    """Whether files are to be written that only a graph which runs eagerly fills."""
+    table = given.get("debug.fx_summary.type") and given.get("debug.fx_summary.skip_compile", True)
+    return bool(given.get("debug.data_dump.type") or table)
 
 
 @functools.cache

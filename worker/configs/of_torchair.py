@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from warmrank.worker.configs.compiler_config import CompilerConfig, NpuGraphEx
+from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import Section, names, options, same
+from warmrank.worker.configs.torchair_sections import NpuGraphEx
 from warmrank.worker.errors import BadConfig, NoCounterpart
 
 _SECTIONS = ("torchair.configs.", "npugraph_ex.configs.")

@@ -8,13 +8,10 @@ that have none, and engine torchair hands the others to TorchAir or refuses them
 from __future__ import annotations
 
 import copy
-import difflib
-import hashlib
+import importlib
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 from warmrank.worker.errors import BadConfig, UnknownOption
 from warmrank.worker.values import Value, replace
@@ -53,6 +50,17 @@ def no_effect(effect: Effect, *, mode: str, engine: str = "") -> str:
     if modes and mode not in modes:
         return f"it belongs to mode {' and '.join(modes)}"
     return "" if is_torchair and modes else effect.why
+
+
+if TYPE_CHECKING:
+    from typing import Generic
+else:
+
+    class Generic:
+        """For type checkers alone: typing's own takes longer than the definition of all options."""
+
+        def __class_getitem__(cls, item: object) -> type:
+            return cls
 
 
 T = TypeVar("T")
@@ -128,10 +136,21 @@ class Option(Declared[T]):
 
 
 class Part(Declared[S]):
-    """A section within a section; every instance of the outer one has its own."""
+    """A section within a section; every instance of the outer one has its own.
 
-    def __init__(self, kind: type[S]) -> None:
-        self.kind = kind
+    ``kind`` is its class, or, of one that few configurations set, its name in ``module``.
+    """
+
+    def __init__(self, kind: type[S] | str, module: str = "") -> None:
+        self._kind = kind
+        self._module = module
+
+    @property
+    def kind(self) -> type[S]:
+        """The section's class."""
+        if isinstance(self._kind, str):
+            self._kind = getattr(importlib.import_module(self._module), self._kind)
+        return self._kind  # type: ignore[return-value]
 
     def _held(self, section: Section) -> S:
         if self.name not in section.__dict__:
@@ -248,6 +267,8 @@ def dotted(section: Section, name: str) -> str:
 
 def _unknown(section: Section, name: str) -> UnknownOption:
     """The error for an unknown name, with the nearest known one of the section or its parts."""
+    import difflib
+
     place = dotted(section, name)
     known = names(type(section))
     near = [dotted(section, found) for found in difflib.get_close_matches(name, known, n=1)]
@@ -344,53 +365,6 @@ class IntRange(Option[Int]):
         return type(value) is int and self.minimum <= value <= self.maximum
 
 
-class IntList(Option[Sequence[int] | None]):
-    """A list or tuple of ints."""
-
-    words = "a list or tuple of ints"
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, list | tuple) and all(type(element) is int for element in value)
-
-
-class Number(Option[str | int | None]):
-    """A number that the Ascend engine reads as text."""
-
-    words = "an int or a str"
-
-    def _allows(self, value: object) -> bool:
-        return type(value) in {str, int}
-
-
-class Text(Option[Word]):
-    """Any text, or text that matches ``form``."""
-
-    def __init__(
-        self, default: Word, *, form: str = "", example: str = "", effect: Effect | None = None
-    ) -> None:
-        super().__init__(default, effect=effect)
-        self.form = form
-        self.words = f"a str such as {example!r}" if example else "a str"
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, str) and (not self.form or re.fullmatch(self.form, value) is not None)
-
-
-class PlainMapping(Option[Mapping[str, Any] | None]):
-    """A dict that JSON can hold, so that its order changes no key."""
-
-    words = "a dict with str keys that holds only str, numbers, bools, None, lists and dicts"
-
-    def _allows(self, value: object) -> bool:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            return False
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            return False
-        return True
-
-
 class Directory(Option[str | None]):
     """A directory to write to, made when needed."""
 
@@ -399,34 +373,6 @@ class Directory(Option[str | None]):
 
     def _allows(self, value: object) -> bool:
         return isinstance(value, str) and bool(value) and "\0" not in value
-
-
-class ExistingDirectory(Option[str]):
-    """A directory that exists when the option is set."""
-
-    words = "the path of an existing directory, as a str"
-    is_of_process = True
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, str) and Path(value).is_dir()
-
-
-class ExistingFile(Option[str | None]):
-    """A file that exists when the option is set."""
-
-    def __init__(self, *, suffix: str = "") -> None:
-        super().__init__(None)
-        self.suffix = suffix
-        self.words = f"the path of an existing {suffix}{' ' if suffix else ''}file, as a str"
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, str) and value.endswith(self.suffix) and Path(value).is_file()
-
-    def canonical(self, value: str | None) -> str:
-        """The content's digest: the same path may hold something else tomorrow."""
-        if value is None:
-            return "null"
-        return json.dumps(hashlib.sha256(Path(value).read_bytes()).hexdigest())
 
 
 class PoolHandle(Option[tuple[Any, ...] | None]):

@@ -31,19 +31,21 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from warmrank.worker.devices.memory import picker
-from warmrank.worker.engines import Built, Site
-from warmrank.worker.engines.graph import GraphEngine, unpack_constants
+from warmrank.worker.engines import Site
+from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
+from warmrank.worker.engines.port import Built
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
 from warmrank.worker.runtime.artifact import STATE
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines import Files, Graph, Groups, Sections
+    from warmrank.worker.engines.port import Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -54,7 +56,6 @@ _DIRECTORY = "graph/data/aotinductor/model/"
 _LIBRARY_FILES = ("graph.so", "graph.json")
 _SECTION = "aoti"
 _TAIL = ("tail.py", "tail.code", "tail.constants")
-_WHOLE = ("graph.py", "graph.code", "constants")
 _LARGEST_NUMBER = 2**31 - 1  # whose square fits into a library's integers
 # Libraries that this process compiled, by the digest of their section: without ge_cache there is no file.
 _compiled: dict[str, Mapping[str, bytes]] = {}
@@ -96,8 +97,8 @@ def package_name(package: bytes) -> str:
     return f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2"
 
 
-class Parts(NamedTuple):
-    """A loaded graph. No dataclass: one of so many fields takes a millisecond to make, in every process."""
+class Parts(Value):
+    """A loaded graph."""
 
     open: Callable[[torch.device], Run] | None  # opens the library on a device; None where there is none
     tensors: tuple[int, ...]  # positions of the inputs that the library takes
@@ -114,8 +115,9 @@ class Parts(NamedTuple):
 class CompiledGraph:
     """Calls the parts.
 
-    A graph that writes to inputs was compiled for inputs that do not overlap; where they do, it is replayed.
-    So it is for large numbers: a library computes in 64 bits, and Python in as many as it takes.
+    A graph that writes to inputs was compiled for inputs that do not overlap, and that may be written to;
+    where they do, or may not, it is replayed. So it is for large numbers: a library computes in 64 bits, and
+    Python in as many as it takes.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -124,6 +126,7 @@ class CompiledGraph:
         self._take = _taker(parts)
         self._numbers = picker(parts.numbers)
         self._tail_inputs = picker(parts.tail_inputs)
+        self._written = picker(parts.written)
         self._copied: frozenset[int] | None = None  # None until the first call has looked
         self._warned = False
         self._overlap: OverlapCheck | None = None
@@ -142,6 +145,8 @@ class CompiledGraph:
         if parts.open is not None:
             if parts.numbers and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
                 return parts.replay(*inputs)
+            if self._overlap is not None and self._may_not_be_written(inputs):
+                return parts.replay(*inputs)  # which raises as eager does
             if self._overlap is not None and self._overlap(inputs):
                 if not self._warned:
                     self._warned = True
@@ -157,7 +162,7 @@ class CompiledGraph:
             try:
                 made = self._run(taken)
             except RuntimeError as error:
-                from warmrank.worker.torch_private.inductor import changed_result
+                from warmrank.worker.torch_private.libraries import changed_result
 
                 raise changed_result(error) or error from None
             if self._copied is None or self._copied:
@@ -165,6 +170,11 @@ class CompiledGraph:
         if parts.tail is None:
             return tuple(made)
         return parts.tail(*self._tail_inputs(inputs), *made)
+
+    def _may_not_be_written(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input that the library writes to was made in inference mode, which this is not."""
+        is_one = any(map(torch.Tensor.is_inference, self._written(inputs)))
+        return is_one and not torch.is_inference_mode_enabled()
 
     def _own(self, made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results, copied where they lie in the memory of an input or of an earlier result."""
@@ -199,7 +209,7 @@ class AotiEngine:
     """Compiles with AOTInductor; loads without it."""
 
     name = "aoti"
-    version = "1"
+    version = "2"
     captured = False
     captures_itself = False
 
@@ -223,11 +233,11 @@ class AotiEngine:
         self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
     ) -> Built:
         """See `Engine.compile`; raises `NotPortable` where a library cannot return what eager does."""
-        from warmrank.worker.engines.aoti_compile import compile_parts
+        from warmrank.worker.engines.aoti_compile import compile_parts, identity
 
         sections = dict(self.outline(lowered, facts, site=site))
         description = json.loads(sections.pop(_SECTION))["described"]
-        parts = compile_parts(lowered, facts, _identity(sections, description))
+        parts = compile_parts(lowered, facts, identity(sections, description))
         files: dict[str, bytes] = {}
         if parts.library is not None and keep_compiled:
             package = pack(parts.library)
@@ -240,7 +250,7 @@ class AotiEngine:
         }
         sections[_SECTION] = json.dumps(call, sort_keys=True, separators=(",", ":")).encode()
         if parts.tail is not None:
-            sections |= dict(zip(_TAIL, (parts.tail[name] for name in _WHOLE), strict=True))
+            sections |= dict(zip(_TAIL, (parts.tail[name] for name in SECTIONS), strict=True))
         if parts.library is not None:
             _compiled[_digest(sections)] = parts.library
         return Built(sections=sections, files=files)
@@ -272,7 +282,7 @@ class AotiEngine:
 
         def replay(*inputs: Any) -> tuple[Any, ...]:
             if not bound:
-                bound.append(GraphEngine().load({name: sections[name] for name in _WHOLE}, {}, groups))
+                bound.append(GraphEngine().load({name: sections[name] for name in SECTIONS}, {}, groups))
             return bound[0](*inputs)
 
         library = self._library(sections, call, files) if call["computes"] else None
@@ -280,9 +290,9 @@ class AotiEngine:
             return replay
         tail = None
         if _TAIL[0] in sections:
-            tail_sections = dict(zip(_WHOLE, (sections[name] for name in _TAIL), strict=True))
+            tail_sections = dict(zip(SECTIONS, (sections[name] for name in _TAIL), strict=True))
             tail = GraphEngine().load(tail_sections, {}, groups)
-        from warmrank.worker.torch_private.inductor import open_library
+        from warmrank.worker.torch_private.libraries import open_library
 
         constants = unpack_constants(sections["constants"])
         return CompiledGraph(
@@ -313,50 +323,17 @@ class AotiEngine:
             msg = f"{call['file']} is missing, the artifact's kernels"
             raise ArtifactMissing(msg, where=call["file"], why="it is missing")
         self.check(_device_kind(call["described"]))
-        library = _compile_again(sections, call)
+        from warmrank.worker.engines.aoti_compile import compile_again
+
+        library = compile_again(sections, call)
         if library is not None:
             _compiled[digest] = library
         return library
 
 
-def _compile_again(sections: Sections, call: Mapping[str, Any]) -> Mapping[str, bytes] | None:
-    from warmrank.worker.engines.aoti_compile import compile_described
-
-    whole = {name: sections[name] for name in _WHOLE}
-    _log.info("compiling kernels, which the artifact does not keep (ge_cache=True keeps them)")
-    try:
-        parts = compile_described(whole, call["described"], _identity(whole, call["described"]))
-    except NotPortable as error:
-        _log.warning("the kernels cannot be compiled again, so the graph is replayed: %s", error)
-        return None
-    held = {*call["added"], *call["described"]["conditions"]}
-    if _plan(parts.call, call) != _plan(call, call) or not held.issuperset(parts.call["added"]):
-        _log.warning("the kernels came out otherwise than the artifact says, so the graph is replayed")
-        return None
-    return parts.library
-
-
-def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-    """How a library is called, whichever of several equal numbers stands for all of them."""
-    from warmrank.worker.torch_private.symbols import same_input
-
-    def first(positions: list[int]) -> list[int]:
-        return [same_input(described["described"], position) for position in positions]
-
-    plan = {name: call[name] for name in ("computes", "tensors", "constants", "written")}
-    # The order counts for the library, not for the tail, which is the artifact's own.
-    return {**plan, "numbers": first(call["numbers"]), "tail_inputs": set(first(call["tail_inputs"]))}
-
-
-def _identity(whole: Sections, description: Mapping[str, Any]) -> str:
-    """Digest of what is compiled: equal on all ranks whose graphs are equal."""
-    text = whole["graph.py"] + whole["constants"] + json.dumps(description, sort_keys=True).encode()
-    return hashlib.sha256(text).hexdigest()[:32]
-
-
 def _digest(sections: Sections) -> str:
     """Digest of all that a library was compiled from and for."""
-    hashes = (hashlib.sha256(sections.get(name, b"")).digest() for name in (*_WHOLE, *_TAIL))
+    hashes = (hashlib.sha256(sections.get(name, b"")).digest() for name in (*SECTIONS, *_TAIL))
     call = {**json.loads(sections[_SECTION]), "file": ""}
     return hashlib.sha256(b"".join(hashes) + json.dumps(call, sort_keys=True).encode()).hexdigest()
 

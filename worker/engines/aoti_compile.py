@@ -15,6 +15,8 @@ then differ from those of other processes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import operator
 import shutil
@@ -31,13 +33,19 @@ import torch
 from filelock import FileLock
 from torch.fx import Graph, GraphModule, Node
 
-from warmrank.worker.engines.graph import GraphEngine
+from warmrank.worker.engines.graph import SECTIONS, GraphEngine
+from warmrank.worker.engines.port import Sections
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.keys.machine import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
-from warmrank.worker.torch_private.lowering import LoweredGraph, graph_of, line_of
+from warmrank.worker.torch_private.lowering import (
+    LoweredGraph,
+    graph_of,
+    line_of,
+    operators_as_they_are,
+)
 from warmrank.worker.torch_private.operators import (
     DROPOUTS,
     arguments_at,
@@ -46,7 +54,7 @@ from warmrank.worker.torch_private.operators import (
     nodes_at,
     returns_its_input,
 )
-from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, shape_env_of
+from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, same_input, shape_env_of
 
 _log = logging.getLogger("torchair")
 ROOT = Path("/tmp/warmrank-aoti")  # noqa: S108 - owner and mode are checked; TMPDIR would differ between processes
@@ -321,7 +329,7 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
         inputs = bind_inputs(division.library)
         call["tensors"], call["numbers"] = list(inputs.tensors), list(inputs.numbers)
         call["constants"] = [order.index(name) for name in inputs.constants]
-        with compile_place(identity) as (directory, cache):
+        with compile_place(identity) as (directory, cache), operators_as_they_are():
             library = compile_library(
                 division.library,
                 inputs.fakes,
@@ -339,13 +347,8 @@ def compile_described(
 ) -> CompiledParts:
     """Compile a graph from an artifact's sections, without Dynamo's trace; raises as `compile_parts`."""
     replayed = GraphEngine().load(whole, {}, {})
-    with contextlib.ExitStack() as stack:
-        # Without what the caller of a cached function may have switched on.
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.no_grad())
-        for kind in ("cpu", "cuda"):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(as_described(description))
+    # Without what the caller of a cached function may have switched on.
+    with torch.inference_mode(mode=False), operators_as_they_are(), as_described(description):
         graph = graph_of(replayed, rebuild(description))
         facts = GraphFacts(input_classes=(), num_outputs=0, aliased_outputs=())
         return compile_parts(LoweredGraph(graph=graph, inputs=()), facts, identity)
@@ -373,3 +376,36 @@ def _refuse_inputs(lowered: LoweredGraph, facts: GraphFacts) -> None:
             "that stay inside of the tensor (view, narrow, unfold), or mode reduce-overhead"
         )
         raise NotPortable(msg, what=name)
+
+
+def compile_again(sections: Sections, call: Mapping[str, Any]) -> Mapping[str, bytes] | None:
+    """The library of an artifact that keeps none; None, with a warning, where it is not what it was."""
+    whole = {name: sections[name] for name in SECTIONS}
+    _log.info("compiling kernels, which the artifact does not keep (ge_cache=True keeps them)")
+    try:
+        parts = compile_described(whole, call["described"], identity(whole, call["described"]))
+    except NotPortable as error:
+        _log.warning("the kernels cannot be compiled again, so the graph is replayed: %s", error)
+        return None
+    held = {*call["added"], *call["described"]["conditions"]}
+    if _plan(parts.call, call) != _plan(call, call) or not held.issuperset(parts.call["added"]):
+        _log.warning("the kernels came out otherwise than the artifact says, so the graph is replayed")
+        return None
+    return parts.library
+
+
+def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
+    """How a library is called, whichever of several equal numbers stands for all of them."""
+
+    def first(positions: list[int]) -> list[int]:
+        return [same_input(described["described"], position) for position in positions]
+
+    plan = {name: call[name] for name in ("computes", "tensors", "constants", "written")}
+    # The order counts for the library, not for the tail, which is the artifact's own.
+    return {**plan, "numbers": first(call["numbers"]), "tail_inputs": set(first(call["tail_inputs"]))}
+
+
+def identity(whole: Sections, description: Mapping[str, Any]) -> str:
+    """Digest of what is compiled: equal on all ranks whose graphs are equal."""
+    text = whole["graph.py"] + whole["constants"] + json.dumps(description, sort_keys=True).encode()
+    return hashlib.sha256(text).hexdigest()[:32]

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.engines import Built, Site
 from warmrank.worker.torch_private.overloads import is_called, replaced_operator
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines import Graph
+    from warmrank.worker.engines import Site
+    from warmrank.worker.engines.port import Built, Graph
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
+SECTIONS = ("graph.py", "graph.code", "constants")
 _MARSHAL_VERSION = 2
 
 
@@ -47,6 +48,7 @@ class GraphEngine:
         """See `Engine.compile`; there are no compiled kernels to keep."""
         del facts, keep_compiled, site
         from warmrank.worker.engines.graph_source import pack_constants, written
+        from warmrank.worker.engines.port import Built
 
         source, constants = written(lowered)
         code = compile(source, "<warmrank graph>", "exec", dont_inherit=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from warmrank.worker.devices.memory import picker
-from warmrank.worker.torch_private.unchanged import TensorWatch
+
+if TYPE_CHECKING:
+    from warmrank.worker.torch_private.unchanged import TensorWatch
 
 _address = torch.Tensor.data_ptr
 _shape = torch.Tensor.size
@@ -34,7 +36,9 @@ class OverlapCheck:
         self._num_written = len(written)
         self._settled = picker((*written, *fixed))
         self._others = tuple(others)
-        self._watch = TensorWatch((*written, *fixed))
+        self._positions = (*written, *fixed)
+        self._watch: TensorWatch | None = None  # from the second call on
+        self._was_called = False
         self._known: list[Any] = []
         self._verdict = False
         self._starts: list[int] = []
@@ -44,15 +48,22 @@ class OverlapCheck:
     def __call__(self, inputs: Sequence[Any]) -> bool:
         """Whether memory is shared."""
         # On the way of every call: lists are made by `map`, which runs no Python for an element.
-        if not self._watch.same(inputs):
-            words = self._watch.take(inputs)
+        watch = self._watch
+        if watch is None or not watch.same(inputs):
+            words = None if watch is None else watch.take(inputs)
             settled = self._settled(inputs)
             written = settled[: self._num_written]
             known = [*map(_address, settled), *map(_shape, written), *map(_stride, written)]
             if known != self._known:
                 self._look(settled)
                 self._known = known
-            self._watch.keep(words)
+            if watch is not None:
+                watch.keep(words)
+            elif self._was_called:
+                from warmrank.worker.torch_private.unchanged import TensorWatch
+
+                self._watch = TensorWatch(self._positions)
+            self._was_called = True
         if self._verdict:
             return True
         for index in self._others:

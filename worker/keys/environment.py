@@ -112,7 +112,9 @@ def _version(distribution: str) -> str:
 def _built(package: str) -> tuple[str, str]:
     """Version with git revision, and CUDA, that an installed package names in its ``version.py``."""
     spec = importlib.util.find_spec(package)
-    origin = None if spec is None else spec.origin
+    if spec is None:  # nor is there anything that a process could use of it, whatever pip says
+        return _NONE, _NONE
+    origin = spec.origin
     try:
         text = "" if origin is None else (Path(origin).parent / "version.py").read_text()
     except OSError:

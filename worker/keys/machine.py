@@ -10,9 +10,10 @@ import functools
 import hashlib
 import platform
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from warmrank.worker.keys.environment import features
+from warmrank.worker.values import Value
 
 _V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
 _V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
@@ -22,7 +23,7 @@ _LEVELS = (("x86-64-v4", _V4), ("x86-64-v3", _V3), ("x86-64-v2", _V2))
 _EXTRAS = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16")
 
 
-class InstructionSet(NamedTuple):
+class InstructionSet(Value):
     """What kernels may use.
 
     Attributes:

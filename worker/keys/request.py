@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.engines import Engine
+    from warmrank.worker.engines.port import Engine
     from warmrank.worker.runtime.options import CacheOptions
 
 _KEY_CHARS = 32

@@ -11,14 +11,17 @@ or rank, so equal compiles on different ranks write equal bytes. No pickle: read
 
 Guards (JSON)::
 
-    {"nodes":   [[parent, step, argument], ...],        see check.py
-     "checks":  [[node, kind, expected], ...],          see check.py
+    {"nodes":   rows of (parent, step, argument),       see check.py
+     "checks":  rows of (node, kind, expected),         see check.py
      "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
      "ambient": {"default dtype": "torch.float32", ...},  see ambient.py
      "sources": [[kind, module, name, digest], ...],    see sources.py
      "asked":   [[function, arguments, named arguments, result], ...],  see asked.py
      "volatile": [node, ...],                            nodes that the frame itself writes to
      "runtime_state": {"kv_cache_blocks": "512"}}        see runtime_state.py; left out if empty
+
+Of these rows each pair of the last two is written once, however many layers repeat it:
+``{"pairs": [[step, argument], ...], "rows": [parent, number of a pair, parent, number of a pair, ...]}``.
 
 Frame: Dynamo's code object, marshalled (section ``frame.code``), and what its global names mean (JSON)::
 
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     from warmrank.worker.gears.model import GearFacts
     from warmrank.worker.runtime.asked import Call
 
-FORMAT = 4
+FORMAT = 5
 ABOUT = "about"
 _MAGIC = b"warmrank-artifact "
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -159,6 +162,7 @@ class PortableGuards(Value):
         """As they stand in an artifact's header."""
         sources = [[item.kind, item.module, item.name, item.digest] for item in self.sources]
         data = {**self.__dict__, "sources": sources}
+        data |= {"nodes": _packed(self.nodes), "checks": _packed(self.checks)}
         if not self.runtime_state:
             del data["runtime_state"]
         return data
@@ -167,26 +171,35 @@ class PortableGuards(Value):
     def from_json(cls, data: Mapping[str, Any]) -> PortableGuards:
         """From an artifact's header."""
         return cls(
-            nodes=_rows(data["nodes"], 3),
-            checks=_rows(data["checks"], 3),
+            nodes=_unpacked(data["nodes"]),
+            checks=_unpacked(data["checks"]),
             shapes=tuple((expression, tuple(used)) for expression, used in data["shapes"]),
             ambient=data["ambient"],
             sources=tuple(
                 TracedSource(kind=kind, module=module, name=name, digest=digest)
                 for kind, module, name, digest in data["sources"]
             ),
-            asked=_rows(data["asked"], 4),
+            asked=tuple((name, args, kwargs, result) for name, args, kwargs, result in data["asked"]),
             volatile=tuple(data["volatile"]),
             runtime_state=data.get("runtime_state", {}),
         )
 
 
-def _rows(rows: list[list[Any]], width: int) -> tuple[Any, ...]:
-    """Rows of a header as tuples."""
-    if {*map(len, rows)} - {width}:
-        msg = f"a row has not {width} items"
-        raise ValueError(msg)
-    return tuple(map(tuple, rows))
+def _packed(rows: Iterable[tuple[int, str, Any]]) -> dict[str, Any]:
+    """Rows as they stand in an artifact's header."""
+    pairs: dict[bytes, tuple[int, list[Any]]] = {}
+    numbers = []
+    for number, *pair in rows:
+        index, _ = pairs.setdefault(canonical_json(pair), (len(pairs), pair))
+        numbers += [number, index]
+    return {"pairs": [pair for _, pair in pairs.values()], "rows": numbers}
+
+
+def _unpacked(packed: Mapping[str, Any]) -> tuple[tuple[int, str, Any], ...]:
+    """Rows of an artifact's header; equal pairs share their second item, which nobody changes."""
+    pairs, numbers = packed["pairs"], packed["rows"]
+    each = zip(numbers[::2], map(pairs.__getitem__, numbers[1::2]), strict=True)
+    return tuple([(number, first, second) for number, (first, second) in each])
 
 
 class ArtifactFile(Value):

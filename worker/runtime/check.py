@@ -265,12 +265,14 @@ def _holds(check: Check, values: Sequence[Any]) -> bool:
     value = values[node]
     if value is MISSING:
         return False
+    if kind == "present":
+        return True
     if kind == "same":
         return value is values[expected]
     if kind == "distinct":
         ids = {id(value), *[id(values[other]) for other in expected]}
         return len(ids) == len(expected) + 1 and id(MISSING) not in ids
-    return kind == "present" or holds(kind, value, expected)  # what is missing has failed before
+    return holds(kind, value, expected)
 
 
 def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911, PLR0912 - a table of all kinds

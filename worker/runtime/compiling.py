@@ -15,14 +15,15 @@ import torch
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.cache_dir.single_flight import one_compile
-from warmrank.worker.engines import Built, Site, engine_named
+from warmrank.worker.engines import Site, engine_named
+from warmrank.worker.engines.port import Built
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime import files
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
     from warmrank.worker.compile.compiler import Compiled
-    from warmrank.worker.engines import Engine
+    from warmrank.worker.engines.port import Engine
     from warmrank.worker.runtime.artifact import Artifact, GraphFacts
     from warmrank.worker.runtime.function import CachedFunction
     from warmrank.worker.runtime.options import CacheOptions

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.keys import changed_components
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
@@ -291,6 +290,8 @@ def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
     components = stored.artifact.components
     if components == asked.components:
         return ()
+    from warmrank.cache_store.changes import changed_components
+
     return tuple(map(str, changed_components(components, asked.components)))
 
 

@@ -49,7 +49,7 @@ from warmrank.worker.values import replace
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.worker.capture.statistics import CaptureStatistics
-    from warmrank.worker.engines import Engine
+    from warmrank.worker.engines.port import Engine
     from warmrank.worker.results import FunctionResult, Outcome
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.compiling import TraceLimit

@@ -5,7 +5,8 @@ that such a fact passes, look at question and answer, and record a condition (a 
 call that is made again at a load), or a refusal. Reads that leave no guard:
 
 * Attributes that were absent, or asked for presence only: a missing member whose exception is caught;
-  ``hasattr`` of a module, a function or a partial; what a class has from its metaclass; annotations.
+  ``hasattr`` of a module, a function or a partial; what a class has from its metaclass; annotations. What it
+  takes for absent and is there (attributes of a partial) is traced, or refused.
 * Kinds: ``ABC.register`` and runtime protocols answer ``isinstance`` from what the process registered; a
   user's metaclass may answer anything.
 * Keys of an object's ``__dict__``, which a ``SideEffectsProxyDict`` answers with the object's variable in
@@ -23,11 +24,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
 
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks, EnvironmentHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
@@ -42,23 +44,29 @@ from warmrank.worker.torch_private.patching import (
 from warmrank.worker.values import Value
 
 FACTS = {
-    "torch._dynamo.exc": "ObservedAttributeError",
+    "torch._dynamo.exc": "ObservedAttributeError handle_observed_exception(tx)",
     "torch._dynamo.source": "AttrSource",
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code",
     "torch._dynamo.variables": "dicts",
     "torch._dynamo.variables.base": "VariableTracker",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",
+    "torch._dynamo.variables.functions": "UserMethodVariable",
+    "torch._dynamo.variables.lazy:LazyVariableTracker": "is_realized peek_value",
+    "torch._dynamo.variables.misc": "GetAttrVariable",
     "torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear",
 }
 
 _GETTERS = ("var_getattr", "tp_getattro_impl")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a module asks them
-_BUILTIN = "torch._dynamo.variables.builtin:BuiltinVariable"
+_BUILTINS = "torch._dynamo.variables.builtin"
+_BUILTIN = f"{_BUILTINS}:BuiltinVariable"
 _PROXY = "torch._dynamo.variables.dicts:SideEffectsProxyDict"
 _MEMBER = "torch._dynamo.variables.misc:GetAttrVariable"
 _KEYS = ("__iter__", "__contains__", "__getitem__")
 _NOTHING = object()
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
+_FUNCTIONS = (".functions", ".builtin", ".torch")  # modules of Dynamo's variables for them
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -134,10 +142,24 @@ class ReadHooks:
 
     # Attributes.
 
+    @steps_in(_BUILTIN, "call_getattr", is_optional=True)  # to torch 2.12
+    def _read_named(self, original: Any, builtin: Any, tx: Any, owner: Any, name: Any, *default: Any) -> Any:
+        return _read(tx, owner, name, lambda: original(builtin, tx, owner, name, *default))
+
+    @steps_in(f"{_BUILTINS}:GetAttrBuiltinVariable", "_call_getattr", is_optional=True)  # torch 2.13
+    def _read_by_args(self, original: Any, builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return _read(tx, args[0], args[1], lambda: original(builtin, tx, args, kwargs))
+
+    @steps_in("torch._dynamo.symbolic_convert", "generic_getattr", is_optional=True)  # from torch 2.14 on
+    @steps_in(_BUILTINS, "generic_getattr", is_optional=True)
+    def _read(self, original: Any, tx: Any, owner: Any, name: str, *default: Any) -> Any:
+        return _read(tx, owner, name, lambda: original(tx, owner, name, *default))
+
     @steps_in_variables(*_GETTERS, is_optional=True)
     def _get(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
+        _refuse_of_unknown_method(tx, variable, name)
         with self._asked(variable, name):
             answer = self._found(original, variable, tx, name)
             self._note_found_elsewhere(tx, variable, name)
@@ -155,10 +177,16 @@ class ReadHooks:
     def _has(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
+        _refuse_of_unknown_method(tx, variable, name)
         with self._asked(variable, name):
             answer = self._found(original, variable, tx, name)
-        if answer.is_python_constant():
-            self._note_unless_written(tx, variable, name, present=bool(answer.as_python_constant()))
+        if not answer.is_python_constant():
+            return answer
+        present = bool(answer.as_python_constant())
+        source = _source_before_the_call(tx, variable, name)
+        if not present and source is not None and _has_really(_evaluated(tx, source), name):
+            present, answer = True, type(answer).create(True)
+        self._note_unless_written(tx, variable, name, present=present)
         return answer
 
     @contextlib.contextmanager
@@ -170,21 +198,43 @@ class ReadHooks:
             self._asking.pop()
 
     def _found(self, original: Any, variable: Any, tx: Any, name: str) -> Any:
-        from torch._dynamo.exc import ObservedAttributeError
+        from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
 
         try:
             return original(variable, tx, name)
         except ObservedAttributeError:
-            self._note_unless_written(tx, variable, name, present=False)
-            raise
+            value = self._overlooked(tx, variable, name)
+            if value is None:
+                self._note_unless_written(tx, variable, name, present=False)
+                raise
+            handle_observed_exception(tx)
+            return value
+
+    def _overlooked(self, tx: Any, variable: Any, name: str) -> Any:
+        """A variable for what an object has and Dynamo says it has not, as a partial's attributes; else None.
+
+        Raises:
+            NotPortable: it is of the object's class, or found by the user's code.
+        """
+        from torch._dynamo.source import AttrSource
+        from torch._dynamo.variables.base import VariableTracker
+
+        source = _source_before_the_call(tx, variable, name)
+        owner = _NOTHING if source is None else _evaluated(tx, source)
+        if owner is _NOTHING or not _has_really(owner, name):
+            return None
+        own = _own(owner) or {}
+        if name in own and not any(name in vars(base) for base in type(owner).__mro__):
+            return VariableTracker.build(tx, own[name], AttrSource(variable.source, name))
+        if not is_pinned_module(tx.f_globals.get("__name__")):
+            raise _untraced(type(owner).__qualname__, name)
+        return None
 
     def _note_unless_written(self, tx: Any, variable: Any, name: str, *, present: bool) -> None:
         """Note the answer of an object from before the call, unless the call wrote to it."""
-        if variable.source is None or tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
+        source = _source_before_the_call(tx, variable, name)
+        if source is None or (not present and _has_really(_evaluated(tx, source), name)):
             return
-        source = source_name(variable.source)
-        if not present and _is_there(tx, source, name):
-            return  # Dynamo's own mistake (`__func__` of a method, in 2.15), the same in every process
         self._evaluations.note("has_attr" if present else "no_attr", source, name)
 
     def _note_found_elsewhere(self, tx: Any, variable: Any, name: str) -> None:
@@ -192,11 +242,8 @@ class ReadHooks:
         value = vars(variable).get("value")
         if variable.source is None or isinstance(value, type | ModuleType):
             return
-        try:
-            own = object.__getattribute__(value, "__dict__")
-        except (AttributeError, TypeError):
-            return
-        if name in own or any(name in vars(base) for base in type(value).__mro__):
+        own = _own(value)
+        if own is None or name in own or any(name in vars(base) for base in type(value).__mro__):
             return
         if tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
             return
@@ -280,13 +327,19 @@ def is_number_of_device(variable: Any, name: str) -> bool:
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
-    """A variable for what Dynamo does not guard: a class's (to 2.11), a metaclass's, annotations."""
+    """A variable for what Dynamo does not guard: a class's (to 2.11), a metaclass's, annotations.
+
+    Raises:
+        NotPortable: Dynamo takes it for its descriptor.
+    """
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
 
     if name == "__annotations__":
         annotations = _annotations(tx, vars(variable).get("fn"), variable.source)
         return answer if annotations is None else annotations
+    if isinstance(_value_of(answer), _DESCRIPTORS) and not isinstance(_value_of(variable), type):
+        raise _untraced(type(variable).__name__.removesuffix("Variable"), name)  # as ``__builtins__``
     cls = vars(variable).get("value")  # of some others a property, which makes constants of all members
     if not isinstance(cls, type) or variable.source is None:
         return answer
@@ -297,6 +350,64 @@ def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
     if value is _NOTHING or hasattr(type(value), "__get__"):
         return answer
     return VariableTracker.build(tx, value, AttrSource(variable.source, name))
+
+
+def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
+    """What an object has under a name, as ``original`` gives it, unless Dynamo mistakes it.
+
+    A text, a number or None that a function, method or partial has (``__qualname__``; ``__name__`` in 2.15)
+    is read from its code, or taken for its descriptor; others for an object of no type.
+    """
+    from torch._dynamo.variables.misc import GetAttrVariable
+
+    named = name if isinstance(name, str) else name.is_python_constant() and name.as_python_constant()
+    if not isinstance(named, str):
+        return original()
+    is_function = type(owner.realize()).__module__.endswith(_FUNCTIONS)
+    if is_function and (plain := _plain_member(tx, owner, named)) is not None:
+        return plain
+    answer = original()
+    is_put_off = isinstance(answer, GetAttrVariable)
+    return (_plain_member(tx, owner, named) if is_put_off else None) or answer
+
+
+def _plain_member(tx: Any, variable: Any, name: str) -> Any:
+    """A guarded variable for a member that is a text, a number or None; else None."""
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    source = _source_before_the_call(tx, variable, name)
+    value = _NOTHING if source is None else _evaluated(tx, f"{source}.{name}")
+    if value is not None and type(value) not in (str, bool, int, float):
+        return None
+    return VariableTracker.build(tx, value, AttrSource(variable.source, name))
+
+
+def _refuse_of_unknown_method(tx: Any, variable: Any, name: str) -> None:
+    """Refuse what user code asks of a method that an object holds: torch 2.11 loses sight of it.
+
+    Raises:
+        NotPortable: it does.
+    """
+    from torch._dynamo.variables.functions import UserMethodVariable
+
+    is_unknown = isinstance(variable, UserMethodVariable) and variable.source is None
+    if is_unknown and not is_pinned_module(tx.f_globals.get("__name__")):
+        raise _untraced("a method", name)
+
+
+def _value_of(variable: Any) -> Any:
+    """What a variable stands for, as far as it tells."""
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    if isinstance(variable, LazyVariableTracker) and not variable.is_realized():
+        return variable.peek_value()
+    return vars(variable.realize()).get("value")
+
+
+def _untraced(kind: str, name: str) -> NotPortable:
+    msg = f"{kind}.{name} is not what traced code takes it for: read it before the call, and keep what it is "
+    return NotPortable(f"{msg}as an attribute", what=f"{kind}.{name}")
 
 
 def _annotations(tx: Any, function: Any, source: Any) -> Any:
@@ -313,12 +424,35 @@ def _annotations(tx: Any, function: Any, source: Any) -> Any:
     return VariableTracker.build(tx, function.__annotations__, AttrSource(source, "__annotations__"))
 
 
-def _is_there(tx: Any, source: str, name: str) -> bool:
+def _source_before_the_call(tx: Any, variable: Any, name: str) -> str | None:
+    """The expression for an object; None if the call made it, or wrote to the attribute."""
+    if variable.source is None or tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
+        return None
+    return source_name(variable.source)
+
+
+def _evaluated(tx: Any, source: str) -> Any:
+    """The object of the caller's that an expression names; `_NOTHING` where it is no expression."""
     try:
-        owner = eval(source, {"L": tx.output.local_scope, "G": tx.output.global_scope})  # noqa: S307 - as Dynamo
+        return eval(source, {"L": tx.output.local_scope, "G": tx.output.global_scope})  # noqa: S307 - as Dynamo
+    except Exception:  # noqa: BLE001 - the user's own code
+        return _NOTHING
+
+
+def _has_really(owner: Any, name: str) -> bool:
+    try:
         return hasattr(owner, name)
-    except Exception:  # noqa: BLE001 - no expression, or the user's own code
+    except Exception:  # noqa: BLE001 - the user's own code
         return False
+
+
+def _own(owner: Any) -> Mapping[str, Any] | None:
+    """What an object itself holds, without its class; None for one that holds nothing."""
+    try:
+        held: Mapping[str, Any] = object.__getattribute__(owner, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return held
 
 
 def _classes(asked: Any) -> Iterator[type]:

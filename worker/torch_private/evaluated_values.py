@@ -116,6 +116,11 @@ class ValueHooks:
         kind = type(value)
         if issubclass(kind, set | frozenset):
             self._refuse_own_equality(value)
+        if issubclass(kind, functools.partial) and kind is not functools.partial:
+            self._evaluations.refused.append(
+                f"{kind.__qualname__} is a subclass of functools.partial, and traced as a plain one; use "
+                "a class of its own with __call__"
+            )
         if kind not in self._seen:
             self._seen.add(kind)
             if issubclass(kind, (type, enum.Enum, *_PLAIN)) or _is_frozen(kind):

@@ -40,7 +40,7 @@ _COMPILE = (
 GROUPS: Final = {
     "compile": _COMPILE,
     "trial": ("trial",),
-    "inductor": ("inductor",),
+    "inductor": ("inductor", "libraries"),
     "torchair": ("torchair",),
     "offline": ("fake_ranks",),
 }

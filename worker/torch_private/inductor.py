@@ -1,11 +1,7 @@
-"""Inductor: one graph of tensors to one shared library, and what runs it, which imports no Inductor.
+"""Inductor: one graph of tensors to one shared library, which `libraries.py` opens.
 
 Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
-
-* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library that Inductor compiled ahead of time, and reads
-  ``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one. What was opened
-  stays usable when its file is removed, because it is mapped;
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
   symbolic sizes are guards of the trace; it takes no symbolic integer as an input. A tensor with a symbolic
@@ -18,6 +14,9 @@ Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 * what calls an operator compares the result's sizes and strides with those of the trace, if a variable of the
   environment asks for it: ``_codegen_assert_size_stride`` writes that;
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting;
+* Inductor writes to inputs last, by ``copy_`` operators without users, and drops copies that change nothing
+  (``a.copy_(b)``, ``a.clone()``): such a write then reads an input that another one may have overwritten by
+  then. ``post_grad_custom_post_pass`` sees the graph afterwards;
 * ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it is set for the length of a compile: one at a time.
   Settings that come from environment variables read at import are set here, so that equal graphs give equal
   bytes.
@@ -27,26 +26,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.errors import ArtifactCorrupt, NotPortable, NotYet, StateChanged
-from warmrank.worker.torch_private.operators import constant_of
+from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.torch_private.libraries import LIBRARY, NODES
+from warmrank.worker.torch_private.operators import constant_of, memory_of
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import Graph, GraphModule, Node
 
 FACTS = {
-    "torch._C._aoti:AOTIModelContainerRunnerCpu": "run",
     "torch._dynamo.exc": "TorchDynamoException",
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
@@ -55,41 +52,11 @@ FACTS = {
     "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 
-Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 _NAME = "graph"
-LIBRARY, NODES = "graph.so", "graph.json"
 # Without these a library does the same: it is larger, or takes longer to make.
 _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
 _ENVIRONMENT = threading.Lock()
-_WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
 _IN_CPP = ("torch.ops.aten.", "torch.ops.prims.")  # torch's own operators
-
-
-def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
-    """What runs a library, given as its files by name, on a device.
-
-    The bytes pass through files of a private directory that is gone when this returns: nobody else can
-    change them on the way, and nothing is left behind.
-
-    Raises:
-        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
-    """
-    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
-        for name, data in library.items():
-            (Path(directory) / name).write_bytes(data)
-        path = str(Path(directory) / LIBRARY)
-        try:
-            runner: Any = (
-                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
-                if device.type == "cpu"
-                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
-            )
-        except RuntimeError as error:
-            reason = str(error).strip()
-            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
-            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
-    run: Run = runner.run
-    return run
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
@@ -118,6 +85,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "keep_output_stride": True,
         "fallback_random": False,
         "size_asserts": True,
+        "post_grad_custom_post_pass": read_before_overwritten,
     }
     from torch._inductor import config
 
@@ -157,13 +125,22 @@ def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
     )
 
 
-def changed_result(error: RuntimeError) -> StateChanged | None:
-    """The error for what `SizeChecks` found in a run; None where it failed for another reason."""
-    found = _WRONG_RESULT.match(str(error))
-    if found is None:
-        return None
-    where = f"the result of {found['operator']} in compiled kernels"
-    return StateChanged(where, f"another ({found['found']})", while_running=True)
+def read_before_overwritten(graph: Graph) -> None:
+    """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite."""
+    *_, output = graph.nodes
+    found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    writes = [node for node in found if not node.users]
+    for write in writes:
+        output.prepend(write)  # so that all they read is made before the first of them
+    overwritten: set[int] = set()
+    for write in writes:
+        target, value = write.args[:2]
+        if not overwritten.isdisjoint(memory_of(value.meta["val"])):
+            with graph.inserting_before(writes[0]):
+                copied = graph.call_function(torch.ops.aten.clone.default, (value,))
+            copied.meta["val"] = value.meta["val"].clone()
+            write.update_arg(1, copied)
+        overwritten.update(memory_of(target.meta["val"]))
 
 
 def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

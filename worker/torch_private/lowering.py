@@ -350,13 +350,16 @@ def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
     num_inputs = sum(node.op == "placeholder" for node in lowered.graph.graph.nodes)
     if num_inputs != len(fakes):
         raise ValueError(f"it has {num_inputs} inputs now, and had {len(fakes)}")
-    with contextlib.ExitStack() as stack:
-        for kind in ("cpu", "cuda"):  # its casts are operators of the graph already
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(fx_traceback.preserve_node_meta())
+    with operators_as_they_are(), fx_traceback.preserve_node_meta():
         graph = graph_of(Interpreter(lowered.graph).run, fakes, composites=True)
     return LoweredGraph(graph=graph, inputs=lowered.inputs)
+
+
+@contextlib.contextmanager
+def operators_as_they_are() -> Iterator[None]:
+    """No autograd, and no autocast: the casts that autocast made are operators of a lowered graph already."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
 
 
 def graph_of(

@@ -35,7 +35,6 @@ import torch
 import torch.library
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
-from torch.utils._device import DeviceContext
 from torch.utils._pytree import SUPPORTED_NODES
 
 FACTS = {
@@ -124,7 +123,8 @@ def foreign_function_modes() -> int:
     if not count:
         return 0
     modes = [torch._C._get_function_stack_at(index) for index in range(count)]
-    return sum(not isinstance(mode, DeviceContext) for mode in modes)
+    defaults = sys.modules.get("torch.utils._device")  # nobody has set a default device before it is imported
+    return sum(defaults is None or not isinstance(mode, defaults.DeviceContext) for mode in modes)
 
 
 def is_followed() -> bool:

@@ -1,0 +1,60 @@
+"""Shared libraries that Inductor compiled ahead of time: opened here, without Inductor.
+
+Relied on (``tests/unit/test_aoti_engine.py``): ``AOTIModelContainerRunnerCpu(path, 1)`` opens one, and reads
+``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one. What was opened
+stays usable when its file is removed, because it is mapped.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from warmrank.worker.errors import ArtifactCorrupt, StateChanged
+
+FACTS = {"torch._C._aoti:AOTIModelContainerRunnerCpu": "run"}
+
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+LIBRARY, NODES = "graph.so", "graph.json"
+_WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
+
+
+def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
+    """What runs a library, given as its files by name, on a device.
+
+    The bytes pass through files of a private directory that is gone when this returns: nobody else can
+    change them on the way, and nothing is left behind.
+
+    Raises:
+        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
+    """
+    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
+        for name, data in library.items():
+            (Path(directory) / name).write_bytes(data)
+        path = str(Path(directory) / LIBRARY)
+        try:
+            runner: Any = (
+                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
+                if device.type == "cpu"
+                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
+            )
+        except RuntimeError as error:
+            reason = str(error).strip()
+            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
+            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
+    run: Run = runner.run
+    return run
+
+
+def changed_result(error: RuntimeError) -> StateChanged | None:
+    """The error for a result that is not as in the trace; None for another failure."""
+    found = _WRONG_RESULT.match(str(error))
+    if found is None:
+        return None
+    where = f"the result of {found['operator']} in compiled kernels"
+    return StateChanged(where, f"another ({found['found']})", while_running=True)
