@@ -97,7 +97,7 @@ def show(
 
 
 def _show_artifact(file: Path, out: Path | None, *, as_json: bool) -> None:
-    from warmrank.worker.inference import readable_cache
+    from warmrank.inference import readable_cache
 
     text = readable_cache(file, print_output=False, file=out)
     if as_json:

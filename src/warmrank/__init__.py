@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warmrank import configs, inference
+    from warmrank.inference import get_backend, readable_cache
+    from warmrank.inference import get_backend as get_npu_backend
     from warmrank.worker.capture.pools import graph_pool_handle
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.groups import declare_groups
     from warmrank.worker.hcom import patch_for_hcom
-    from warmrank.worker.inference import get_backend, readable_cache
-    from warmrank.worker.inference import get_backend as get_npu_backend
     from warmrank.worker.log import logger
     from warmrank.worker.rank.workload import Call, RankContext, Workload
     from warmrank.worker.results import Verification
@@ -49,13 +49,13 @@ _HOMES = {
     "configs": ("warmrank.configs", ""),
     "declare_groups": ("warmrank.worker.groups", "declare_groups"),
     "declare_runtime_state": ("warmrank.worker.runtime.runtime_state", "declare_runtime_state"),
-    "get_backend": ("warmrank.worker.inference", "get_backend"),
-    "get_npu_backend": ("warmrank.worker.inference", "get_backend"),
+    "get_backend": ("warmrank.inference", "get_backend"),
+    "get_npu_backend": ("warmrank.inference", "get_backend"),
     "graph_pool_handle": ("warmrank.worker.capture.pools", "graph_pool_handle"),
     "inference": ("warmrank.inference", ""),
     "logger": ("warmrank.worker.log", "logger"),
     "patch_for_hcom": ("warmrank.worker.hcom", "patch_for_hcom"),
-    "readable_cache": ("warmrank.worker.inference", "readable_cache"),
+    "readable_cache": ("warmrank.inference", "readable_cache"),
 }
 
 

@@ -1,5 +1,314 @@
-"""TorchAir's ``torchair.inference``, where its scripts import it from."""
+"""TorchAir's ``torchair.inference``: `cache_compile`, `readable_cache`, `set_dim_gears`."""
 
-from warmrank.worker.inference import cache_compile, get_backend, readable_cache, set_dim_gears
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+from warmrank.worker import collection
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from warmrank.worker.runtime.function import CachedFunction
 
 __all__ = ["cache_compile", "get_backend", "readable_cache", "set_dim_gears"]
+
+_log = logging.getLogger("torchair")
+_RUN_IN_STEPS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_CHOICES = {
+    "guards": ("always", "once", "skip"),
+    "on_recompile": ("add", "abandon"),
+    "on_gear_miss": ("error", "pad"),
+    "rng": ("refuse", "allow"),
+    "engine": ("auto", "graph", "aoti", "torchair"),
+}
+_RESERVED = ("fullgraph", "options")
+
+
+def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
+    func: Callable[..., Any],
+    *,
+    config: CompilerConfig | None = None,
+    backend: Any = None,
+    dynamic: bool | None = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+    global_rank: int | None = None,
+    tp_rank: int | None = None,
+    pp_rank: int | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    ge_cache: bool = False,
+    **kwargs: Any,
+) -> CachedFunction:
+    """A callable that does what ``func`` does, compiled once and kept across processes.
+
+    Source of names and defaults: TorchAir's ``torchair.inference.cache_compile``.
+
+    Args:
+        func: an undecorated method of an ``nn.Module`` instance; it must form one whole graph.
+        config: how to compile; defaults to ``CompilerConfig()``. TorchAir's own configurations are
+        translated.
+        backend: what `get_npu_backend` returned; its config is used, and must equal ``config`` if both
+            are given.
+        dynamic: trace with symbolic sizes; None means True, where ``torch.compile`` ends after two sizes.
+        cache_dir: root of the cache; relative to the working directory at the first call. Defaults to
+            ``TORCHAIR_CACHE_HOME``, or ``.torchair_cache``.
+        global_rank: rank in the partition's name; defaults to ``torch.distributed.get_rank()``. As in
+            TorchAir it counts only where ``torch.distributed`` has more than one rank.
+        tp_rank: tensor-parallel rank, appended to the partition's name.
+        pp_rank: pipeline-parallel rank, likewise.
+        custom_decompositions: operator overload -> function that replaces it.
+        ge_cache: keep compiled kernels too, so that a later process need not compile them at load; has an
+            effect in mode max-autotune only.
+        **kwargs: ``guards`` ("always", "once", "skip"), ``on_recompile`` ("add", "abandon"),
+            ``on_gear_miss`` ("error", "pad"), ``rng`` ("refuse", "allow": random operators) and ``engine``
+            ("auto", "graph", "aoti", "torchair"). TorchAir's reserved ``fullgraph`` and ``options`` are
+            taken: the graph is always a full one, and options are those of ``npugraph_ex``. Others are
+            ignored with a warning.
+
+    Raises:
+        BadFunction: ``func`` is no undecorated method of a module.
+        ConfigMismatch: ``config`` and ``backend`` disagree.
+        BadConfig: a misspelt parameter, or a value that is not allowed.
+        NotYet: the configuration asks for what is not built yet.
+    """
+    from warmrank.worker.runtime.options import CacheOptions
+
+    with collection.paused(), _torch_errors_named():  # a full collection takes longer than all these imports
+        from warmrank.worker.runtime.function import CachedFunction
+
+    extensions, reserved = _split(kwargs)
+    chosen = _config(config, backend)
+    if reserved.get("options"):
+        from warmrank.worker.configs.of_torchair import with_options
+
+        chosen = with_options(chosen, reserved["options"])
+    if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
+        _log.warning("ge_cache=True has no effect in mode %s; it belongs to mode max-autotune", chosen.mode)
+    decompositions = dict(getattr(backend, "keywords", {}).get("custom_decompositions") or {})
+    decompositions.update(_instance(custom_decompositions or {}, "custom_decompositions", Mapping))
+    options = CacheOptions(
+        config=chosen,
+        dynamic=True if dynamic is None else _checked(dynamic, "dynamic", bool),
+        cache_dir=None if cache_dir is None else _path(cache_dir),
+        global_rank=_rank(global_rank, "global_rank"),
+        tp_rank=_rank(tp_rank, "tp_rank"),
+        pp_rank=_rank(pp_rank, "pp_rank"),
+        custom_decompositions=decompositions,
+        ge_cache=ge_cache,
+        **extensions,
+    )
+    if options.rng == "allow" and chosen.engine_mode() != "reduce-overhead":
+        msg = (
+            f'rng is "allow", but mode {chosen.mode} compiles random operators to others, which draw other '
+            'numbers than torch does; use mode "reduce-overhead", or rng="refuse"'
+        )
+        raise BadConfig(msg, parameter="rng")
+    method = _method(func)
+    with collection.paused():
+        return CachedFunction(method, options)
+
+
+@contextlib.contextmanager
+def _torch_errors_named() -> Iterator[None]:
+    """Imports that a torch, which nobody has read yet, may let fail: then the error names the fact."""
+    try:
+        yield
+    except (ImportError, AttributeError):
+        from warmrank.worker.torch_private import facts
+
+        facts.require("compile")
+        raise
+
+
+def _method(func: Any) -> MethodType:
+    import torch
+
+    name = getattr(func, "__qualname__", repr(func))
+    if not isinstance(func, MethodType) or not isinstance(func.__self__, torch.nn.Module):
+        what = (
+            type(func).__name__
+            if not isinstance(func, MethodType)
+            else f"method of {type(func.__self__).__name__}"
+        )
+        msg = f"cache_compile takes a bound method of an nn.Module, got {name} ({what}); pass self.method"
+        raise BadFunction(msg, function=name)
+    if not isinstance(func.__func__, FunctionType) or hasattr(func.__func__, "__wrapped__"):
+        msg = (
+            f"{name} is decorated, and a cached function must not be: the decorator would be lost or traced. "
+            "Move the body into an undecorated method, cache that one, and call it from the decorated one. "
+            "Of a class that is not yours, cache a method of a module of your own that holds this one."
+        )
+        raise BadFunction(msg, function=name)
+    if func.__func__.__code__.co_flags & _RUN_IN_STEPS:
+        msg = (
+            f"{name} is a generator or a coroutine, which runs step by step, and what is compiled runs as a "
+            "whole. Cache the method that makes one step, and call it in the generator."
+        )
+        raise BadFunction(msg, function=name)
+    return func
+
+
+def _translated(config: Any, parameter: str) -> CompilerConfig:
+    if isinstance(config, CompilerConfig):
+        return config
+    from warmrank.worker.configs.of_torchair import of_torchair
+
+    return of_torchair(config, parameter)
+
+
+def _config(config: Any, backend: Any) -> CompilerConfig:
+    if config is not None:
+        config = _translated(config, "config")
+    if backend is None:
+        return CompilerConfig() if config is None else config
+    carried = getattr(backend, "keywords", {}).get("compiler_config")
+    if carried is not None:
+        carried = _translated(carried, "backend")
+    if not isinstance(carried, CompilerConfig):
+        msg = f"backend is {backend!r}; expected what warmrank.get_npu_backend(compiler_config=...) returns"
+        raise BadConfig(msg, parameter="backend")
+    if config is not None and config != carried:
+        ours, theirs = config.canonical(), carried.canonical()
+        differing = [f"{name}: {ours[name]} / {theirs[name]}" for name in ours if ours[name] != theirs[name]]
+        msg = (
+            f"config and backend's config disagree ({'; '.join(differing)}); pass one of them, or equal ones"
+        )
+        raise ConfigMismatch(msg, differing=differing)
+    return carried
+
+
+def _checked(value: Any, name: str, kind: type) -> Any:
+    if type(value) is not kind:
+        msg = f"{name} is {value!r} ({type(value).__name__}); expected {kind.__name__}"
+        raise BadConfig(msg, parameter=name)
+    return value
+
+
+def _instance(value: Any, name: str, kind: Any) -> Any:
+    if not isinstance(value, kind):
+        expected = getattr(kind, "__name__", kind)
+        msg = f"{name} is {value!r} ({type(value).__name__}); expected {expected}"
+        raise BadConfig(msg, parameter=name)
+    return value
+
+
+def _path(value: Any) -> str:
+    return str(os.fspath(_instance(value, "cache_dir", str | os.PathLike)))
+
+
+def _rank(value: int | None, name: str) -> int | None:
+    if value is None:
+        return None
+    if _checked(value, name, int) < 0:
+        msg = f"{name} is {value}; ranks count from 0"
+        raise BadConfig(msg, parameter=name)
+    return value
+
+
+def _split(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our extensions, and what TorchAir reserves; a name that nobody knows is ignored with a warning.
+
+    Raises:
+        BadConfig: a name that looks like a misspelt one, or a value that is not allowed.
+    """
+    reserved: dict[str, Any] = {}
+    extensions: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _RESERVED:
+            reserved[name] = _checked(value, name, bool) if name == "fullgraph" else value
+        elif name not in _CHOICES:
+            _refuse_misspelt(
+                "cache_compile", name, [*_CHOICES, *_RESERVED, *(cache_compile.__kwdefaults__ or ())]
+            )
+        elif value not in _CHOICES[name]:
+            msg = f"{name} is {value!r}; allowed: {', '.join(map(repr, _CHOICES[name]))}"
+            raise BadConfig(msg, parameter=name)
+        else:
+            extensions[name] = value
+    return extensions, reserved
+
+
+def _refuse_misspelt(function: str, name: str, known: Iterable[str]) -> None:
+    """Warn of an unknown parameter, which TorchAir ignores.
+
+    Raises:
+        BadConfig: it is nearly one that there is.
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    if near:
+        msg = f"{function} has no parameter {name!r}; did you mean {near[0]!r}?"
+        raise BadConfig(msg, parameter=name)
+    _log.warning("%s ignores the unknown parameter %r", function, name)
+
+
+def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
+    """Give dimensions of an input their gears, as in ``set_dim_gears(x, {0: [2, 4]})``.
+
+    Source of name, checks and attribute: TorchAir's ``torchair.inference.set_dim_gears``.
+
+    Raises:
+        GearError: `t` is no tensor, the gears are not allowed, or `t` has other gears already.
+    """
+    from warmrank.worker.gears.carried import carry
+
+    carry(t, dim_gears)
+
+
+def readable_cache(
+    cache_bin: str | os.PathLike[str], print_output: bool = True, file: str | os.PathLike[str] | None = None
+) -> str:
+    """What an artifact holds, as Python source: request, signature, guards, frame, and the graph as code.
+
+    Args:
+        cache_bin: path of a ``compiled_module``.
+        print_output: print the text.
+        file: write the text there too, mode 0600.
+
+    Raises:
+        ArtifactCorrupt: the file is no artifact.
+        UnusableCache: it, or ``file``, is a link or no file, or the artifact is not private to this user.
+        NoSuchCache: there is no such file (a FileNotFoundError, and a ValueError).
+    """
+    from warmrank.worker.compile.readable import render, write
+
+    text = render(cache_bin)
+    if print_output:
+        print(text)  # noqa: T201 - that is what the parameter asks for
+    if file is not None:
+        write(text, file)
+    return text
+
+
+def get_backend(
+    *,
+    compiler_config: CompilerConfig | None = None,
+    custom_decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    **unknown: Any,
+) -> functools.partial[Any]:
+    """A backend for ``torch.compile``, which also carries its configuration to `cache_compile`.
+
+    Raises:
+        BadConfig: a misspelt parameter, or a value of the wrong type.
+    """
+    with _torch_errors_named():
+        from warmrank.worker.compile.backend import compile_graph
+
+    for name in unknown:
+        _refuse_misspelt("get_npu_backend", name, get_backend.__kwdefaults__ or ())
+
+    config = CompilerConfig() if compiler_config is None else _translated(compiler_config, "compiler_config")
+    return functools.partial(
+        compile_graph,
+        compiler_config=config,
+        custom_decompositions=dict(_instance(custom_decompositions or {}, "custom_decompositions", Mapping)),
+    )

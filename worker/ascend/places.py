@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,7 +35,8 @@ class Places(Value):
         if self.install_info.exists() or self.ascend.exists() or any(map(Path.is_dir, self.cann)):
             return False
         try:
-            return not any(file.name.startswith(DEVICE) for file in self.devices.iterdir())
+            with os.scandir(self.devices) as files:
+                return not any(file.name.startswith(DEVICE) for file in files)
         except OSError:
             return True
 

@@ -19,7 +19,7 @@ from warmrank.worker.torch_private.places import hand_out
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.layout import InputLayout, Settled
-    from warmrank.worker.devices import CapturedGraph
+    from warmrank.worker.devices.port import CapturedGraph
 
 _address = torch.Tensor.data_ptr
 

@@ -17,8 +17,7 @@ from warmrank.worker.devices import KINDS, backend_for
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.entry import Entry
-    from warmrank.worker.devices import PoolHandle
-    from warmrank.worker.devices.port import DeviceBackend
+    from warmrank.worker.devices.port import DeviceBackend, PoolHandle
 
 
 class CapturePool:

@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.devices import CapturedGraph, PoolHandle
-from warmrank.worker.devices.port import Pool
+from warmrank.worker.devices.port import CapturedGraph, Pool, PoolHandle
 from warmrank.worker.errors import DeviceUnavailable
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from warmrank.worker.ascend.chips import device_numbers, visible_devices
 from warmrank.worker.ascend.places import here
 from warmrank.worker.ascend.versions import cann_of, driver_of
 from warmrank.worker.device_kinds import memory_of
-from warmrank.worker.devices import CapturedGraph, PoolHandle
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool, PrivatePool, Recorder
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
-from warmrank.worker.devices.port import Pool
+from warmrank.worker.devices.port import CapturedGraph, Pool, PoolHandle
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.places import borrowed, origins

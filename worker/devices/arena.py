@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.devices import PoolHandle
 from warmrank.worker.devices.memory import memory_of, span_bytes
+from warmrank.worker.devices.port import PoolHandle
 from warmrank.worker.values import Value
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector of any CPU that torch has kernels for

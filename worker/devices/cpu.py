@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices import CapturedGraph, PoolHandle
     from warmrank.worker.devices.arena import ArenaPool
-    from warmrank.worker.devices.port import Pool
+    from warmrank.worker.devices.port import CapturedGraph, Pool, PoolHandle
 
 
 class CpuBackend:

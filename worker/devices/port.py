@@ -5,10 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from warmrank.worker.values import Value
+
 if TYPE_CHECKING:
     import torch
 
-    from warmrank.worker.devices import CapturedGraph, PoolHandle
+    from warmrank.worker.torch_private.places import Origin
+
+PoolHandle = tuple[Any, ...]
+
+
+class CapturedGraph(Value):
+    """One recorded graph with fixed addresses for its inputs and outputs.
+
+    Attributes:
+        inputs: what every replay reads: for the copied inputs buffers in the pool, else the given ones.
+        outputs: the next replay of any graph of the same pool overwrites their memory.
+        origins: of each output, the input or earlier output whose memory it lies in; None for its own.
+        size_bytes: bytes of the pool that this graph uses, buffers included: what it would need alone.
+        replay: runs the graph on what its inputs' memory now holds; no frame of ours around it.
+        held: keeps the memory.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    origins: tuple[Origin | None, ...]
+    size_bytes: int
+    replay: Callable[[], None]
+    held: tuple[object, ...]
 
 
 class Pool(Protocol):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 _DISTRIBUTIONS = frozenset({"torch", "torch_npu", "torchair"})
-_STANDARD_LIBRARY = Path(os.__file__).parent
+_STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _DIGEST_CHARS = 32
 _type_names: dict[type, str] = {}
@@ -76,8 +76,7 @@ def is_pinned_module(name: str | None) -> bool:
 
 @functools.cache
 def _stands_in_python(file: str) -> bool:
-    path = Path(file)
-    return path.is_relative_to(_STANDARD_LIBRARY) and _INSTALLED.isdisjoint(path.parts)
+    return file.startswith(_STANDARD_LIBRARY) and _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def package_of(name: str) -> str:

@@ -39,6 +39,7 @@ _PATCHED: Final = (
     ("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""),
     ("torch._C._nn", ""), ("torch._VF", ""),
 )  # fmt: skip
+_DEFAULT_STORAGE: Final = "Storage"  # of the default type, which is a condition of its own
 
 
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
@@ -108,6 +109,8 @@ def patches_digest(holder: Any) -> str:
             own = value.__name__ == name
         elif kind is FunctionType and value.__code__.co_name == name == value.__name__:
             own = str(value.__globals__.get("__name__")).partition(".")[0] == "torch" or _is_own(name, value)
+        elif isinstance(value, type):
+            own = name in (value.__name__, _DEFAULT_STORAGE)
         else:
             own = kind is ModuleType or _is_own(name, value)
         if not own:
@@ -121,7 +124,7 @@ def patches_digest(holder: Any) -> str:
 
 
 def _is_own(name: str, value: Any) -> bool:
-    if name == "Storage":  # of the default type, which is a condition of its own
+    if name == _DEFAULT_STORAGE:
         return True
     if _is_users(value):
         return False

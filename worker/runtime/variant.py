@@ -19,7 +19,6 @@ import importlib
 import itertools
 import json
 import marshal
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from types import CellType, CodeType, FunctionType
@@ -33,7 +32,6 @@ from warmrank.worker.runtime.artifact import (
     MUTATED,
     NUMBER,
     Frame,
-    PortableGuards,
     readable,
 )
 from warmrank.worker.runtime.check import argument_names, text
@@ -46,11 +44,10 @@ if TYPE_CHECKING:
     from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.gears.rules import LoadedGears
     from warmrank.worker.gears.runner import GearedRunner
-    from warmrank.worker.runtime.artifact import PortableGuards
+    from warmrank.worker.runtime.call_guards import CallGuards
     from warmrank.worker.runtime.options import GuardMode, OnGearMiss
     from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
     from warmrank.worker.runtime.snapshot import Snapshot
-    from warmrank.worker.torch_private.unchanged import Key
 
 # A constant that marshal cannot hold: this, and its JSON.
 PLACEHOLDER = "__warmrank_constant__"
@@ -80,9 +77,9 @@ class Variant:
         started = perf_counter()
         artifact, facts = stored.artifact, stored.artifact.facts
         self.stored = stored
-        self._method = site.method
         module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
         self._module: Any = module
+        self._method = site.method
         function = function_of(site.method)
         engine = engine_named(artifact.engine)
         groups = {}
@@ -98,10 +95,12 @@ class Variant:
         self._on_gear_miss: OnGearMiss = on_gear_miss
         self._gears: LoadedGears | None = None
         if guards == "skip":
-            rules = stored.guards_of_any_size
+            self._rules = stored.guards_of_any_size
         else:
-            rules = artifact.guards if facts.gears is None else self._loaded_gears().guards
-        self._calls = CallGuards(rules, function, module, guards)
+            self._rules = artifact.guards if facts.gears is None else self._loaded_gears().guards
+        self._calls: CallGuards | None = None
+        if guards != "always":
+            self._call_guards()
         self._runtime_state: RuntimeStateGuard | None = None
         self._known_code = code_in_options()
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
@@ -119,6 +118,14 @@ class Variant:
         self._unpack: FunctionType | None = None
         self.settle()
         self.bind_s = perf_counter() - started
+
+    def _call_guards(self) -> CallGuards:
+        """What later calls are checked by; with guards "always" made by the second call."""
+        if self._calls is None:
+            from warmrank.worker.runtime.call_guards import CallGuards
+
+            self._calls = CallGuards(self._rules, function_of(self._method), self._module, self._guards)
+        return self._calls
 
     @property
     def writes(self) -> bool:
@@ -138,11 +145,15 @@ class Variant:
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """`accepts`, as far as arguments and module decide."""
-        return self._calls.hold(args, kwargs) and (
-            self._guards == "skip"
-            or self.stored.artifact.facts.gears is not None
-            or not ambient.any_gears()
-            or self._loaded_gears().carries_none(self._module, *args, **kwargs)
+        return (
+            self._calls is not None
+            and self._calls.hold(args, kwargs)
+            and (
+                self._guards == "skip"
+                or self.stored.artifact.facts.gears is not None
+                or not ambient.any_gears()
+                or self._loaded_gears().carries_none(self._module, *args, **kwargs)
+            )
         )
 
     def _state_holds(self) -> bool:
@@ -183,7 +194,7 @@ class Variant:
             return wrong
         if self._code_changed():
             return ("a decomposition or pass in the options, or what it reads, changed since",)
-        snapshot = self._calls.observe(arguments_of(self._method, args, kwargs))
+        snapshot = self._call_guards().observe(arguments_of(self._method, args, kwargs))
         wrong = self.stored.mismatches(
             self._method, args, kwargs, self._device_kind, self._on_gear_miss, learned=True
         )
@@ -194,13 +205,13 @@ class Variant:
         return wrong
 
     def _settle_for(self, snapshot: Snapshot, inputs: Sequence[Any]) -> None:
-        settled = self.runner.settled
-        self._calls.changed(self._nodes_at(settled.changed(inputs)))
+        settled, calls = self.runner.settled, self._call_guards()
+        calls.changed(self._nodes_at(settled.changed(inputs)))
         positions = self._settled_positions(snapshot.asked)
         observed = settled.observed(positions, inputs)
         if snapshot.holds():  # else another thread changed something since, and the next call checks again
             settled.settle(observed)
-            self._calls.keep(snapshot, {id(inputs[index]) for index in positions})
+            calls.keep(snapshot, {id(inputs[index]) for index in positions})
 
     def _settled_positions(self, asked: Collection[int]) -> tuple[int, ...]:
         """The graph's tensors whose conditions no call checks, because no call brings them."""
@@ -227,10 +238,12 @@ class Variant:
 
     def settle(self) -> None:
         """Note the state of the module for which all conditions were just found to hold."""
-        self._calls.settle()
+        if self._calls is not None:
+            self._calls.settle()
         if self._code_in_options is not None:
             self._known_code = self._code_in_options()
-        self.runner.settled.renew(self._settled_positions(self._calls.asked))
+        asked = frozenset[int]() if self._calls is None else self._calls.asked
+        self.runner.settled.renew(self._settled_positions(asked))
 
     def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise `GearError` for a call that would fit, were its geared sizes others."""
@@ -277,81 +290,6 @@ class _Inputs(BaseException):
 
 def _hand_over(*inputs: Any) -> tuple[Any, ...]:
     raise _Inputs(inputs)
-
-
-class CallGuards:
-    """The conditions of one artifact on the calls of one module's function."""
-
-    def __init__(
-        self, guards: PortableGuards, function: FunctionType, module: torch.nn.Module, mode: GuardMode
-    ) -> None:
-        self._guards = guards.of_tensors() if mode == "skip" else guards
-        self._function = function
-        self._module = module
-        self._watches = mode == "always"
-        self._noise: Counter[Key] = Counter()  # changes while all conditions held
-        self._snapshot: Snapshot | None = None
-        self._others: dict[int, frozenset[int]] = {}
-        self._fits: Callable[..., bool] | None = None
-        self._reads_training = False
-        if not self._watches:
-            from warmrank.worker.runtime.per_call import compile_input_check, reads_training
-
-            self._fits = compile_input_check(self._guards, function, asked=() if mode == "skip" else None)
-            self._reads_training = mode == "once" and reads_training(guards)
-        self._training: bool | None = None
-        self.settle()
-
-    @property
-    def asked(self) -> frozenset[int]:
-        """Nodes whose conditions are evaluated on every call, beside arguments and what is written to."""
-        return frozenset() if self._snapshot is None else self._snapshot.asked
-
-    def hold(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call may run the artifact; some microseconds.
-
-        Raises:
-            TypeError: the function's signature does not take these arguments.
-        """
-        fits, snapshot = self._fits, self._snapshot
-        if fits is None:
-            return False
-        if self._watches:
-            return snapshot is not None and fits(self._module, *args, **kwargs) and snapshot.holds()
-        return (self._training is None or self._module.training is self._training) and (
-            fits(self._module, *args, **kwargs)
-        )
-
-    def settle(self) -> None:
-        """Note the state of the module for which all conditions were just found to hold."""
-        if self._reads_training:
-            self._training = self._module.training
-
-    def observe(self, arguments: Mapping[str, Any]) -> Snapshot | None:
-        """Look at what the conditions hang on, before they are checked; None if they are not watched."""
-        if not self._watches:
-            return None
-        from warmrank.worker.runtime.snapshot import take  # a process's first call needs none of it
-
-        return take(self._guards, self._function, arguments, noise=self._noise)
-
-    def changed(self, tensors: Collection[int]) -> None:
-        """All conditions hold: count what changed nevertheless, and nodes of the runner's ``tensors``."""
-        if self._snapshot is not None:
-            self._noise.update([*self._snapshot.changed(), *(("tensor", node) for node in tensors)])
-
-    def keep(self, snapshot: Snapshot, elsewhere: Collection[int]) -> None:
-        """Settle on what was observed; tensors with the ids ``elsewhere`` are compared by a runner."""
-        if self._fits is None or self.asked != snapshot.asked:
-            from warmrank.worker.runtime.per_call import compile_input_check
-
-            self._others = dict(snapshot.others)
-            self._fits = compile_input_check(
-                self._guards, self._function, asked=snapshot.asked, others=self._others
-            )
-        self._others.update(snapshot.others)
-        snapshot.leave(elsewhere)
-        self._snapshot = snapshot
 
 
 # A warm load must not import these; the frame needs a few one-line functions of the first, at most.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from warmrank.worker import torchair_names
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices import PoolHandle
+    from warmrank.worker.devices.port import PoolHandle
 
 _log = logging.getLogger("torchair")
 _HERE = str(Path(__file__).parent)
