@@ -30,7 +30,7 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module, modules_by_file, package_of
-from warmrank.worker.torch_private.overloads import at_path, replaced_operator, replacing_call
+from warmrank.worker.torch_private.operator_names import at_path
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -193,23 +193,6 @@ def size_depends_on_data(node: Any) -> bool:
 
     value = node.meta.get("val")
     return value is not None and bool(free_unbacked_symbols(value))
-
-
-def operator_path(target: Any) -> str:
-    """``torch.ops`` path of an operator overload, for generated source.
-
-    Raises:
-        NotPortable: the target is a higher-order operator or something else without a stable name, or
-            something else has its name.
-    """
-    if isinstance(target, torch._ops.OpOverload):
-        namespace, _, name = target._schema.name.partition("::")
-        path = f"torch.ops.{namespace}.{name}.{target._overloadname}"
-        if at_path(path) is not target or replacing_call(target) is not None:
-            raise replaced_operator(path)
-        return path
-    msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
-    raise NotPortable(msg, what=repr(target))
 
 
 def calls_python(target: Any) -> bool:

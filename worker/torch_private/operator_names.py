@@ -1,13 +1,8 @@
-"""Operators by their names, and those that somebody replaced; part of a warm load, so it imports nothing.
-
-What is relied on (torch 2.11 to 2.15): ``_op`` of an overload, or of a packet of them, is what it calls: a
-function in C without a name, or with the packet's.
-"""
+"""Operators and their names in generated source: whether a name still leads to the operator of the trace."""
 
 from __future__ import annotations
 
 import functools
-import re
 import types
 from typing import Any
 
@@ -19,6 +14,23 @@ from warmrank.worker.errors import NotPortable
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 OperatorNamespace = torch._ops._OpNamespace
 _BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
+
+
+def operator_path(target: Any) -> str:
+    """``torch.ops`` path of an operator overload, for generated source.
+
+    Raises:
+        NotPortable: the target is a higher-order operator or something else without a stable name, or
+            something else has its name.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        path = f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        if at_path(path) is not target or replacing_call(target) is not None:
+            raise replaced_operator(path)
+        return path
+    msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
+    raise NotPortable(msg, what=repr(target))
 
 
 def replaced_operator(path: str) -> NotPortable:
@@ -49,5 +61,5 @@ def is_called(function: Any, name: str) -> bool:
     """Whether a function is the overload, or a binding in C, for a name such as ``aten_add_Tensor``."""
     if isinstance(function, torch._ops.OpOverload):
         known = f"{function._schema.name}.{function._overloadname}"
-        return re.sub("::|[.]", "_", known) == name and replacing_call(function) is None
+        return known.replace("::", "_").replace(".", "_") == name and replacing_call(function) is None
     return isinstance(function, _BINDINGS) and f"_{function.__name__}_" in name
