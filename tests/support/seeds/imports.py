@@ -49,7 +49,7 @@ if __name__ == "__main__":
 
     command = [sys.executable, "-c", CHILD]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed == "warmrank.worker.inference\n", printed
+    assert printed == "warmrank.inference\n", printed
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     process = context.Process(target=in_a_spawned_process, args=(answers,))
