@@ -102,9 +102,10 @@ class SizeChecks:
     @steps_in(
         "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu",
         "_codegen_assert_size_stride(code, name, size, stride, op_name)",
+        is_optional=True,  # from torch 2.13 on
     )
-    def _write(self, original: Any, wrapper: Any, code: Any, *checked: str) -> None:
-        name, size, stride, operator = checked
+    def _write(self, original: Any, wrapper: Any, code: Any, *checked: Any) -> None:
+        name, size, stride, operator, *_ = checked  # the last, from torch 2.14 on, is the dtype or None
         if operator == "input" or operator.startswith(_IN_CPP):
             original(wrapper, code, *checked)
         else:
@@ -150,6 +151,7 @@ def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[s
         NotYet: a setting that decides what is compiled is unknown to this torch.
     """
     unknown = sorted(patches.keys() - set(known) - _OPTIONAL)
+    unknown += [] if any(hooks_of(SizeChecks())) else ["checks of sizes"]
     if unknown:
         feature = (
             f"mode max-autotune with torch {torch.__version__}, whose Inductor has no {', '.join(unknown)}"
