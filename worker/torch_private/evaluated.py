@@ -153,6 +153,8 @@ class ReadHooks:
     @steps_in("torch._dynamo.symbolic_convert", "generic_getattr", is_optional=True)  # from torch 2.14 on
     @steps_in(_BUILTINS, "generic_getattr", is_optional=True)
     def _read(self, original: Any, tx: Any, owner: Any, name: str, *default: Any) -> Any:
+        if owner.is_tensor():
+            _refuse_own_property(name)
         return _read(tx, owner, name, lambda: original(tx, owner, name, *default))
 
     @steps_in_variables(*_GETTERS, is_optional=True)
@@ -394,6 +396,18 @@ def _refuse_of_unknown_method(tx: Any, variable: Any, name: str) -> None:
     is_unknown = isinstance(variable, UserMethodVariable) and variable.source is None
     if is_unknown and not is_pinned_module(tx.f_globals.get("__name__")):
         raise _untraced("a method", name)
+
+
+def _refuse_own_property(name: str) -> None:
+    """Refuse a property that somebody gave tensors in place of torch's, which is traced all the same.
+
+    Raises:
+        NotPortable: there is one of that name.
+    """
+    found = inspect.getattr_static(torch.Tensor, name, None)
+    made_in = getattr(found.fget, "__module__", None) if isinstance(found, property) else "torch"
+    if not is_pinned_module(made_in) and hasattr(torch._C.TensorBase, name):
+        raise _untraced("torch.Tensor", name)
 
 
 def _value_of(variable: Any) -> Any:

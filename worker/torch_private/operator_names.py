@@ -14,6 +14,7 @@ from warmrank.worker.errors import NotPortable
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 OperatorNamespace = torch._ops._OpNamespace
 _BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
+_DISPATCHING = "torch._C", "_PyObjectDispatchFunc"  # what custom operators call, from torch 2.14 on
 
 
 def operator_path(target: Any) -> str:
@@ -54,7 +55,8 @@ def replacing_call(operator: Any) -> Any:
     """What an operator calls in place of what torch put behind it; None where nobody replaced that."""
     called = operator._op
     own = isinstance(called, types.BuiltinFunctionType) and called.__name__ in ("", operator.__name__)
-    return None if own else called
+    kind = type(called)
+    return None if own or (kind.__module__, kind.__qualname__) == _DISPATCHING else called
 
 
 def is_called(function: Any, name: str) -> bool:
