@@ -219,7 +219,7 @@ def of_class(cls: type, known: dict[type, Watches]) -> Watches:
         watches.append(("class", type(cls)))
     for base in digested_bases(cls):
         if base not in known:
-            known[base] = _of_functions(digested_functions(base))
+            known[base] = _together(map(of_function, digested_functions(base)))
         under = known[base]
         if under is None:
             return None
@@ -227,13 +227,13 @@ def of_class(cls: type, known: dict[type, Watches]) -> Watches:
     return watches
 
 
-def _of_functions(functions: Iterable[FunctionType]) -> Watches:
+def _together(parts: Iterable[Watches]) -> Watches:
+    """Of several things; None if one of them cannot be watched."""
     watches: list[tuple[str, Any]] = []
-    for function in functions:
-        under = of_function(function)
-        if under is None:
+    for part in parts:
+        if part is None:
             return None
-        watches += under
+        watches += part
     return watches
 
 
@@ -264,12 +264,8 @@ def of_function(function: FunctionType) -> Watches:
     watches: list[tuple[str, Any]] = [("code", function), ("defaults", function), ("kwdefaults", function)]
     if function.__kwdefaults__ is not None:
         watches.append(("dict", function.__kwdefaults__))
-    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        under = _of_default(default)
-        if under is None:
-            return None
-        watches += under
-    return watches
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return _together([watches, *map(_of_default, defaults)])
 
 
 def _of_default(value: Any) -> Watches:

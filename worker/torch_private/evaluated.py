@@ -185,8 +185,7 @@ class ReadHooks:
         if not answer.is_python_constant():
             return answer
         present = bool(answer.as_python_constant())
-        source = _source_before_the_call(tx, variable, name)
-        if not present and source is not None and _has_really(_evaluated(tx, source), name):
+        if not present and _has_really(_owner(tx, variable, name), name):
             present, answer = True, type(answer).create(True)
         self._note_unless_written(tx, variable, name, present=present)
         return answer
@@ -216,14 +215,13 @@ class ReadHooks:
         """A variable for what an object has and Dynamo says it has not, as a partial's attributes; else None.
 
         Raises:
-            NotPortable: it is of the object's class, or found by the user's code.
+            NotPortable: the user's code asks for what the object has from its class.
         """
         from torch._dynamo.source import AttrSource
         from torch._dynamo.variables.base import VariableTracker
 
-        source = _source_before_the_call(tx, variable, name)
-        owner = _NOTHING if source is None else _evaluated(tx, source)
-        if owner is _NOTHING or not _has_really(owner, name):
+        owner = _owner(tx, variable, name)
+        if not _has_really(owner, name):
             return None
         own = _own(owner) or {}
         if name in own and not any(name in vars(base) for base in type(owner).__mro__):
@@ -235,7 +233,7 @@ class ReadHooks:
     def _note_unless_written(self, tx: Any, variable: Any, name: str, *, present: bool) -> None:
         """Note the answer of an object from before the call, unless the call wrote to it."""
         source = _source_before_the_call(tx, variable, name)
-        if source is None or (not present and _has_really(_evaluated(tx, source), name)):
+        if source is None or (not present and _has_really(_owner(tx, variable, name), name)):
             return
         self._evaluations.note("has_attr" if present else "no_attr", source, name)
 
@@ -362,15 +360,15 @@ def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
     """
     from torch._dynamo.variables.misc import GetAttrVariable
 
-    named = name if isinstance(name, str) else name.is_python_constant() and name.as_python_constant()
-    if not isinstance(named, str):
+    known = name if isinstance(name, str) else name.is_python_constant() and name.as_python_constant()
+    if not isinstance(known, str):
         return original()
     is_function = type(owner.realize()).__module__.endswith(_FUNCTIONS)
-    if is_function and (plain := _plain_member(tx, owner, named)) is not None:
+    if is_function and (plain := _plain_member(tx, owner, known)) is not None:
         return plain
     answer = original()
     is_put_off = isinstance(answer, GetAttrVariable)
-    return (_plain_member(tx, owner, named) if is_put_off else None) or answer
+    return (_plain_member(tx, owner, known) if is_put_off else None) or answer
 
 
 def _plain_member(tx: Any, variable: Any, name: str) -> Any:
@@ -445,6 +443,12 @@ def _source_before_the_call(tx: Any, variable: Any, name: str) -> str | None:
     return source_name(variable.source)
 
 
+def _owner(tx: Any, variable: Any, name: str) -> Any:
+    """The object itself that has the attribute as before the call; `_NOTHING` where there is none."""
+    source = _source_before_the_call(tx, variable, name)
+    return _NOTHING if source is None else _evaluated(tx, source)
+
+
 def _evaluated(tx: Any, source: str) -> Any:
     """The object of the caller's that an expression names; `_NOTHING` where it is no expression."""
     try:
@@ -455,7 +459,7 @@ def _evaluated(tx: Any, source: str) -> Any:
 
 def _has_really(owner: Any, name: str) -> bool:
     try:
-        return hasattr(owner, name)
+        return owner is not _NOTHING and hasattr(owner, name)
     except Exception:  # noqa: BLE001 - the user's own code
         return False
 
