@@ -217,14 +217,11 @@ def of_class(cls: type, known: dict[type, Watches]) -> Watches:
     watches: list[tuple[str, Any]] = [("class", cls)]
     if not is_pinned_module(type(cls).__module__):
         watches.append(("class", type(cls)))
-    for base in digested_bases(cls):
+    bases = tuple(digested_bases(cls))
+    for base in bases:
         if base not in known:
             known[base] = _together(map(of_function, digested_functions(base)))
-        under = known[base]
-        if under is None:
-            return None
-        watches += under
-    return watches
+    return _together([watches, *map(known.__getitem__, bases)])
 
 
 def _together(parts: Iterable[Watches]) -> Watches:

@@ -185,7 +185,7 @@ class ReadHooks:
         if not answer.is_python_constant():
             return answer
         present = bool(answer.as_python_constant())
-        if not present and _has_really(_owner(tx, variable, name), name):
+        if not present and _really(_owner(tx, variable, name), name) is not _NOTHING:
             present, answer = True, type(answer).create(True)
         self._note_unless_written(tx, variable, name, present=present)
         return answer
@@ -221,7 +221,7 @@ class ReadHooks:
         from torch._dynamo.variables.base import VariableTracker
 
         owner = _owner(tx, variable, name)
-        if not _has_really(owner, name):
+        if _really(owner, name) is _NOTHING:
             return None
         own = _own(owner) or {}
         if name in own and not any(name in vars(base) for base in type(owner).__mro__):
@@ -233,21 +233,18 @@ class ReadHooks:
     def _note_unless_written(self, tx: Any, variable: Any, name: str, *, present: bool) -> None:
         """Note the answer of an object from before the call, unless the call wrote to it."""
         source = _source_before_the_call(tx, variable, name)
-        if source is None or (not present and _has_really(_owner(tx, variable, name), name)):
+        if source is None or (not present and _really(_owner(tx, variable, name), name) is not _NOTHING):
             return
         self._evaluations.note("has_attr" if present else "no_attr", source, name)
 
     def _note_found_elsewhere(self, tx: Any, variable: Any, name: str) -> None:
         """Note that ``__getattr__`` was asked: neither object nor class has the name."""
-        value = vars(variable).get("value")
-        if variable.source is None or isinstance(value, type | ModuleType):
+        value, source = vars(variable).get("value"), _source_before_the_call(tx, variable, name)
+        if source is None or isinstance(value, type | ModuleType):
             return
         own = _own(value)
         if own is None or name in own or any(name in vars(base) for base in type(value).__mro__):
             return
-        if tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
-            return
-        source = source_name(variable.source)
         self._evaluations.note("not_in_dict", source, name)
         for registry in _REGISTRIES if isinstance(value, torch.nn.Module) else ():
             if name in own.get(registry, ()):
@@ -367,8 +364,7 @@ def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
     if is_function and (plain := _plain_member(tx, owner, known)) is not None:
         return plain
     answer = original()
-    is_put_off = isinstance(answer, GetAttrVariable)
-    return (_plain_member(tx, owner, known) if is_put_off else None) or answer
+    return (isinstance(answer, GetAttrVariable) and _plain_member(tx, owner, known)) or answer
 
 
 def _plain_member(tx: Any, variable: Any, name: str) -> Any:
@@ -376,8 +372,7 @@ def _plain_member(tx: Any, variable: Any, name: str) -> Any:
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
 
-    source = _source_before_the_call(tx, variable, name)
-    value = _NOTHING if source is None else _evaluated(tx, f"{source}.{name}")
+    value = _really(_owner(tx, variable, name), name)
     if value is not None and type(value) not in (str, bool, int, float):
         return None
     return VariableTracker.build(tx, value, AttrSource(variable.source, name))
@@ -430,8 +425,8 @@ def _annotations(tx: Any, function: Any, source: Any) -> Any:
     from torch._dynamo.source import AttrSource
     from torch._dynamo.variables.base import VariableTracker
 
-    is_users = isinstance(function, FunctionType) and not is_pinned_module(tx.f_globals.get("__name__"))
-    if source is None or not is_users:
+    is_asked_by_torch = is_pinned_module(tx.f_globals.get("__name__"))
+    if source is None or is_asked_by_torch or not isinstance(function, FunctionType):
         return None
     return VariableTracker.build(tx, function.__annotations__, AttrSource(source, "__annotations__"))
 
@@ -444,24 +439,21 @@ def _source_before_the_call(tx: Any, variable: Any, name: str) -> str | None:
 
 
 def _owner(tx: Any, variable: Any, name: str) -> Any:
-    """The object itself that has the attribute as before the call; `_NOTHING` where there is none."""
+    """The caller's object itself, with the attribute as before the call; `_NOTHING` where there is none."""
     source = _source_before_the_call(tx, variable, name)
-    return _NOTHING if source is None else _evaluated(tx, source)
-
-
-def _evaluated(tx: Any, source: str) -> Any:
-    """The object of the caller's that an expression names; `_NOTHING` where it is no expression."""
     try:
-        return eval(source, {"L": tx.output.local_scope, "G": tx.output.global_scope})  # noqa: S307 - as Dynamo
-    except Exception:  # noqa: BLE001 - the user's own code
+        scopes = {"L": tx.output.local_scope, "G": tx.output.global_scope}
+        return _NOTHING if source is None else eval(source, scopes)  # noqa: S307 - as Dynamo
+    except Exception:  # noqa: BLE001 - no expression, or the user's own code
         return _NOTHING
 
 
-def _has_really(owner: Any, name: str) -> bool:
+def _really(owner: Any, name: str) -> Any:
+    """What an object has under a name; `_NOTHING` where it has nothing."""
     try:
-        return owner is not _NOTHING and hasattr(owner, name)
+        return _NOTHING if owner is _NOTHING else getattr(owner, name, _NOTHING)
     except Exception:  # noqa: BLE001 - the user's own code
-        return False
+        return _NOTHING
 
 
 def _own(owner: Any) -> Mapping[str, Any] | None:
