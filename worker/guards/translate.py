@@ -304,12 +304,22 @@ def _constant(guard: TracedGuard) -> _Translated:
     return _identity(guard) if isinstance(guard.value, types.CodeType) else _equals(guard)
 
 
+def _refuse_namespace(value: Any) -> None:
+    """Refuse the size or the keys of a module's names, among which Dynamo puts its own while it traces."""
+    if isinstance(value, dict) and "__builtins__" in value:
+        name = value.get("__name__", "a module")
+        msg = f"torch.compile adds names to those of {name} while it traces, so their number is not eager's"
+        raise NotPortable(msg, what=str(name))
+
+
 def _length(guard: TracedGuard) -> _Translated:
+    _refuse_namespace(guard.value)
     limit = [("maxlen", guard.value.maxlen)] if isinstance(guard.value, deque) else []
     return [("type", type_name(type(guard.value))), ("length", len(guard.value)), *limit]
 
 
 def _keys(guard: TracedGuard) -> _Translated:
+    _refuse_namespace(guard.value)
     return [("keys", [*map(encode_key, keys_of(guard.value))])]
 
 
