@@ -21,15 +21,15 @@ from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.deadline import Deadline
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
 from warmrank.cache_store.cache_dir.marks import admit
-from warmrank.cache_store.cache_dir.node_files import Destination, Destinations, admitted
+from warmrank.cache_store.cache_dir.node_files import NodeCaches
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
-from warmrank.cache_store.fetch import fetch, manifests, node_artifacts
+from warmrank.cache_store.fetch import fetch, manifests
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome
 from warmrank.cache_store.fetch.manifests import Pinned
-from warmrank.cache_store.fetch.node_artifacts import NodeFetch
+from warmrank.cache_store.fetch.node_artifacts import Launch, NodeFetch, fetch_node_files
 from warmrank.cache_store.gc import pins, trash
 from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_places
 from warmrank.cache_store.gc.pins import Pin
@@ -76,6 +76,11 @@ class Store:
         return self._trust.policy
 
     @property
+    def revoked(self) -> Collection[str]:
+        """Ids of the keys that this process believes no more."""
+        return self._trust.revoked.keys()
+
+    @property
     def tiers(self) -> tuple[TierState, ...]:
         """The state of its places, those in use first, the near one first."""
         return (*(tier.state for tier in self._deadline.tiers), *self._left_out)
@@ -88,10 +93,6 @@ class Store:
     def admit(self, cache_root: Path) -> None:
         """Make sure that copies from here may go below ``cache_root``; see `marks.admit`."""
         admit(cache_root, self._trust.policy, self._trust.revoked)
-
-    def admitted(self, destinations: Destinations) -> tuple[dict[str, Destination], tuple[str, ...]]:
-        """The node caches that node artifacts from here may go to; see `node_files.admitted`."""
-        return admitted(destinations, self._trust.policy, self._trust.revoked)
 
     def put_blob(self, path: Path) -> tuple[Digest, bool]:
         """Add a private local file; see `publish.put_blob`."""
@@ -240,28 +241,21 @@ class Store:
         self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(named)])
         return outcome
 
-    def node_sources(
-        self, refs: Sequence[PartitionRef], ranks: Collection[int] | None
-    ) -> tuple[PartitionRef, ...]:
-        """Whose manifests have the node artifacts that a node needs; see `node_artifacts.node_sources`."""
-        return self._run(lambda documents: node_artifacts.node_sources(documents, refs, ranks))
-
     def fetch_node_files(
         self,
-        refs: Sequence[PartitionRef],
-        destinations: Destinations,
+        launches: Sequence[Launch],
+        caches: NodeCaches,
         cache_root: Path,
         *,
         options: FetchOptions | None = None,
     ) -> NodeFetch:
-        """Keep node artifacts of partitions below ``cache_root``; see `node_artifacts.fetch_node_files`.
+        """Keep node artifacts of launches below ``cache_root``; see `node_artifacts.fetch_node_files`.
 
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
-        fetch_files = node_artifacts.fetch_node_files
         with _flight(cache_root, options, LOCK_TIMEOUT_S) as beating:
             found = self._run(
-                lambda documents: fetch_files(documents, refs, destinations, cache_root, beating)
+                lambda documents: fetch_node_files(documents, launches, caches, cache_root, beating)
             )
         beating.held(found.copies)
         self._spread(found.copies, [])

@@ -180,8 +180,8 @@ def fetch_partitions(
     pinned = take_pinned(
         documents,
         refs,
-        lambda ref, manifest: _Partition(
-            ref=ref, functions=_targets_of(manifest, known), captures=manifest.captures
+        lambda ref, found: _Partition(
+            ref=ref, functions=_targets_of(found.manifest, known), captures=found.manifest.captures
         ),
     )
     partitions = tuple(pinned.kept.values())

@@ -50,7 +50,7 @@ def take_manifest(documents: Documents, key: str, *, expected_sha256: str | None
 
 
 def take_pinned(
-    documents: Documents, refs: Sequence[PartitionRef], keep: Callable[[PartitionRef, PartitionManifest], T]
+    documents: Documents, refs: Sequence[PartitionRef], keep: Callable[[PartitionRef, StandingManifest], T]
 ) -> Pinned[T]:
     """Read the manifests of several references, each once, a few at a time.
 
@@ -64,7 +64,7 @@ def take_pinned(
     def take(ref: PartitionRef) -> T:
         standing = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
         signers.add(standing.signer_id)
-        return keep(ref, standing.manifest)
+        return keep(ref, standing)
 
     def take_each(some: Sequence[PartitionRef]) -> dict[PartitionRef, T | StoreError]:
         found = each(lambda ref: outcome_of(lambda: take(ref)), some, num_threads=READERS, size_bytes=0)
@@ -87,7 +87,7 @@ def take_pinned(
 
 def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> Pinned[str]:
     """Of references whose partitions hold the same artifacts, the first; raises as `take_pinned`."""
-    pinned = take_pinned(documents, refs, lambda _, manifest: artifacts_key(manifest))
+    pinned = take_pinned(documents, refs, lambda _, found: artifacts_key(found.manifest))
     first: dict[str, PartitionRef] = {}
     for ref, key in pinned.kept.items():
         first.setdefault(key, ref)

@@ -29,13 +29,7 @@ from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import DIRECTORIES, record_prefix
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing
-from warmrank.cache_store.records.documents import (
-    Documents,
-    age,
-    dated_ahead,
-    seconds_of,
-    take_usable,
-)
+from warmrank.cache_store.records.documents import Documents, age, seconds_of, take_usable
 from warmrank.cache_store.records.manifest import BlobEntry, Components, Document, Utc, utc_now
 from warmrank.cache_store.signing.trust import signer_id
 from warmrank.cache_store.text import time_text
@@ -121,11 +115,9 @@ def newest_listing(documents: Documents, key: str, problems: list[str]) -> Store
 
     Older ones are not read: each may have many MiB. Raises `NotInStore`.
     """
-    infos = {info.name: info for info in documents.backend.list(record_prefix("directory", key))}
-    if found := _newest_of(documents, infos.values(), problems):
-        problems += dated_ahead(infos, {found.name: seconds_of(found.listing.created)})
-        return found
     where = record_prefix("directory", key)
+    if found := _newest_of(documents, documents.backend.list(where), problems):
+        return found
     raise NotInStore(what=f"listing {key[:12]}", where=where, remedy="push it first")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import BinaryIO, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -51,14 +51,12 @@ from warmrank.cache_store.records.manifest import (
     parse_manifest,
 )
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, signer_id
-from warmrank.cache_store.text import count_text
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R", LaunchRecord, "_Head")
 READERS: Final = 8
-MAX_AHEAD_S = 60.0
-"""By so much may a record's own date be later than the store's, before it is said."""
+_RECORD = "launch record"
 _MAX_ENVELOPE_BYTES = MAX_DOCUMENT_BYTES + 4096
 _USUAL_BYTES = 64 << 10  # a buffer of the limit's size would be mapped and unmapped for each of thousands
 
@@ -100,7 +98,7 @@ class Documents:
 
     def read_record(self, kind: RecordKind, name: str) -> tuple[str, bytes, bytes]:
         """Read the record that ``name`` announces: its key, bytes and stored form; raises as `read`."""
-        what, parts = "launch record" if kind == "launch" else "listing", split_record_name(name)
+        what, parts = _RECORD if kind == "launch" else "listing", split_record_name(name)
         if parts is None or parts.kind != kind:
             raise Corrupt(what=what, where=name, expected="a name of the layout", actual="another")
         payload, sealed = self.read(kind, parts.key, name)
@@ -201,22 +199,6 @@ def seconds_of(created: str) -> float:
     return datetime.fromisoformat(created).timestamp()
 
 
-def dated_ahead(infos: Mapping[str, FileInfo], created_s: Mapping[str, float]) -> tuple[str, ...]:
-    """One line if records, by name, are dated later than the store got them; none otherwise."""
-    ahead = {name: date - infos[name].written_s for name, date in created_s.items() if name in infos}
-    wrong = sorted((seconds, name) for name, seconds in ahead.items() if seconds > MAX_AHEAD_S)
-    if not wrong:
-        return ()
-    seconds, name = wrong[-1]
-    records = count_text(len(wrong), "record") + (" are" if len(wrong) > 1 else " is")
-    how_far = timedelta(seconds=round(seconds))
-    line = (
-        f"{records} dated in the future, by up to {how_far} ({name}): the clock of the node that made it "
-        "is off; set it. What is newest is told by the store's own"
-    )
-    return (line,)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLaunch:
     """A launch record and its name in the store."""
@@ -267,8 +249,7 @@ def read_launches(
     """
     infos = _infos(documents, launch_key)
     found = take_launches(documents, list(infos), problems)
-    order = _newest_first(infos, {stored.name: stored.record.created for stored in found}, problems)
-    return tuple(sorted(found, key=lambda stored: order[stored.name]))
+    return tuple(sorted(found, key=lambda item: age(infos[item.name], seconds_of(item.record.created))))
 
 
 def take_launches(
@@ -288,8 +269,7 @@ def summarize_launches(
     """Summaries of the records of one key, newest first; skips what cannot be used, as `read_launches`."""
     infos = _infos(documents, launch_key)
     found = take_usable(documents.backend, list(infos), lambda name: _summarize(documents, name), problems)
-    order = _newest_first(infos, {item.name: item.created for item in found}, problems)
-    return tuple(sorted(found, key=lambda item: order[item.name]))
+    return tuple(sorted(found, key=lambda item: age(infos[item.name], seconds_of(item.created))))
 
 
 def launch_keys(documents: Documents) -> tuple[str, ...]:
@@ -303,29 +283,17 @@ def _infos(documents: Documents, launch_key: str | None) -> dict[str, FileInfo]:
     return {info.name: info for info in documents.backend.list(prefix)}
 
 
-def _newest_first(
-    infos: Mapping[str, FileInfo], created: Mapping[str, str], problems: list[str]
-) -> dict[str, tuple[float, float, str]]:
-    dates = {name: seconds_of(date) for name, date in created.items()}
-    problems += dated_ahead(infos, dates)
-    return {name: age(infos[name], date) for name, date in dates.items()}
-
-
 def _summarize(documents: Documents, name: str) -> LaunchSummary:
-    head = _read(documents, name, _parse_head)
+    head = _read(documents, name, lambda data, where: parse_document(_Head, data, what=_RECORD, where=where))
     environments = head.environment, *(other.environment for other in head.others)
     return LaunchSummary(
         name=name, world_size=head.world_size, environments=environments, created=head.created
     )
 
 
-def _parse_head(data: bytes, where: str) -> _Head:
-    return parse_document(_Head, data, what="launch record", where=where)
-
-
 def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> R:
     key, payload, _ = documents.read_record("launch", name)
     record = parse(payload, name)
     if record.launch_key != key:
-        raise Corrupt(what="launch record", where=name, expected=key, actual=record.launch_key)
+        raise Corrupt(what=_RECORD, where=name, expected=key, actual=record.launch_key)
     return record

@@ -21,10 +21,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from warmrank.cache_store.cache_dir.node_files import Collect
 from warmrank.orchestrator.config.store import OrOff, Seconds, StoreConfig, Strict
 from warmrank.worker import node_caches
 from warmrank.worker.device_kinds import DeviceKind
-from warmrank.worker.node_caches import Collect
 from warmrank.worker.runtime.options import EngineChoice, GuardMode
 
 AuditMode = Literal["one", "all", "off"]
