@@ -97,7 +97,7 @@ def seed(
     records = [stored.record for stored in chosen]
     node = _seed_node(store, records, wanted, cache_root, options, faults)
     refs = _choose(store, records, wanted, cache_root, faults)
-    outcome = _fetch(store, refs, cache_root, options, faults)
+    outcome = _fetch(store, refs, chosen, cache_root, options, faults)
     fetched = _merge(outcome.partitions)
     if fetched:
         try:
@@ -228,11 +228,16 @@ def _choose(
 
 
 def _fetch(
-    store: Store, refs: Sequence[PartitionRef], cache_root: Path, options: FetchOptions, faults: list[str]
+    store: Store,
+    refs: Sequence[PartitionRef],
+    chosen: Sequence[StoredLaunch],
+    cache_root: Path,
+    options: FetchOptions,
+    faults: list[str],
 ) -> FetchOutcome:
     if not refs:
         return FetchOutcome()
-    outcome = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options))
+    outcome = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options, records=chosen))
     if isinstance(outcome, StoreError):
         faults.append(str(outcome))
         return FetchOutcome()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, outcome_of
+from warmrank.cache_store.errors import NotInStore, StoreError, outcome_of
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import manifest_name
@@ -28,27 +28,6 @@ class Pinned(Generic[T]):
     signers: frozenset[str] = frozenset()
 
 
-def take_manifest(documents: Documents, key: str, *, expected_sha256: str | None = None) -> StandingManifest:
-    """Read the manifest of a partition key for use, which a launch record may pin by ``expected_sha256``.
-
-    Raises:
-        NotInStore: there is none.
-        Conflict: it is another one than the record pins.
-        Corrupt: it is damaged, and now in quarantine.
-        Untrusted: refused by the trust policy.
-    """
-    standing = documents.take_manifest(key)
-    if expected_sha256 is not None and standing.sha256 != expected_sha256:
-        raise Conflict(
-            what=f"manifest {key[:12]}",
-            where=manifest_name(key),
-            expected=f"the stored form {expected_sha256[:12]}",
-            actual=standing.sha256[:12],
-            remedy="it was published again since; the next launch commits a record that fits",
-        )
-    return standing
-
-
 def take_pinned(
     documents: Documents, refs: Sequence[PartitionRef], keep: Callable[[PartitionRef, StandingManifest], T]
 ) -> Pinned[T]:
@@ -62,7 +41,7 @@ def take_pinned(
     signers: set[str] = set()
 
     def take(ref: PartitionRef) -> T:
-        standing = take_manifest(documents, ref.manifest_key, expected_sha256=ref.manifest_sha256)
+        standing = documents.take_manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
         signers.add(standing.signer_id)
         return keep(ref, standing)
 

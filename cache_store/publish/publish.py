@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, new_document
@@ -238,7 +238,8 @@ def _write_record(documents: Documents, name: str, sealed: bytes) -> None:
 def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
     # Only the newest counts: an older equal record must be made the newest again.
     wanted = (record.world_size, record.environments)
-    for summary in summarize_launches(documents, record.launch_key, []):
+    documents = replace(documents, problems=[])
+    for summary in summarize_launches(documents, record.launch_key):
         if (summary.world_size, summary.environments) != wanted:
             continue
         # Its name is the digest of its bytes: an equal one need not be read.
@@ -246,7 +247,7 @@ def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
         name = record_name("launch", record.launch_key, digest_bytes(same.to_bytes()).sha256)
         if summary.name == name:
             return name
-        if take_launches(documents, [summary.name], []):
+        if take_launches(documents, [summary.name]):
             return None  # another one, and usable
     return None
 

@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile
@@ -220,7 +220,7 @@ def _drop_changed(
 
 def _write(documents: Documents, key: str, listing: DirectoryListing) -> bool:
     try:
-        newest = newest_listing(documents, key, []).listing
+        newest = newest_listing(replace(documents, problems=[]), key).listing
         if newest.model_copy(update={"created": listing.created}) == listing:
             return False
     except NotInStore:

@@ -63,7 +63,7 @@ def cache(tmp_path: Path) -> Path:
 def pull(
     documents: Documents, tool: str, target: Path, components: dict[str, str], *, replace: bool = False
 ) -> PullReport:
-    return pull_planned(documents, plan_pull(documents, tool, target, components), replace=replace)
+    return pull_planned(documents, plan_pull(documents, tool, target, components), replaces=replace)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
