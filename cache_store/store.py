@@ -24,7 +24,7 @@ from warmrank.cache_store.cache_dir.node_files import NodeCaches
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
-from warmrank.cache_store.fetch import fetch, manifests
+from warmrank.cache_store.fetch import blobs, fetch
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome
 from warmrank.cache_store.fetch.node_artifacts import Launch, NodeFetch, fetch_node_files
@@ -130,12 +130,12 @@ class Store:
         def fill(view: TieredBackend, reports: tuple[PublishReport, ...]) -> None:
             agreed = [pair for pair in zip(manifests, reports, strict=True) if not pair[1].conflicts]
             entries = {entry.sha256: entry for manifest, _ in agreed for entry in manifest.artifacts}
-            blobs = [
+            copies = [
                 _blob(files[sha256] if files is not None else entry.local_path(root), entry.digest)
                 for sha256, entry in entries.items()
             ]
             if agreed:
-                _fill(view, blobs, [manifest_name(report.key) for _, report in agreed])
+                _fill(view, copies, [manifest_name(report.key) for _, report in agreed])
 
         return self._write(
             lambda documents: publish.publish_partitions(documents, launch_key, manifests, files, root), fill
@@ -157,8 +157,8 @@ class Store:
     launch_summaries = _reading(records.summarize_launches)
     take_launches = _reading(records.take_launches)
     directories = _reading(newest_listings)
-    standing = _reading(manifests.standing_refs)
-    distinct_partitions = _reading(manifests.distinct_partitions)
+    standing = _reading(blobs.standing_refs)
+    distinct_partitions = _reading(blobs.distinct_partitions)
     fetch_blob = _reading(fetch.fetch_blob)
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
@@ -325,14 +325,14 @@ def _flight(cache_root: Path, options: FetchOptions | None, timeout_s: float) ->
         yield replace(options or FetchOptions(), beat=flight.beat)
 
 
-def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Sequence[str]) -> None:
+def _fill(view: TieredBackend, copies: Sequence[NewFile], documents: Sequence[str]) -> None:
     def read(name: str) -> bytes | None:
         try:
             return read_stored_form(view, name)
         except StoreError:
             return None  # it was there a moment ago; the near place can do without
 
-    view.fill(blobs, documents, read)
+    view.fill(copies, documents, read)
 
 
 def _blob(path: Path, digest: Digest) -> NewFile:

@@ -41,8 +41,14 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, outcome_of
-from warmrank.cache_store.fetch.blobs import Blobs, CountBytes, FetchOptions, blob_faults, clone
-from warmrank.cache_store.fetch.manifests import take_pinned
+from warmrank.cache_store.fetch.blobs import (
+    Blobs,
+    CountBytes,
+    FetchOptions,
+    blob_faults,
+    clone,
+    take_pinned,
+)
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import SHORT_BYTES, each

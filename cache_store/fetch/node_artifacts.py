@@ -27,8 +27,7 @@ from warmrank.cache_store.cache_dir.node_files import (
 )
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, outcome_of
-from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults
-from warmrank.cache_store.fetch.manifests import artifacts_key, take_pinned
+from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, artifacts_key, blob_faults, take_pinned
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.paths import collisions

@@ -96,14 +96,13 @@ class Envelope:
 
     def header(self) -> bytes:
         """Its first line."""
-        header = {
-            "format": ENVELOPE_FORMAT,
-            "kind": self.kind,
-            "key": self.key,
-            "payload": {"sha256": self.digest.sha256, "size_bytes": self.digest.size_bytes},
-            "signature": self.signature.model_dump() if self.signature else "unsigned",
-        }
-        return canonical_json(header)
+        header = _Header(
+            kind=self.kind,
+            key=self.key,
+            payload=_Payload(**self.digest._asdict()),
+            signature=self.signature or "unsigned",
+        )
+        return canonical_json(header.model_dump())
 
 
 def signed_message(kind: str, key: str, digest: Digest, producer: Producer) -> bytes:

@@ -20,7 +20,7 @@ def backend_for(kind: str) -> DeviceBackend:
             be run on such devices.
     """
     if target() is not None:
-        from warmrank.worker.devices.absent import AbsentBackend
+        from warmrank.worker.devices.cpu import AbsentBackend
 
         return AbsentBackend(kind)
     if kind == "cpu":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from warmrank.worker.ascend.versions import cann_of, driver_of
 from warmrank.worker.device_kinds import memory_of
 from warmrank.worker.devices.accelerator_memory import AcceleratorPool, PrivatePool, Recorder
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
-from warmrank.worker.devices.port import CapturedGraph, Pool, PoolHandle
+from warmrank.worker.devices.port import CapturedGraph, Graph, Pool, PoolHandle, Positions
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.places import borrowed, origins
@@ -72,13 +72,7 @@ class AcceleratorBackend:
             return self._pools.setdefault(handle, new)
 
     def capture(
-        self,
-        graph: Callable[..., tuple[Any, ...]],
-        inputs: Sequence[Any],
-        *,
-        copied: frozenset[int],
-        aliased: frozenset[int],
-        pool: Pool,
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
     ) -> CapturedGraph:
         """See `DeviceBackend.capture`."""
         if not isinstance(pool, AcceleratorPool):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.devices.memory import memory_of
+from warmrank.worker.devices.memory import aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.torch_private.places import drop_workspaces, stop_allocating
 
 PrivatePoolId = tuple[int, int]
@@ -66,11 +66,16 @@ class AcceleratorPool:
         """
         if not like:
             return [], 0
-        sizes = [_aligned_bytes(tensor) for tensor in like]
+        sizes = [aligned(max(span_bytes(tensor), 1), _ALIGNMENT) for tensor in like]
         segment = self._segment(sum(sizes), like[0].device, (*like, *fixed))
         copies = []
         for tensor, start in zip(like, itertools.accumulate(sizes, initial=0), strict=False):
-            copies.append(_placed(tensor, segment, start))
+            offset = start // tensor.element_size()
+            with torch.inference_mode(mode=False):
+                place = tensor_in(
+                    segment.untyped_storage(), offset, tensor.shape, tensor.stride(), tensor.dtype
+                )
+            copies.append(place)
             memory_of(copies[-1]).copy_(memory_of(tensor))
         return copies, sum(sizes)
 
@@ -110,21 +115,6 @@ class AcceleratorPool:
 def _any_inside(tensors: Iterable[torch.Tensor], spans: Sequence[tuple[int, int]]) -> bool:
     addresses = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     return any(start <= address < end for address in addresses for start, end in spans)
-
-
-def _aligned_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first to its last element, rounded up; at least one unit."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    span = 1 + sum(max(size - 1, 0) * stride for size, stride in pairs)
-    return -(-span * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-
-
-def _placed(like: torch.Tensor, segment: torch.Tensor, start: int) -> torch.Tensor:
-    """A tensor shaped and strided like another, in a segment from a byte on."""
-    storage = segment.untyped_storage()
-    with torch.inference_mode(mode=False):
-        place = torch.empty(0, dtype=like.dtype, device=like.device)
-        return place.set_(storage, start // like.element_size(), like.shape, like.stride())
 
 
 _GRAPHS = {"cuda": "CUDAGraph", "npu": "NPUGraph"}

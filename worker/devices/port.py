@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.places import Origin
 
 PoolHandle = tuple[Any, ...]
+Graph = Callable[..., tuple[Any, ...]]
+Positions = frozenset[int]
 
 
 class CapturedGraph(Value):
@@ -59,13 +61,7 @@ class DeviceBackend(Protocol):
         """The pool with this handle, for all who ask with it; without one, a pool of its own."""
 
     def capture(
-        self,
-        graph: Callable[..., tuple[Any, ...]],
-        inputs: Sequence[Any],
-        *,
-        copied: frozenset[int],
-        aliased: frozenset[int],
-        pool: Pool,
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
     ) -> CapturedGraph:
         """Warm ``graph`` up where the device needs that, and record it.
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ import torch
 
 from warmrank.worker.engines.graph import unpack_constants
 from warmrank.worker.engines.graph_source import pack_constants
-from warmrank.worker.errors import NotPortable
+from warmrank.worker.errors import ArtifactCorrupt, NotPortable
 from warmrank.worker.values import Value
 
 Edit = tuple[ast.expr | ast.stmt, str]
@@ -365,3 +366,38 @@ class Written(Value):
     # module's tensors that its graph takes before those of the call: name, whether a parameter
     parameters: tuple[tuple[str, bool], ...]
     constants: Constants | None = None  # tensor constants of the graph; None where it has none
+
+    def to_sections(self) -> dict[str, bytes]:
+        """The artifact's sections."""
+        about: dict[str, Any] = {
+            "parameters": self.parameters,
+            "vendor": self.vendor,
+            "version": self.version,
+        }
+        sections = {"torchair.py": self.code.encode(), "torchair.txt": self.signature.encode()}
+        if self.constants is not None:
+            about["constants"] = self.constants.names
+            sections["constants"] = self.constants.section
+        sections["torchair.json"] = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
+        return sections
+
+    @classmethod
+    def from_sections(cls, sections: Mapping[str, bytes]) -> Written:
+        """What `to_sections` gave; raises `ArtifactCorrupt`."""
+        try:
+            about: dict[str, Any] = json.loads(sections["torchair.json"])
+            constants = None
+            if "constants" in about:
+                names = tuple((name, kind) for name, kind in about["constants"])
+                constants = Constants(names=names, section=sections["constants"])
+            return cls(
+                vendor=str(about["vendor"]),
+                version=str(about["version"]),
+                signature=sections["torchair.txt"].decode(),
+                code=sections["torchair.py"].decode(),
+                parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
+                constants=constants,
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
+            raise ArtifactCorrupt(msg, where="torchair.json", why=repr(error)) from error
