@@ -53,12 +53,9 @@ Listing = Mapping[tuple[str, str], Identity]
 
 
 class Room(Value):
-    """What the manifest of a node's first rank leaves to the node.
+    """What the manifest of a node's first rank leaves to the node."""
 
-    Attributes:
-        artifacts: beginnings of the digests of its artifacts, as prefixes of an engine's files.
-    """
-
+    # beginnings of the digests of its artifacts, as prefixes of an engine's files
     artifacts: frozenset[str] = frozenset()
     num_files: int = MAX_FILES
     size_bytes: int = MAX_BYTES
@@ -66,17 +63,13 @@ class Room(Value):
 
 
 class Collected(Value):
-    """What the first rank of a node found.
+    """What the first rank of a node found."""
 
-    Attributes:
-        files: the node artifacts of its manifest; the cache directory keeps their bytes.
-        left_out: why other files are not among them, one line each.
-    """
-
+    # the node artifacts of its manifest; the cache directory keeps their bytes
     files: tuple[NodeFile, ...] = ()
     num_new: int = 0
     bytes_new: int = 0
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # why other files are not among them, one line each
 
 
 def room_in(manifest: PartitionManifest) -> Room:

@@ -156,8 +156,7 @@ class Trust:
     def seal(self, kind: DocumentKind, key: str, payload: bytes) -> bytes:
         """Wrap a document for the store; equal documents of one signer have equal bytes.
 
-        Raises:
-            Untrusted: the policy asks for signatures and there is no signing key, or it is revoked.
+        Raises `Untrusted`: the policy asks for signatures and there is no signing key, or it is revoked.
         """
         what, digest = f"{kind} {key[:12]}", digest_bytes(payload)
         signature = None

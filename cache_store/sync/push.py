@@ -55,8 +55,7 @@ class PushReport:
 def push(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
     """Store the directory ``root`` of ``tool`` under named components.
 
-    Raises:
-        Untrusted: there is no key to sign with; nothing was written.
+    Raises `Untrusted`: there is no key to sign with; nothing was written.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
     trust = documents.trust

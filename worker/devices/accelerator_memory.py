@@ -28,16 +28,11 @@ _ALIGNMENT = 512  # bytes, as the allocators of torch and torch_npu align; kerne
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrivatePool:
-    """One private pool of the allocator.
+    """One private pool of the allocator."""
 
-    Attributes:
-        pool_id: the allocator's name for it.
-        anchor: the graph that keeps it.
-    """
-
-    pool_id: PrivatePoolId
+    pool_id: PrivatePoolId  # the allocator's name for it
     device_index: int
-    anchor: Any
+    anchor: Any  # the graph that keeps it
 
 
 class AcceleratorPool:

@@ -90,18 +90,12 @@ class _Way(enum.Enum):
 
 
 class _Step(Value):
-    """One operation of the program.
+    """One operation of the program."""
 
-    Attributes:
-        number: of the operation in the recording.
-        way: how it is repeated.
-        kept: positions of the results that need memory.
-    """
-
-    number: int
+    number: int  # of the operation in the recording
     operation: Operation
-    way: _Way
-    kept: tuple[int, ...]
+    way: _Way  # how it is repeated
+    kept: tuple[int, ...]  # positions of the results that need memory
 
 
 def _steps(recording: Recording) -> list[_Step]:

@@ -76,8 +76,7 @@ class GraphEngine:
 def _compare_sizes(result: Any, *traced: tuple[int | None, ...], operator: str) -> None:
     """Compare the sizes of an operator's results with those of the trace, on which the graph relies.
 
-    Raises:
-        StateChanged: something that decides them changed since.
+    Raises `StateChanged`: something that decides them changed since.
     """
     results = result if isinstance(result, list | tuple) else (result,)
     found = [value for value in results if isinstance(value, torch.Tensor)]

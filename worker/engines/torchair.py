@@ -237,8 +237,7 @@ class TorchairEngine:
     ) -> Built:
         """See `worker.engines.Engine.compile`.
 
-        Raises:
-            NotPortable: TorchAir does not cache the function, or its cache would give other results.
+        Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
         """
         del keep_compiled
         call = lowered.captured
@@ -278,11 +277,7 @@ class TorchairEngine:
         return self.compile(lowered, facts, keep_compiled=False, site=site).sections
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
-        """See `worker.engines.Engine.load`.
-
-        Raises:
-            ArtifactCorrupt: TorchAir does not load it.
-        """
+        """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods
         return loaded(Written.from_sections(sections), site, groups)
@@ -291,8 +286,7 @@ class TorchairEngine:
 def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
     """Refuse arguments that are marked static where parameters are frozen: a later process may mark others.
 
-    Raises:
-        NotPortable: names the argument.
+    Raises `NotPortable`: names the argument.
     """
     config = site.config
     if not (config.experimental_config.frozen_parameter or config.npugraphex_config.frozen_parameter):
@@ -339,8 +333,7 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
 def _model_of(saver: Any, vendor: Vendor, site: Site, said: list[str]) -> Any:
     """What TorchAir wrote; or would have, were it not for a frame that it cannot write: ours is used.
 
-    Raises:
-        NotPortable: TorchAir does not cache the function.
+    Raises `NotPortable`: TorchAir does not cache the function.
     """
     path, kept = Path(saver.cache_bin), saver.compiled_model
     if path.is_file():

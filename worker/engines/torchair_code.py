@@ -94,8 +94,7 @@ class Own(Value):
 def portable(code: str, own: Own) -> str:
     """The code without what belongs to the process that compiled it.
 
-    Raises:
-        NotPortable: it holds the address of an object, the number of a stream, or another device.
+    Raises `NotPortable`: it holds the address of an object, the number of a stream, or another device.
     """
     functions = (node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef))
     code = edited(code, [(node, "pass") for node in functions if node.name == "main"])
@@ -133,8 +132,7 @@ def portable(code: str, own: Own) -> str:
 def bound(code: str, own: Own) -> str:
     """Portable code for this process.
 
-    Raises:
-        KeyError: it names a group or a path that this process has not.
+    Raises `KeyError`: it names a group or a path that this process has not.
     """
     tree = ast.parse(code)
     edits = [] if own.pool is None else _pools(tree, own.pool)

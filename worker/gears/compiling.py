@@ -56,17 +56,13 @@ _log = logging.getLogger("torchair")
 
 
 class GearCompile(Value):
-    """The gears of the call that is compiled.
-
-    Attributes:
-        arguments: of the call, by parameter name.
-        traced: fills with Dynamo's name of each geared tensor that the function uses, while it is traced.
-    """
+    """The gears of the call that is compiled."""
 
     method: MethodType
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # of the call, by parameter name
     policy: str
     on_miss: OnGearMiss
+    # fills with Dynamo's name of each geared tensor that the function uses, while it is traced
     traced: dict[str, torch.Tensor]
 
     def refuse_constants(self) -> None:
