@@ -305,7 +305,7 @@ def _refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root:
             # What is no directory where a file should be is compared with that.
             if is_directory == (kind == "directory") or not (is_directory or kind == "directory"):
                 continue
-            if root / path in gone:
+            if _is_emptied(root / path, mode, gone):
                 continue
         found = "directory" if is_directory else "link" if stat.S_ISLNK(mode) else "file"
         raise Conflict(
@@ -315,6 +315,14 @@ def _refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root:
             actual=f"a {found}; nothing was changed",
             remedy="remove it; --replace removes only what an earlier pull put there",
         )
+
+
+def _is_emptied(path: Path, mode: int, gone: Collection[Path]) -> bool:
+    """Return True for a directory that `_remove` takes away, with all in it."""
+    if not stat.S_ISDIR(mode):
+        return path in gone
+    below = list(path.iterdir())
+    return bool(below) and all(_is_emptied(entry, entry.lstat().st_mode, gone) for entry in below)
 
 
 def _remove(paths: Collection[str], root: Path) -> None:
