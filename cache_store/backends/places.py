@@ -96,14 +96,15 @@ def away(name: str, reason: str, *, required: bool) -> StoreUnavailable:
 
 
 class TieredBackend:
-    """`BlobBackend` over ``tiers``, nearest first, for one verb."""
+    """`BlobBackend` over ``tiers``, nearest first, for one verb; a part is left with its ``whole``."""
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
+    def __init__(self, tiers: Sequence[Tier], *, whole: TieredBackend | None = None) -> None:
         if not tiers:
             raise ValueError("a store needs at least one tier")
         self.tiers = tuple(tiers)
         self.problems: list[str] = []  # what failed although the verb went on
-        self.num_answers = {tier.name: 0 for tier in tiers}
+        self._whole = whole
+        self.num_answers: dict[str, int] = whole.num_answers if whole else {tier.name: 0 for tier in tiers}
         self.is_left = False  # the verb was given up, and its view with it
         self._failures: dict[str, StoreUnavailable] = {}
         self._read_from: dict[str, Tier] = {}
@@ -214,7 +215,7 @@ class TieredBackend:
 
     def alone(self) -> tuple[TieredBackend, ...]:
         """A view of each writable place by itself, the farthest first."""
-        return tuple(_Part(self, tier) for tier in self._writable())
+        return tuple(TieredBackend([tier], whole=self._whole or self) for tier in self._writable())
 
     def write_farthest(self, operation: Callable[[BlobBackend], T]) -> T:
         """Do something in the farthest writable place alone, or in the next one if that one fails."""
@@ -294,7 +295,7 @@ class TieredBackend:
             yield info
 
     def _check_not_left(self, tier: Tier) -> None:
-        if self.is_left:
+        if (self._whole or self).is_left:
             reason = "this call was given up, because a place of the store fell silent"
             raise StoreUnavailable(what="store", where=tier.name, reason=reason)
 
@@ -330,18 +331,6 @@ class TieredBackend:
 
     def _names(self) -> str:
         return ", ".join(tier.name for tier in self.tiers)
-
-
-class _Part(TieredBackend):
-    """One place of a view: left with it, and heard by it."""
-
-    def __init__(self, whole: TieredBackend, tier: Tier) -> None:
-        super().__init__([tier])
-        self.num_answers = whole.num_answers
-        self._whole = whole
-
-    def _check_not_left(self, tier: Tier) -> None:
-        self._whole._check_not_left(tier)  # noqa: SLF001 - one class in two parts
 
 
 class _Asking:

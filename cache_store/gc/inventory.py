@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
 from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore, StoreError, Untrusted
@@ -32,7 +33,13 @@ from warmrank.cache_store.layout import (
 )
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.directory_listing import parse_listing
-from warmrank.cache_store.records.documents import READERS, check_sha256, read_stored_form, seconds_of
+from warmrank.cache_store.records.documents import (
+    READERS,
+    Documents,
+    check_sha256,
+    read_stored_form,
+    seconds_of,
+)
 from warmrank.cache_store.records.manifest import parse_launch_record, parse_manifest
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, parse_envelope
 
@@ -131,8 +138,8 @@ def take_inventory(
         files |= {info.name: info for info in backend.list(prefix) if is_record(info.name)}
     uses = last_uses(marks)
     _check_listing(backend, {*pins, *uses} - files.keys())
-    reader = _Reader(backend, trust)
-    documents = reader.read_documents(files, trash, earlier)
+    source = Documents(backend=backend, trust=trust)
+    documents = _read_documents(source, files, trash, earlier)
     debris, problem = list_debris(backend)
     return Inventory(
         now_s=now_s,
@@ -144,7 +151,7 @@ def take_inventory(
         marks=marks,
         quarantine=tuple(backend.list(QUARANTINE)),
         debris=debris,
-        problems=(*sorted(reader.problems), *([problem] if problem else [])),
+        problems=(*sorted(source.problems), *([problem] if problem else [])),
     )
 
 
@@ -157,65 +164,59 @@ def _check_listing(backend: BlobBackend, unlisted: Iterable[str]) -> None:
         raise EvictRefused(what=what, where=found[0], reason=reason, remedy=remedy)
 
 
-class _Reader:
-    """Reads the documents of one place; ``problems`` has a line for each that was left alone."""
+def _read_documents(
+    source: Documents,
+    files: Mapping[str, FileInfo],
+    trash: Mapping[str, tuple[FileInfo, ...]],
+    earlier: Inventory | None,
+) -> dict[str, Document]:
+    documents = {
+        name: document
+        for name, document in (earlier.documents.items() if earlier else ())
+        if earlier and name in files and files[name] == earlier.files.get(name)
+    }
+    standing = [name for name in files if not name.startswith(BLOBS) and name not in documents]
+    documents |= _read_all(source, [(name, name) for name in standing])
+    gone = {
+        name
+        for record, document in documents.items()
+        if is_record(record)
+        for name in document.references
+        if name.startswith(MANIFESTS) and name not in documents
+    }
+    # Another evict may be at work: what it took is in the trash, what it restored stands again.
+    taken = [(name, trash[name][0].name if name in trash else name) for name in sorted(gone)]
+    return documents | _read_all(source, taken)
 
-    def __init__(self, backend: BlobBackend, trust: Trust) -> None:
-        self._backend = backend
-        self._trust = trust
-        self.problems: list[str] = []
 
-    def read_documents(
-        self,
-        files: Mapping[str, FileInfo],
-        trash: Mapping[str, tuple[FileInfo, ...]],
-        earlier: Inventory | None,
-    ) -> dict[str, Document]:
-        documents = {
-            name: document
-            for name, document in (earlier.documents.items() if earlier else ())
-            if earlier and name in files and files[name] == earlier.files.get(name)
-        }
-        standing = [name for name in files if not name.startswith(BLOBS) and name not in documents]
-        documents |= self._read_all([(name, name) for name in standing])
-        gone = {
-            name
-            for record, document in documents.items()
-            if is_record(record)
-            for name in document.references
-            if name.startswith(MANIFESTS) and name not in documents
-        }
-        # Another evict may be at work: what it took is in the trash, what it restored stands again.
-        taken = [(name, trash[name][0].name if name in trash else name) for name in sorted(gone)]
-        return documents | self._read_all(taken)
+def _read_all(source: Documents, wanted: list[tuple[str, str]]) -> dict[str, Document]:
+    """Read documents, each by its own name and that under which it lies, without useless ones."""
+    found = zip(wanted, each(partial(_read, source), wanted, num_threads=READERS), strict=True)
+    return {name: document for (name, _), document in found if document is not None}
 
-    def _read_all(self, wanted: list[tuple[str, str]]) -> dict[str, Document]:
-        """Read documents, each by its own name and that under which it lies, without useless ones."""
-        found = zip(wanted, each(self._read, wanted, num_threads=READERS), strict=True)
-        return {name: document for (name, _), document in found if document is not None}
 
-    def _read(self, item: tuple[str, str]) -> Document | None:
-        name, place = item
-        try:
-            sealed = read_stored_form(self._backend, place)
-            document = references(name, sealed)
-        except NotInStore:
-            return None
-        except Corrupt as error:
-            if place != name:
-                return None  # nobody can use it, so it needs nothing
-            raise _unreadable(error, _REPAIR) from error
-        except NewerFormat as error:
-            refusal = _refusal(name, sealed, self._trust)
-            if refusal is None:
-                raise _unreadable(error, _UPGRADE) from error
-            self.problems.append(f"{name} is kept, though what it needs is not known: {refusal}")
-            return None
-        if not is_record(name):
-            return document
-        doubt = _refusal(name, sealed, replace(self._trust, policy="require"))
-        rank = TRUSTED if doubt is None else SIGNED if doubt.reason == "unknown_signer" else UNSIGNED
-        return replace(document, trust_rank=rank)
+def _read(source: Documents, item: tuple[str, str]) -> Document | None:
+    name, place = item
+    try:
+        sealed = read_stored_form(source.backend, place)
+        document = references(name, sealed)
+    except NotInStore:
+        return None
+    except Corrupt as error:
+        if place != name:
+            return None  # nobody can use it, so it needs nothing
+        raise _unreadable(error, _REPAIR) from error
+    except NewerFormat as error:
+        refusal = _refusal(name, sealed, source.trust)
+        if refusal is None:
+            raise _unreadable(error, _UPGRADE) from error
+        source.problems.append(f"{name} is kept, though what it needs is not known: {refusal}")
+        return None
+    if not is_record(name):
+        return document
+    doubt = _refusal(name, sealed, replace(source.trust, policy="require"))
+    rank = TRUSTED if doubt is None else SIGNED if doubt.reason == "unknown_signer" else UNSIGNED
+    return replace(document, trust_rank=rank)
 
 
 def _refusal(name: str, sealed: bytes, trust: Trust) -> Untrusted | None:

@@ -62,12 +62,12 @@ def propose(units: Sequence[RankUnit], planned: Iterable[CaptureEntry]) -> tuple
 def capture(units: Sequence[RankUnit], step: CaptureProposal) -> None:
     """Take one step; a planned shape that cannot be captured after all is left out."""
     unit = next(unit for unit in units if unit.name == step.function)
-    assert unit.variant is not None  # noqa: S101 - nothing is proposed before
+    variant = unit.bound()
     if not step.planned:
-        unit.variant.capture(unit.call.args, unit.call.kwargs)
+        variant.capture(unit.call.args, unit.call.kwargs)
         return
     _, shapes = parse(step.signature)
-    runner = unit.variant.runner
+    runner = variant.runner
     inputs = inputs_for(shapes, runner.layout, _example(unit))
     if isinstance(inputs, str):
         _log.info("not captured in advance: %s of the plan: %s", unit.name, inputs)
@@ -130,8 +130,7 @@ def _of_plan(entry: CaptureEntry, units: Sequence[RankUnit]) -> tuple[RankUnit, 
     if unit is None:
         _log.debug("not captured in advance: %s of the plan has artifact %s", entry.function, digest[:12])
         return None
-    assert unit.variant is not None  # noqa: S101 - just looked at
-    inputs = inputs_for(shapes, unit.variant.runner.layout, _example(unit))
+    inputs = inputs_for(shapes, unit.bound().runner.layout, _example(unit))
     if isinstance(inputs, str):
         _log.info("not captured in advance: %s of the plan: %s", entry.function, inputs)
         return None
@@ -140,9 +139,8 @@ def _of_plan(entry: CaptureEntry, units: Sequence[RankUnit]) -> tuple[RankUnit, 
 
 def _num_left(unit: RankUnit, units: Sequence[RankUnit]) -> int:
     """How many graphs may be captured of a unit's artifact beyond those that the workload's calls need."""
-    assert unit.variant is not None  # noqa: S101 - callers look
     calls = {text for other in units if other.variant is unit.variant for text in other.signatures}
-    return max(0, unit.variant.runner.max_captures - len(calls))
+    return max(0, unit.bound().runner.max_captures - len(calls))
 
 
 def _shapes(unit: RankUnit) -> list[Shapes]:
@@ -155,13 +153,11 @@ def _shapes(unit: RankUnit) -> list[Shapes]:
 
 
 def _example(unit: RankUnit) -> tuple[object, ...]:
-    assert unit.variant is not None  # noqa: S101 - callers look
-    return unit.variant.inputs_of(unit.call.args, unit.call.kwargs)
+    return unit.bound().inputs_of(unit.call.args, unit.call.kwargs)
 
 
 def _artifact(unit: RankUnit) -> str:
-    assert unit.variant is not None  # noqa: S101 - callers look
-    return unit.variant.stored.sha256
+    return unit.bound().stored.sha256
 
 
 def _num_elements(call: Call) -> int:
