@@ -41,7 +41,10 @@ def choose(nodes: Sequence[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
         if not matches:
             matches = [node for node in nodes if is_called(node, name)]
         if len(matches) != 1:
-            raise UnknownNode(name, matches, nodes)
+            what = f"{len(matches)} nodes are called" if matches else "no alive node is called"
+            known = "\n".join(f"  {node}" for node in nodes)
+            remedy = "name one by its node id" if matches else "expected a node id, an address or a host name"
+            raise UnknownNode(f"{what} {name!r}; {remedy}. Alive nodes:\n{known}")
         chosen += matches
     return tuple(dict.fromkeys(chosen)) if chosen else tuple(nodes)
 

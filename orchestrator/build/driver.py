@@ -197,7 +197,12 @@ class _Build:
             found := differences(config, self.probes, self.ledger, self.bound)
         ):
             witness = max(stages.ranks)
-            raise BuildFailed(witness, model_rank(witness, config), found)
+            head = (
+                f"rank {witness} differs from rank {model_rank(witness, config)} in its data-parallel "
+                "position only, and yet asks for something else; build with --every-rank, or do not let the "
+                "model depend on that position:"
+            )
+            raise BuildFailed("\n".join([head, *(f"  {line}" for line in found)]))
         self.manifests = stages.ask_all("commit", Rank.manifest)
 
     def keep(self, store: Store | None) -> None:

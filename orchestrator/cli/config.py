@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import yaml
+from pydantic_core import to_jsonable_python
 from typer import Option
 
-from warmrank.orchestrator.cli.console import ExitCode, command, output, plain, print_json, say
+from warmrank.orchestrator.cli.console import ExitCode, command, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -109,7 +110,7 @@ def _tell_more(error: ConfigError, config: Path, overrides: list[str] | None, *,
     elif any(problem.key for problem in error.problems):
         error.add_note("what does not go together is looked for once these keys are right")
     if as_json:
-        problems = [{"level": "error", **plain(problem)} for problem in error.problems]
+        problems = [{"level": "error", **to_jsonable_python(problem)} for problem in error.problems]
         print_json([*problems, *found])
     elif found:
         output().print(render_lint(found))

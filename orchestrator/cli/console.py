@@ -9,7 +9,6 @@ feeds and tabs; styles and progress bars, which are ours, stay; libraries' codes
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import logging
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
@@ -137,21 +136,8 @@ def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) ->
 
 
 def print_json(value: object) -> None:
-    """Write a plain value, or a frozen dataclass of such, to stdout as JSON."""
-    typer.echo(defused_json(json.dumps(plain(value), indent=2, ensure_ascii=False)))
-
-
-def plain(value: object) -> Any:
-    """Dataclasses as mappings and paths as strings, all the way down."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    """Write a plain value, or a dataclass or model of such, to stdout as JSON."""
+    typer.echo(defused_json(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False)))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic_core import to_jsonable_python
 from typer import Argument, Option
 
 from warmrank.orchestrator.cli.console import (
@@ -14,7 +15,6 @@ from warmrank.orchestrator.cli.console import (
     command,
     defused,
     output,
-    plain,
     print_json,
     say,
 )
@@ -49,7 +49,7 @@ def list_(
     directories = list_directories(opened)
     listing = list_store(opened, loaded)
     if as_json:
-        print_json({**plain(listing), "directories": directories})
+        print_json({**to_jsonable_python(listing), "directories": directories})
     else:
         console = output()
         console.print(render_listing(listing, long=long, width=console.width))

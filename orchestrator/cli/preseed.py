@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic_core import to_jsonable_python
 
-from warmrank.orchestrator.cli.console import ExitCode, command, defused_json, output, plain, print_json
+from warmrank.orchestrator.cli.console import ExitCode, command, defused_json, output, print_json
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -134,7 +135,7 @@ def _watch(
 
 
 def _print_line(seed: NodeSeed) -> None:
-    typer.echo(defused_json(json.dumps(plain(seed), ensure_ascii=False)))
+    typer.echo(defused_json(json.dumps(to_jsonable_python(seed), ensure_ascii=False)))
 
 
 def _print_table(seeds: Sequence[NodeSeed]) -> None:

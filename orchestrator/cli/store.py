@@ -310,14 +310,14 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     from warmrank.orchestrator.ui.command_tables import render_pushes
 
     wanted = _targets(directories, keys, per, rank, world_size)
-    if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
+    if absent := [str(directory) for directory, _ in wanted if not directory.is_dir()]:
         found = "something else" if Path(absent[0]).exists() else "nothing"
         raise BadArgument(f"{absent[0]}: expected a directory to push, found {found}")
     opened = open_store(_named(config, store, signing_key))
     reports = []
-    for each in wanted:
+    for directory, components in wanted:
         try:
-            reports.append(opened.push_directory(name, each.directory, each.components))
+            reports.append(opened.push_directory(name, directory, components))
         except Untrusted as error:
             if store is None or error.reason != "no_signing_key":
                 raise
@@ -363,13 +363,13 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         opened = open_to_fetch(named)
     except NoStoreYet as absent:
         trust = load(named, to_sign=False)
-        for each in wanted:  # after a miss the tool uses what is there
-            check_marks(each.directory, trust.policy, trust.revoked)
+        for directory, _ in wanted:  # after a miss the tool uses what is there
+            check_marks(directory, trust.policy, trust.revoked)
         wanted = ()
         misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
-    for each in wanted:
+    for directory, components in wanted:
         try:
-            reports.append(opened.pull_directory(name, each.directory, each.components, replace=replace_))
+            reports.append(opened.pull_directory(name, directory, components, replace=replace_))
         except NotInStore as miss:
             misses.append(miss)
     if as_json:
@@ -387,9 +387,9 @@ def _targets(
     rank: int | None,
     world_size: int | None,
 ) -> tuple[Target, ...]:
-    from warmrank.orchestrator.store.sync import Seat, targets
+    from warmrank.orchestrator.store.sync import targets
 
-    return targets(directories, keys or (), Seat(scope=per, rank=rank, world_size=world_size))
+    return targets(directories, keys or (), per=per, rank=rank, world_size=world_size)
 
 
 def _named(config: Path | None, location: str | None, key: Path | None) -> StoreConfig:

@@ -276,7 +276,7 @@ class RankHost:
         if found.ok:
             return found
         raise VerificationFailed(
-            max_error=found.max_error, tolerance=found.tolerance, compared=found.compared
+            f"{found.compared}: largest difference {found.max_error:g}, allowed {found.tolerance:g}"
         )
 
     def run_script(self) -> tuple[FunctionResult, ...]:

@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -150,7 +150,11 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    with _quiet_loggers():
+    with ExitStack() as stack:
+        for name in _NOISY:
+            logger_of_ray = logging.getLogger(name)
+            stack.callback(logger_of_ray.setLevel, logger_of_ray.level)
+            logger_of_ray.setLevel(logging.ERROR)
         if way == "job":
             # The job has its own address and working directory; more arguments would break one of them.
             ray.init(**quiet)
@@ -174,28 +178,8 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
                 )
 
 
-_NOISE = {
-    "ray._private.worker": "SIGTERM handler is not set",  # in place of ours, which it cannot be in a thread
-    "ray._private.authentication.authentication_token_setup": "Token authentication is enabled",
-}
-"""Warnings of Ray that nobody need act on: beginning of the line, by logger."""
-
-
-@contextmanager
-def _quiet_loggers() -> Iterator[None]:
-    """Keep Ray from writing the lines of `_NOISE`."""
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(_NOISE[record.name])
-
-    loggers = [logging.getLogger(name) for name in _NOISE]
-    for each in loggers:
-        each.addFilter(is_wanted)
-    try:
-        yield
-    finally:
-        for each in loggers:
-            each.removeFilter(is_wanted)
+_NOISY = ("ray._private.worker", "ray._private.authentication.authentication_token_setup")
+"""Loggers of Ray that warn while it starts of what nobody need act on."""
 
 
 def _address(config: RayConfig) -> str:
@@ -217,8 +201,7 @@ def _shipped(config: RayConfig) -> dict[str, Any] | None:
 
     if not config.ship_code:
         return None
-    for note in upload.upload_notes(Path.cwd()):
-        logger.warning("%s; or set ray.ship_code to false where the nodes have the code", note)
+    upload.say_kept(Path.cwd(), logger.warning)
     return upload.runtime_env(Path.cwd())
 
 

@@ -22,7 +22,7 @@ from pydantic_core import PydanticSerializationError
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause
-from warmrank.orchestrator.errors import ConfigError, ConfigProblem, NothingThere
+from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
 from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.orchestrator.whole_file import write_whole
@@ -395,7 +395,7 @@ def read_last() -> Report:
     """Read what `keep_last` kept.
 
     Raises:
-        NothingThere: no launch of this user's ended on this machine.
+        BadArgument: no launch of this user's ended on this machine.
         ConfigError: its report is of another version.
     """
     path = settings().last_report
@@ -404,7 +404,7 @@ def read_last() -> Report:
             f"no launch of this user is known on this machine (no file {path}); name a report that "
             "launch --json wrote, or launch first"
         )
-        raise NothingThere(msg)
+        raise BadArgument(msg)
     return read_report(path)
 
 

@@ -13,7 +13,7 @@ from warmrank.cache_store.seed import SeedReport
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
-from warmrank.orchestrator.errors import NoStore
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang.node_artifacts import fetch_partitions, keeper_of
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.nodes import Node, NodeArtifacts, this_node
@@ -71,7 +71,7 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
     """Seed this node; ``node`` is this one, where it is one of a cluster. No store yet is a miss.
 
     Raises:
-        NoStore: the config names no store.
+        BadArgument: the config names no store.
         StoreUnavailable: the store cannot be read, or a required one is not there yet.
         UnusableCache: the cache directory cannot be used.
     """
@@ -90,10 +90,10 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
 
 
 def check_store(config: Config) -> StoreConfig:
-    """The config's store; raises `NoStore` where it names none."""
+    """The config's store; raises `BadArgument` where it names none."""
     if config.store is None:
         msg = f"config {config.name} names no store to seed from; set store.path, which all nodes share"
-        raise NoStore(msg)
+        raise BadArgument(msg)
     return config.store
 
 

@@ -27,7 +27,7 @@ from warmrank.orchestrator.config.store import (
     locate_trust,
     tier_at,
 )
-from warmrank.orchestrator.errors import BadArgument, NothingThere
+from warmrank.orchestrator.errors import BadArgument
 
 logger = logging.getLogger(__name__)
 
@@ -163,11 +163,11 @@ def publish_late(config: Config) -> QueueReport:
     A launch over several nodes needs this on each of them, on the driver's last: its record waits there.
 
     Raises:
-        NothingThere: the config names no store.
+        BadArgument: the config names no store.
         cache_store.errors.StoreError: the store is away still, or cannot be used.
     """
     if config.store is None:
-        raise NothingThere(f"config {config.name} names no store to publish to; expected store.path in it")
+        raise BadArgument(f"config {config.name} names no store to publish to; expected store.path in it")
     return publish_pending(open_store(config.store), config.cache_dir)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from warmrank.cache_store.records.manifest import RequestEntry
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.inspect.explain import Explanation, FunctionView
 from warmrank.orchestrator.inspect.findings import LEVELS, Diagnosis, Finding
@@ -19,7 +20,6 @@ from warmrank.orchestrator.inspect.store_contents import (
     Listing,
     OtherRanks,
     PartitionView,
-    short_signature,
 )
 from warmrank.orchestrator.inspect.verify import Verified
 from warmrank.orchestrator.text import brief_names, count_text, size_text, time_text
@@ -102,24 +102,24 @@ def render_directories(lines: Sequence[DirectoryLine]) -> RenderableType:
 
 def render_partition(view: PartitionView) -> RenderableType:
     """One partition: where it belongs, its artifacts, its requests, and its captures."""
-    facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(view.created))]
+    made = view.manifest
+    facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(made.created))]
     if view.others:
         facts.append(("others", ", ".join(key[:KEY_CHARS] for key in view.others)))
     artifacts = table_of("=function", ">size", "=sha256", "file")
-    for entry in view.artifacts:
+    for entry in made.artifacts:
         name = entry.function if entry.scope == "rank" else f"(node) {entry.function}"
         cells = (size_text(entry.size_bytes), entry.sha256[:KEY_CHARS])
         artifacts.add_row(Text(name), *cells, Text(entry.path))
-    head = Text(f"{view.partition}: rank {view.rank} of {view.world_size}", style="bold")
+    head = Text(f"{made.partition}: rank {made.rank} of {made.world_size}", style="bold")
     parts: list[RenderableType] = [head, pairs(facts), artifacts]
-    parts += _requests([(entry.function, entry.components) for entry in view.requests], view.environment)
-    parts += _runtime_states((entry.function, entry.runtime_state) for entry in view.requests)
+    parts += _requests([(entry.function, entry) for entry in made.requests], made.environment)
     differs = f"  differs on this machine: {'; '.join(view.changes)}"
     here = Text(differs, style="yellow") if view.changes else Text("  as on this machine", style="green")
-    parts += [heading("environment"), pairs(view.environment.items()), here]
-    if view.captures:
+    parts += [heading("environment"), pairs(made.environment.items()), here]
+    if made.captures:
         parts.append(heading("captured, in this order"))
-        parts += [Text(f"  {entry.function} {short_signature(entry.signature)}") for entry in view.captures]
+        parts += [Text(f"  {entry.function} {entry.signature}") for entry in made.captures]
     return Group(*parts)
 
 
@@ -141,7 +141,7 @@ def render_explanation(found: Explanation) -> RenderableType:
         parts += [heading("functions stored"), *_functions(found.functions, found.environment)]
     elif found.cached:
         parts.append(heading("in the cache directory, of any launch"))
-        parts += _cached([item.directory for item in found.cached])
+        parts += _cached(found.cached)
     parts += [heading("what is asked for"), pairs(found.identity.items())]
     parts += [heading("environment here"), pairs(found.environment.items())]
     places = [("launch key", found.launch_key), ("store", found.store or "none"), ("cache", found.cache_dir)]
@@ -151,40 +151,33 @@ def render_explanation(found: Explanation) -> RenderableType:
 
 def _functions(functions: Sequence[FunctionView], environment: Mapping[str, str]) -> list[RenderableType]:
     table = table_of("=function", ">artifacts", ">files", ">size", "files on this node", "asked for by")
-    requests: list[tuple[str, dict[str, str]]] = []
-    states: list[tuple[str, dict[str, str]]] = []
+    requests = []
     for item in functions:
-        ranks = sorted({rank for request in item.requests for rank in request.ranks})
         here = f"{item.num_on_this_node} of {item.num_files}"
         numbers = (str(item.num_artifacts), str(item.num_files), size_text(item.size_bytes))
-        table.add_row(Text(item.function), *numbers, here, ranks_text(ranks))
-        requests += [(item.function, request.components) for request in item.requests]
-        states += [
-            (f"{item.function} on {ranks_text(each.ranks)}", each.values) for each in item.runtime_state
-        ]
-    return [table, *_requests(requests, environment), *_runtime_states(states)]
+        asking = ranks_text(rank for _, ranks in item.requests for rank in ranks)
+        table.add_row(Text(item.function), *numbers, here, asking)
+        requests += [(f"{item.function} on {ranks_text(ranks)}", asked) for asked, ranks in item.requests]
+    return [table, *_requests(requests, environment)]
 
 
 def _requests(
-    requests: Iterable[tuple[str, dict[str, str]]], environment: Mapping[str, str]
+    requests: Iterable[tuple[str, RequestEntry]], environment: Mapping[str, str]
 ) -> list[RenderableType]:
-    """Components of requests that are not the environment's; equal ones once, with their functions."""
+    """Components of requests that are not the environment's, equal ones once; then the runtime state."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for function, components in requests:
-        own = tuple((name, value) for name, value in components.items() if name not in environment)
-        alike.setdefault(own, []).append(function)
+    states: list[tuple[str, str]] = []
+    for whose, asked in requests:
+        own = tuple((name, value) for name, value in asked.components.items() if name not in environment)
+        alike.setdefault(own, []).append(asked.function)
+        states += [(whose, in_words(asked.runtime_state))] if asked.runtime_state else []
     parts: list[RenderableType] = []
     for own, functions in alike.items():
         parts += [heading(f"request of {', '.join(dict.fromkeys(functions))}"), pairs(own)]
-    return parts
-
-
-def _runtime_states(declared: Iterable[tuple[str, dict[str, str]]]) -> list[RenderableType]:
-    """Declared values, each with whose they are."""
-    rows = [(whose, in_words(values)) for whose, values in declared if values]
-    if len(rows) > _STATES_SHOWN:
-        rows[_STATES_SHOWN:] = [("", f"and {len(rows) - _STATES_SHOWN} more")]
-    return [heading("runtime state, declared by the workload"), pairs(rows)] if rows else []
+    if len(states) > _STATES_SHOWN:
+        states[_STATES_SHOWN:] = [("", f"and {len(states) - _STATES_SHOWN} more")]
+    declared = [heading("runtime state, declared by the workload"), pairs(states)] if states else []
+    return parts + declared
 
 
 def _cached(directories: Iterable[str]) -> list[Text]:

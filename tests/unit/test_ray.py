@@ -22,7 +22,8 @@ from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
-from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, parse_when
+from warmrank.orchestrator.exec.driver import choose_nodes
+from warmrank.orchestrator.exec.node import Placement, When, parse_when
 from warmrank.orchestrator.gang import ray_session, reservation
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
