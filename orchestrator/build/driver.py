@@ -29,8 +29,8 @@ from warmrank.orchestrator.build.plan import (
     model_rank,
     replica,
 )
-from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, OfflineRankInit
-from warmrank.orchestrator.config.models import Config, EntrypointWorkload
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, init_of
+from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch import steps
@@ -78,7 +78,7 @@ def build(
     started = utc_now()
     store = _open_store(config)
     ranks = built_ranks(config, every_rank=options.every_rank)
-    launcher = launcher or launcher_for(config, options, ranks)
+    launcher = launcher or OfflineLauncher(config, ranks, num_jobs=options.num_jobs)
     alone = config.model_copy(update={"store": None})
     stages = Stages(alone, launcher, listener or silence, ranks=ranks)
     try:
@@ -93,14 +93,6 @@ def build(
         with undisturbed():
             launcher.stop()
     return report
-
-
-def launcher_for(config: Config, options: BuildOptions, ranks: tuple[int, ...]) -> Launcher:
-    """Processes of this machine for some ranks."""
-    workload = config.workload
-    assert isinstance(workload, EntrypointWorkload)  # noqa: S101 - `check_target` lets nothing else pass
-    module = workload.entrypoint.partition(":")[0]
-    return OfflineLauncher(ranks, num_jobs=options.num_jobs, module=module)
 
 
 def _open_store(config: Config) -> Store | None:
@@ -147,19 +139,9 @@ def probed(
     """
     with stages.stage("start"):
         stages.start()
-        openings = {
-            rank: (
-                OfflineRankInit(
-                    config=stages.config,
-                    rank=rank,
-                    environment=options.target.environment,
-                    real_tensors=options.real_tensors,
-                    kernels=kernels,
-                ),
-            )
-            for rank in stages.ranks
-        }
-        stages.ask("start", OfflineHost.open, openings)
+        rest = options.target.environment, options.real_tensors, kernels
+        inits = {rank: (init_of(stages.config, rank), *rest) for rank in stages.ranks}
+        stages.ask("start", OfflineHost.open, inits)
     probes = steps.build_and_probe(stages)
     everyone = dict.fromkeys(stages.ranks, ())
     left_out = stages.ask("build", OfflineHost.left_out, everyone, is_work=False).values()

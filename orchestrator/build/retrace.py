@@ -15,9 +15,9 @@ from warmrank.cache_store.cache_dir.local import is_companion_name
 from warmrank.cache_store.records.manifest import PartitionManifest, utc_now
 from warmrank.cache_store.seed import pick_launches
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
+from warmrank.orchestrator.build.driver import BuildOptions, fetch, probed
 from warmrank.orchestrator.build.plan import built_ranks, check_target
-from warmrank.orchestrator.build.ranks import OfflineHost
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch.identity import launch_key
@@ -105,7 +105,7 @@ def audit_cache(
     with tempfile.TemporaryDirectory(prefix="warmrank-audit-") as scratch:
         root = Path(scratch) if config.store is not None else config.cache_dir
         here = config.model_copy(update={"cache_dir": root, "store": None})
-        launcher = launcher or launcher_for(here, options, ranks)
+        launcher = launcher or OfflineLauncher(here, ranks, num_jobs=options.num_jobs)
         stages = Stages(here, launcher, listener or silence, ranks=ranks)
         try:
             if store is not None:

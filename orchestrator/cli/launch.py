@@ -78,8 +78,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     from warmrank.orchestrator.launch.driver import Launch
     from warmrank.orchestrator.launch.report import keep_last, to_json
     from warmrank.orchestrator.launch.state import all_of
-    from warmrank.orchestrator.ui.metrics import RayMetrics
-    from warmrank.orchestrator.ui.outputs import Outputs
+    from warmrank.orchestrator.ui.outputs import Outputs, RayMetrics
     from warmrank.orchestrator.ui.progress import progress
     from warmrank.orchestrator.ui.report_table import render
 

@@ -24,8 +24,7 @@ from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config
-    from warmrank.orchestrator.seed.here import NodeSeed
-    from warmrank.orchestrator.seed.seeding import SeedPlan
+    from warmrank.orchestrator.seed.seeding import NodeSeed, SeedPlan
 
 FanOutChoice = Literal["auto", "always", "never"]
 
@@ -64,8 +63,7 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
         raise typer.BadParameter("--here and --watch exclude each other: a node seeds itself once, at boot")
     if (for_s is not None or until is not None) and not watch:
         raise typer.BadParameter("--for and --until say when a --watch ends")
-    from warmrank.orchestrator.seed.here import check_store
-    from warmrank.orchestrator.seed.seeding import SeedPlan
+    from warmrank.orchestrator.seed.seeding import SeedPlan, check_store
 
     loaded = load_config(config, overrides)
     check_store(loaded)
@@ -83,7 +81,7 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
 
 def _here(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
     from warmrank.cache_store.fetch.blobs import FetchOptions
-    from warmrank.orchestrator.seed.here import seed_here
+    from warmrank.orchestrator.seed.seeding import seed_here
     from warmrank.orchestrator.ui.progress import fetch_progress
 
     with fetch_progress(output(stderr=True)) as on_progress:

@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -147,10 +147,6 @@ class Eligible:
     wanted: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str]
 
-    def total(self) -> dict[str, float]:
-        """All resources of the nodes."""
-        return summed(known.resources for known in self.nodes)
-
 
 def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Resources together."""
@@ -226,37 +222,29 @@ def eligible(
     named = set(_called(nodes, config.nodes, strict=strict)) if config.nodes else set(nodes)
     named -= set(_called(nodes, config.exclude_nodes, strict=strict))
     away = set(silent)
-    _refuse_none(config, nodes, named, away, strict=strict)
+    # What leaves no node, now or later: Ray has no word for that.
+    if nodes and not named and strict:
+        there = ", ".join(map(str, nodes))
+        msg = f"ray.exclude_nodes (--exclude-node) leaves no node for ranks; alive nodes: {there}"
+        raise BadArgument(msg)
+    if config.nodes and not named - away:
+        gone = f"are not there any more: {', '.join(config.nodes)}"
+        what = f"do not answer: {', '.join(map(str, named))}" if named else gone
+        msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
+        raise CannotStart(msg, blames_cluster=True)
     labels = dict(config.labels)
     if config.nodes:
         labels[_NODE_ID] = f"in({', '.join(node.node_id for node in nodes if node in named - away)})"
     elif left_out := [node.node_id for node in nodes if node not in named - away]:
         labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
-    there = [each for each in known if each.node in named - away]
+    usable = [each for each in known if each.node in named - away]
     return Eligible(
-        nodes=tuple(each for each in there if _is_labelled(each, config.labels)),
+        nodes=tuple(each for each in usable if _is_labelled(each, config.labels)),
         silent=tuple(node for node in nodes if node in named & away),
-        unlabelled=tuple(each for each in there if not _is_labelled(each, config.labels)),
+        unlabelled=tuple(each for each in usable if not _is_labelled(each, config.labels)),
         wanted=config.labels,
         labels=labels,
     )
-
-
-def _refuse_none(
-    config: RayConfig, known: Sequence[Node], named: Collection[Node], away: Collection[Node], *, strict: bool
-) -> None:
-    """Refuse what leaves no node, now or later: Ray has no word for that."""
-    if known and not named and strict:
-        msg = (
-            "ray.exclude_nodes (--exclude-node) leaves no node for ranks; alive nodes: "
-            f"{', '.join(map(str, known))}"
-        )
-        raise BadArgument(msg)
-    if config.nodes and not set(named) - set(away):
-        silent = ", ".join(str(node) for node in known if node in named)
-        what = f"do not answer: {silent}" if silent else f"are not there any more: {', '.join(config.nodes)}"
-        msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
-        raise CannotStart(msg, blames_cluster=True)
 
 
 def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> list[Node]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from warmrank.cache_store import connect
 from warmrank.cache_store.cache_dir.local import is_companion_name
 from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
@@ -21,12 +22,13 @@ from warmrank.cache_store.records.manifest import (
     PartitionManifest,
     PartitionRef,
 )
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.config.store import is_url
+from warmrank.orchestrator.config.store import is_url, tier_at
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
+from warmrank.orchestrator.store.stores import named_store, open_store, silent_places, tier_spec
 from warmrank.orchestrator.text import brief_names
 from warmrank.worker.keys.environment import environment
 
@@ -44,7 +46,8 @@ def open_to_look(config: Config | None, location: Path | str | None) -> Store:
         BadArgument: the config names no store, or neither (or both) was given.
     """
     if location is not None and config is None:
-        return open_unchecked(str(location))
+        tiers = [tier_spec(tier_at(str(location)))]
+        return connect.open_store(tiers, trust=Trust(policy="off"), create=False)
     if config is None or location is not None:
         raise BadArgument("expected either a CONFIG or --store PATH, to say which store")
     if config.store is None:

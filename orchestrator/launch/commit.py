@@ -70,19 +70,13 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
 
 def _no_key(access: Access) -> str:
     """Obstacles between the launch and the store; of one that is away, possible later ones."""
-    remedy = (
-        "Make a key (warmrank keys generate) and name it there, or for a store of your own set "
-        'store.trust.policy: "off"'
-    )
-    unset = "store.trust.signing_key is not set"
-    if not access.why_required:
-        return f"not committed: trust.policy is require, and {unset}. {remedy}"
-    chosen = f"the config sets no trust.policy, and require was chosen for {access.why_required}"
-    if access.store is not None:
-        return f"not committed: {chosen}; {unset}. {remedy}"
+    policy = "trust.policy is require"
+    if access.why_required:
+        policy = f"the config sets no trust.policy, and require was chosen for {access.why_required}"
+    until = "not committed" if access.store is not None else "warmrank store publish looks at the place again"
     return (
-        f"{chosen}. warmrank store publish looks at the place again, and if that asks for signatures still, "
-        f"it publishes nothing while {unset}. {remedy}"
+        f"{until}: {policy}, and store.trust.signing_key is not set. Make a key (warmrank keys generate) and "
+        'name it there, or for a store of your own set store.trust.policy: "off"'
     )
 
 

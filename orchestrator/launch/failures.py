@@ -7,9 +7,8 @@ hang) is tried again, as `causes.policy_of` says.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, NoReturn
 
 from warmrank.orchestrator.causes import Budget, FailureKind, WorkerFailure, policy_of
 from warmrank.orchestrator.config.models import Retries
@@ -20,7 +19,7 @@ from warmrank.orchestrator.errors import (
     LaunchFailed,
     ranks_text,
 )
-from warmrank.orchestrator.launch.plan_state import Avoided, ClassKey, Failed, PlanState, Slot
+from warmrank.orchestrator.launch.plan_state import Avoided, ClassKey, Failed, PlanState
 from warmrank.orchestrator.nodes import Gang, Seat, distinct_hosts
 
 Seats = Mapping[int, Seat]
@@ -59,58 +58,26 @@ def raise_failed(
     raise error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiling:
-    """A compile of a rank that was lost; ``host`` is empty where other nodes have that host name, too."""
+class Compiling(NamedTuple):
+    """A compile of a rank that was lost, and where that was."""
 
     function: str
     request_key: str
-    rank: int
-    node_id: str
-    host: str
+    seat: Seat
 
 
-def cut_off(slots: Iterable[Slot], asked: Mapping[Slot, str], seats: Seats) -> tuple[Compiling, ...]:
-    """The compiles of lost leaders: ``slots``, with the request key of every slot."""
-    alone = _nodes_alone(seats)
-    return tuple(
-        Compiling(
-            function=function,
-            request_key=asked[rank, function],
-            rank=rank,
-            node_id=seats[rank].node_id,
-            host=seats[rank].host if seats[rank].host in alone else "",
-        )
-        for rank, function in slots
-    )
-
-
-def avoided(former: Iterable[Compiling], seats: Seats) -> tuple[Avoided, ...]:
+def avoided(former: Iterable[Compiling], seats: Seats) -> Iterator[Avoided]:
     """Where, in this attempt, former attempts were cut off: by node, for a rank may be elsewhere by now.
 
-    A node whose Ray was started anew has another id: it is known by its host name, where that is its alone.
+    A node whose Ray was started anew has another id: it is known by its host name.
     """
-    nodes = {seat.node_id: seat.node_rank for seat in seats.values()}
-    alone = _nodes_alone(seats)
-    found = [(lost, nodes.get(lost.node_id, alone.get(lost.host))) for lost in former]
-    return tuple(
-        Avoided(
-            function=lost.function,
-            request_key=lost.request_key,
-            rank=lost.rank if lost.rank in seats and seats[lost.rank].node_rank == node else None,
-            node=node,
-        )
-        for lost, node in found
-        if node is not None
-    )
-
-
-def _nodes_alone(seats: Seats) -> dict[str, int]:
-    """Nodes by host name, without names that several have: containers on one machine may share theirs."""
-    nodes: dict[str, set[int]] = {}
-    for seat in seats.values():
-        nodes.setdefault(seat.host, set()).add(seat.node_rank)
-    return {host: min(found) for host, found in nodes.items() if len(found) == 1}
+    for lost in former:
+        nodes = {seat.node_rank for seat in seats.values() if seat.node_id == lost.seat.node_id}
+        nodes = nodes or {seat.node_rank for seat in seats.values() if seat.host == lost.seat.host}
+        rank = lost.seat.rank
+        for node in nodes:
+            same = rank if rank in seats and seats[rank].node_rank == node else None
+            yield Avoided(function=lost.function, request_key=lost.request_key, rank=same, node=node)
 
 
 def retries(failed: Iterable[Failed], state: PlanState, seats: Seats) -> tuple[str, ...]:

@@ -357,6 +357,15 @@ def config_words(report: Report) -> str:
     return shlex.join(report.config) or "CONFIG"
 
 
+def held_bytes(report: Report) -> int:
+    """Bytes of artifacts and files beside them, as if every rank had its own."""
+    return sum(
+        function.size_bytes + sum(size for _, size in function.beside)
+        for rank in report.ranks
+        for function in rank.functions
+    )
+
+
 def totals(
     ranks: tuple[RankReport, ...], fetches: tuple[NodeFetch, ...], committed: Committed, wall_s: float
 ) -> Totals:

@@ -18,7 +18,7 @@ from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, ranks_t
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.events import AuditOutcome
-from warmrank.orchestrator.launch.failures import Compiling, avoided, cut_off, failures_of, retries
+from warmrank.orchestrator.launch.failures import Compiling, avoided, failures_of, retries
 from warmrank.orchestrator.launch.plan import auditing, forbidden, lanes_of, plan_round, rank_classes
 from warmrank.orchestrator.launch.plan_state import (
     Action,
@@ -177,16 +177,14 @@ class _Round:
         silent: tuple[int, ...],
     ) -> None:
         """End the attempt for ranks that failed as a whole, and note what lost leaders compiled."""
-        seats = {seat.rank: seat for seat in self._stages.gang.seats}
         asked = {demand.slot: demand.request_key for demand in self._state.demands}
         # Who dies meanwhile need not be a leader, and an auditor is none to avoid.
-        slots = [
-            (failure.rank, function) for failure in failures for function in functions.get(failure.rank, ())
-        ]
+        lost = [(failure.rank, name) for failure in failures for name in functions.get(failure.rank, ())]
         try:
             self._stages.fail("compile", failures, silent=silent)
         except LaunchFailed as error:
-            error.compiling = cut_off(slots, asked, seats)
+            seats = {seat.rank: seat for seat in self._stages.gang.seats}
+            error.compiling = tuple(Compiling(name, asked[rank, name], seats[rank]) for rank, name in lost)
             raise
 
     def _compare(self) -> None:

@@ -92,24 +92,6 @@ def slow_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, .
     return tuple({(slow.stage, slow.rank): slow for slow in reversed(worst)}.values())[::-1]
 
 
-def node_lags(course: Course, ranks: Sequence[RankReport]) -> dict[int, tuple[float, str]]:
-    """By how many seconds each node was behind half of all ranks where it was most so, and in which stage.
-
-    Nodes that were never behind are left out.
-    """
-    nodes = {rank.rank: rank.node_rank for rank in ranks}
-    lags: dict[int, tuple[float, str]] = {}
-    for span in course.timeline:
-        if not span.ok or span.stage in _UNEVEN or not span.ranks:
-            continue
-        median_s = median_low(span.rank_end_s)
-        for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
-            node = nodes.get(rank)
-            if node is not None and end_s - median_s > lags.get(node, (0.0, ""))[0]:
-                lags[node] = (end_s - median_s, span.stage)
-    return lags
-
-
 def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int) -> tuple[Row, ...]:
     """The timeline of a launch in at most ``max_rows`` rows, or a few more.
 
@@ -126,9 +108,8 @@ def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int)
     while len(groups) > max_rows and part <= 1:
         quantum_s = max(wall_s * part, 1e-6)
         alike: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}
-        for (
-            unit
-        ) in units:  # alike are those whose last ranks answered at nearly the same time, stage by stage
+        # Alike are those whose last ranks answered at nearly the same time, stage by stage.
+        for unit in units:
             owns = [[end[rank] for rank in unit if rank in end] for end in ends]
             signature = tuple(round(max(own) / quantum_s) if own else None for own in owns)
             alike.setdefault(signature, []).append(unit)

@@ -35,8 +35,15 @@ from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.others_output import others_on_stderr
-from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
-from warmrank.orchestrator.seed.seeding import ADVANCE_EVERY_S, NodeState, Seeding, SeedPlan
+from warmrank.orchestrator.seed.seeding import (
+    ADVANCE_EVERY_S,
+    NodeSeed,
+    NodeState,
+    Seeding,
+    SeedPlan,
+    failed,
+    seed_here,
+)
 from warmrank.orchestrator.seed.show import SeedLines
 from warmrank.orchestrator.signals import undisturbed
 

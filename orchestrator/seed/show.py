@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from warmrank.orchestrator.nodes import Node, distinct_names
-from warmrank.orchestrator.seed.here import NodeSeed
-from warmrank.orchestrator.seed.seeding import NodeState, retry_in_s
+from warmrank.orchestrator.seed.seeding import NodeSeed, NodeState, retry_in_s
 from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
 
 MAX_HOSTS = 8

@@ -176,8 +176,9 @@ def _requests(
         parts += [heading(f"request of {', '.join(dict.fromkeys(functions))}"), pairs(own)]
     if len(states) > _STATES_SHOWN:
         states[_STATES_SHOWN:] = [("", f"and {len(states) - _STATES_SHOWN} more")]
-    declared = [heading("runtime state, declared by the workload"), pairs(states)] if states else []
-    return parts + declared
+    if states:
+        parts += [heading("runtime state, declared by the workload"), pairs(states)]
+    return parts
 
 
 def _cached(directories: Iterable[str]) -> list[Text]:

@@ -21,8 +21,8 @@ from markupsafe import Markup
 
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.launch.events import STAGES, RankClass
-from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, config_words
-from warmrank.orchestrator.launch.timeline import Bar, Row, last_ranks, node_lags, timeline_rows
+from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, config_words, held_bytes
+from warmrank.orchestrator.launch.timeline import Bar, Row, last_ranks, timeline_rows
 from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
@@ -32,7 +32,6 @@ from warmrank.orchestrator.text import (
     size_text,
 )
 from warmrank.orchestrator.ui.advice import next_steps
-from warmrank.orchestrator.ui.metrics import held_bytes
 from warmrank.orchestrator.ui.report_table import STEPS, alike, headline, slowest, verified_text
 
 MAX_RANKS_SHOWN = 2048
@@ -277,21 +276,14 @@ def _moved(report: Report) -> list[tuple[str, int, str]]:
 
 
 def _nodes(report: Report) -> list[tuple[Any, ...]]:
-    """Every node: its last rank, its ranks, what it moved, and where it was furthest behind."""
+    """Every node: its last rank, its ranks, and what it moved."""
     members: dict[int, list[RankReport]] = {}
     for rank in report.ranks:
         members.setdefault(rank.node_rank, []).append(rank)
     fetched = {node.node_rank: node for node in report.fetches}
     published = {node.node_rank: node for node in report.publishes}
-    lags = node_lags(report.course, report.ranks)
     return [
-        (
-            ranks[-1],
-            [rank.rank for rank in ranks],
-            fetched.get(node),
-            published.get(node),
-            *lags.get(node, (0.0, "")),
-        )
+        (ranks[-1], [rank.rank for rank in ranks], fetched.get(node), published.get(node))
         for node, ranks in sorted(members.items())
     ]
 

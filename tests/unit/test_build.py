@@ -101,7 +101,8 @@ def test_witness_that_asks_for_something_else_fails_the_build(tmp_path):
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
     """The command, with ranks without torch."""
     monkeypatch.setattr(
-        "warmrank.orchestrator.build.driver.OfflineLauncher", lambda ranks, **_: FakeOfflineLauncher(ranks)
+        "warmrank.orchestrator.build.driver.OfflineLauncher",
+        lambda _, ranks, **_more: FakeOfflineLauncher(ranks),
     )
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["build", *map(str, arguments)])
 

@@ -39,10 +39,9 @@ from warmrank.orchestrator.launch.report import (
 )
 from warmrank.orchestrator.launch.state import Course, LaunchState
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.seed.here import NodeSeed
+from warmrank.orchestrator.seed.seeding import NodeSeed
 from warmrank.orchestrator.ui.advice import Step, next_steps
-from warmrank.orchestrator.ui.metrics import RayMetrics, exposition
-from warmrank.orchestrator.ui.outputs import STDOUT, Outputs, trace_json
+from warmrank.orchestrator.ui.outputs import STDOUT, Outputs, RayMetrics, exposition, trace_json
 from warmrank.orchestrator.ui.page import render_html
 from warmrank.orchestrator.ui.report_table import render
 from warmrank.worker.results import Outcome, StageSeconds
