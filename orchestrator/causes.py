@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+
+def about(text: str) -> Any:
+    """What a field of a value holds, for the schema of documents that have it."""
+    return Field(description=text)
+
 
 Budget = Literal["rank", "node", "hang", "start"]
 """A key of the config's `retries`."""
@@ -137,25 +145,19 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Equal failures of some ranks.
+    """Equal failures of some ranks."""
 
-    Attributes:
-        ranks: on which, in order.
-        kind: name of the exception's type, or a word such as ``died``, ``node lost``, ``stopped``.
-        function: cached function that it concerns; empty when it concerns the ranks.
-        message: the error's text.
-        remedy: what to do; may be empty.
-        hosts: the nodes of these ranks, in order; empty where they had none yet.
-        traceback: of the first of these ranks: where it was raised, or what its threads were doing.
-    """
-
-    ranks: tuple[int, ...]
-    kind: str
-    function: str
-    message: str
-    remedy: str
-    hosts: tuple[str, ...] = ()
-    traceback: str = ""
+    ranks: Annotated[tuple[int, ...], about("on which, in order.")]
+    kind: Annotated[str, about("name of the exception's type, or a word such as died, node lost, stopped.")]
+    function: Annotated[str, about("cached function that it concerns; empty when it concerns the ranks.")]
+    message: Annotated[str, about("the error's text.")]
+    remedy: Annotated[str, about("what to do; may be empty.")]
+    hosts: Annotated[
+        tuple[str, ...], about("the nodes of these ranks, in order; empty where they had none yet.")
+    ] = ()
+    traceback: Annotated[
+        str, about("of the first of these ranks: where it was raised, or what its threads were doing.")
+    ] = ""
 
 
 def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tuple[Cause, ...]:

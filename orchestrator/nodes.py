@@ -7,8 +7,9 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from warmrank.orchestrator.causes import about
 from warmrank.orchestrator.errors import UnknownNode
 from warmrank.orchestrator.text import count_text, size_text
 
@@ -82,29 +83,19 @@ def in_order(host: str) -> tuple[tuple[int, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeArtifacts:
-    """Node artifacts of one node, for a launch's report.
+    """Node artifacts of one node, for a launch's report."""
 
-    Attributes:
-        num_files: node artifacts that the node's first rank has in its manifest.
-        size_bytes: their size.
-        num_new: how many of them this launch added or changed.
-        bytes_new: their size.
-        num_fetched: how many came from the store.
-        bytes_fetched: their size.
-        num_placed: how many were written to where the node's tools look for them.
-        num_there: how many lay there with the same bytes.
-        skipped: why others were not fetched, placed or kept, one line each, cut short.
-    """
-
-    num_files: int = 0
-    size_bytes: int = 0
-    num_new: int = 0
-    bytes_new: int = 0
-    num_fetched: int = 0
-    bytes_fetched: int = 0
-    num_placed: int = 0
-    num_there: int = 0
-    skipped: tuple[str, ...] = ()
+    num_files: Annotated[int, about("node artifacts that the node's first rank has in its manifest.")] = 0
+    size_bytes: Annotated[int, about("their size.")] = 0
+    num_new: Annotated[int, about("how many of them this launch added or changed.")] = 0
+    bytes_new: Annotated[int, about("their size.")] = 0
+    num_fetched: Annotated[int, about("how many came from the store.")] = 0
+    bytes_fetched: Annotated[int, about("their size.")] = 0
+    num_placed: Annotated[int, about("how many were written to where the node's tools look for them.")] = 0
+    num_there: Annotated[int, about("how many lay there with the same bytes.")] = 0
+    skipped: Annotated[
+        tuple[str, ...], about("why others were not fetched, placed or kept, one line each, cut short.")
+    ] = ()
 
     def words(self) -> tuple[str, ...]:
         """Their outcome in lines; nothing where the node has none."""
@@ -141,19 +132,12 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """All ranks of a launch, and where they meet.
+    """All ranks of a launch, and where they meet."""
 
-    Attributes:
-        seats: every rank, in order; ranks of one node follow each other.
-        master_addr: address that every rank reaches rank 0's node by.
-        master_port: port that was free there; 0 for ranks that make no process groups.
-        logs: pattern of the ranks' log files; empty when they run in the driver's process.
-    """
-
-    seats: tuple[Seat, ...]
-    master_addr: str
-    master_port: int
-    logs: str = ""
+    seats: tuple[Seat, ...]  # every rank, in order; ranks of one node follow each other
+    master_addr: str  # address that every rank reaches rank 0's node by
+    master_port: int  # port that was free there; 0 for ranks that make no process groups
+    logs: str = ""  # pattern of the ranks' log files; empty when they run in the driver's process
 
     def first_of_each_node(self) -> tuple[Seat, ...]:
         """The seat with local rank 0 of every node, in order."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from warmrank.orchestrator.causes import about
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, ClassAction, Event, RankClass
 from warmrank.orchestrator.nodes import Seat, distinct_hosts
@@ -20,23 +22,18 @@ ClassKey = tuple[str, str, ClassAction, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptReport:
-    """One attempt of a launch.
+    """One attempt of a launch."""
 
-    Attributes:
-        attempt: its number, from 1.
-        start_s: when it began, in seconds since the launch did.
-        end_s: when it ended.
-        reason: why the attempt before it failed, and which budget this one is of; empty for the first.
-        failed_stage: the stage it ended in; empty for an attempt that ended with every rank warm.
-        error: its error; empty for such an attempt.
-    """
-
-    attempt: int
-    start_s: float
-    end_s: float
-    reason: str = ""
-    failed_stage: str = ""
-    error: str = ""
+    attempt: Annotated[int, about("its number, from 1.")]
+    start_s: Annotated[float, about("when it began, in seconds since the launch did.")]
+    end_s: Annotated[float, about("when it ended.")]
+    reason: Annotated[
+        str, about("why the attempt before it failed, and which budget this one is of; empty for the first.")
+    ] = ""
+    failed_stage: Annotated[
+        str, about("the stage it ended in; empty for an attempt that ended with every rank warm.")
+    ] = ""
+    error: Annotated[str, about("its error; empty for such an attempt.")] = ""
 
     @property
     def why_again(self) -> str:
@@ -46,25 +43,17 @@ class AttemptReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpan:
-    """A stage of one attempt; one that came again, round after round, has a span for each time.
+    """A stage of one attempt; one that came again, round after round, has a span for each time."""
 
-    Attributes:
-        attempt: number of the attempt, from 1.
-        stage: its name.
-        start_s: when it began, in seconds since the launch did.
-        end_s: when it ended; when the attempt did, for a stage that failed.
-        ok: false for the stage that the attempt ended in.
-        ranks: who took part, in order.
-        rank_end_s: when each of them had answered for the last time; ``end_s`` for who had not.
-    """
-
-    attempt: int
-    stage: str
-    start_s: float
-    end_s: float
-    ok: bool
-    ranks: tuple[int, ...]
-    rank_end_s: tuple[float, ...]
+    attempt: Annotated[int, about("number of the attempt, from 1.")]
+    stage: Annotated[str, about("its name.")]
+    start_s: Annotated[float, about("when it began, in seconds since the launch did.")]
+    end_s: Annotated[float, about("when it ended; when the attempt did, for a stage that failed.")]
+    ok: Annotated[bool, about("false for the stage that the attempt ended in.")]
+    ranks: Annotated[tuple[int, ...], about("who took part, in order.")]
+    rank_end_s: Annotated[
+        tuple[float, ...], about("when each of them had answered for the last time; end_s for who had not.")
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
