@@ -1,4 +1,4 @@
-"""The timeline of a launch in few rows, and ranks that kept the others waiting: pure functions of its course.
+"""The timeline of a launch in few rows, and the last rank of each stage: pure functions of its course.
 
 Invariant: the number of rows has a bound that does not grow with the number of ranks.
 """
@@ -11,15 +11,6 @@ from typing import NamedTuple
 
 from warmrank.orchestrator.launch.report import RankReport
 from warmrank.orchestrator.launch.state import Course
-
-SLOW_FACTOR = 1.5
-"""Multiple of the median rank's time from which a rank counts as slow."""
-
-SLOW_MIN_S = 1.0
-"""Less than this, waited for in vain, is not worth a word."""
-
-_UNEVEN = frozenset({"compile", "script"})
-"""Stages in which ranks have different work to do, so that the last one is not a slow one."""
 
 
 class Bar(NamedTuple):
@@ -46,7 +37,7 @@ class Row(NamedTuple):
     bars: tuple[Bar, ...]
 
 
-class SlowRank(NamedTuple):
+class LastRank(NamedTuple):
     """The last rank of a stage: what it took, and what half of the ranks took at most.
 
     Not ``ok``: the attempt ended in this stage, in which ranks may not have answered at all.
@@ -62,7 +53,7 @@ class SlowRank(NamedTuple):
     ok: bool
 
 
-def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
+def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[LastRank, ...]:
     """The last rank of every span of the timeline, in order of time."""
     hosts = {rank.rank: rank.host for rank in ranks}
     found = []
@@ -72,24 +63,9 @@ def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, .
             seconds, median_s = end_s - span.start_s, median_low(span.rank_end_s) - span.start_s
             host, num_ranks = hosts.get(rank, ""), len(span.ranks)
             found.append(
-                SlowRank(span.stage, span.attempt, rank, host, seconds, median_s, num_ranks, span.ok)
+                LastRank(span.stage, span.attempt, rank, host, seconds, median_s, num_ranks, span.ok)
             )
     return tuple(found)
-
-
-def slow_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[SlowRank, ...]:
-    """Those of them that the others waited for in vain, each once a stage, those that cost most first."""
-    found = [
-        slow
-        for slow in last_ranks(course, ranks)
-        if slow.ok
-        and slow.stage not in _UNEVEN
-        and slow.num_ranks > 2
-        and slow.seconds > SLOW_FACTOR * slow.median_s
-        and slow.seconds - slow.median_s >= SLOW_MIN_S
-    ]
-    worst = sorted(found, key=lambda slow: slow.median_s - slow.seconds)
-    return tuple({(slow.stage, slow.rank): slow for slow in reversed(worst)}.values())[::-1]
 
 
 def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int) -> tuple[Row, ...]:

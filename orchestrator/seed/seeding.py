@@ -9,23 +9,20 @@ torch nor Ray, so that it fits a boot script or an init container.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from warmrank.cache_store.changes import explain_miss
-from warmrank.cache_store.errors import NoStoreYet, StoreError
+from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.seed import SeedReport
-from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang.node_artifacts import fetch_partitions, keeper_of
-from warmrank.orchestrator.launch.identity import identity, launch_key
+from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.nodes import Node, NodeArtifacts, choose, is_called, this_node
 from warmrank.orchestrator.store.stores import open_to_fetch
 
@@ -243,13 +240,6 @@ def retry_in_s(num_attempts: int) -> float:
     return float(min(FIRST_RETRY_S * 2**doublings, LONGEST_RETRY_S))
 
 
-logger = logging.getLogger(__name__)
-
-MAX_KEYS_READ = 16
-"""A miss is explained by other launches only where they are few, and by one node: a thousand nodes that boot
-at once shall not each read a whole store to word a miss."""
-HINT = "warmrank explain names what differs from what is stored"
-
 Status = Literal["seeded", "miss", "faults"]
 
 
@@ -309,7 +299,7 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
     report = fetch_partitions(config, store, keeper, launch_key=launch_key(config), options=options)
     found = _outcome(node or this_node(), report)
     if not report.found and not report.faults:
-        found = replace(found, reason=report.reason + _other_launches(store, config, may_read=node is None))
+        found = replace(found, reason=f"{report.reason}; warmrank explain names what differs")
     return replace(found, node_artifacts=keeper.report()) if keeper is not None else found
 
 
@@ -336,22 +326,3 @@ def _outcome(node: Node, report: SeedReport) -> NodeSeed:
         bytes_from_store=report.bytes_read,
         bytes_from_nodes=report.bytes_brought,
     )
-
-
-def _other_launches(store: Store, config: Config, *, may_read: bool) -> str:
-    """End of a line that says why a store holds no launch of a config; empty where it holds some."""
-    try:
-        keys = store.launch_keys()
-        if launch_key(config) in keys:
-            return ""
-        if not keys:
-            return "; it holds no launch at all"
-        if not may_read or len(keys) > MAX_KEYS_READ:
-            return f"; {HINT}"
-        # What is launched is behind the key, so one record says it for all of the same key.
-        newest = [records[0] for key in keys if (records := store.launches(key))]
-    except StoreError as error:
-        logger.info("Other launches are not compared: %s", error)
-        return f"; {HINT}"
-    candidates = [(f"launch {record.launch_key[:12]}", record.identity) for record in newest]
-    return f"; {explain_miss(identity(config), candidates)}"

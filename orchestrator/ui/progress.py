@@ -230,9 +230,7 @@ MAX_STRIP_LINES = 3
 _BAR_WIDTH = 24
 _MIN_BAR_WIDTH = 4
 _LOW_SCREEN = 12
-_RANK_WIDTH = 6
-_CELL_WIDTH = 18
-_DOING_WIDTH = 30
+_CELL_WIDTH = 16
 _MAX_KINDS = 3
 _GOING = {"compile": "compiling", "load": "loading"}
 
@@ -364,23 +362,14 @@ def _problems(state: LaunchState) -> list[Text]:
 def _rank_table(state: LaunchState, now_s: float, width: int) -> Table:
     """A row for each rank: where it is, how it gets each function, what it does now."""
     functions, hosts = list(state.functions), state.num_nodes > 1
-    left = width - _RANK_WIDTH - hosts * _CELL_WIDTH - _DOING_WIDTH
-    fits = sum(max(len(name) + 2, _CELL_WIDTH) for name in functions) <= left
-    heads = functions if fits else ["functions"][: len(functions)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rank", justify="right", no_wrap=True, min_width=4)
-    for name in (*(["host"] if hosts else []), *heads):
-        table.add_column(name, no_wrap=True, min_width=min(_CELL_WIDTH - 2, width // 4))
-    table.add_column("now", no_wrap=True)
+    for name in (*(["host"] if hosts else []), *functions, "now"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=min(_CELL_WIDTH, width // 4))
     for rank in range(state.num_ranks):
-        cells = (
-            [_function_cell(state, rank, name, now_s) for name in functions]
-            if fits
-            else [_sum_cell(state, rank, functions)][: len(functions)]
-        )
-        host = [_cut(Text(state.host(rank)), _CELL_WIDTH - 2)] if hosts else []
-        now = _cut(_now(state, rank, now_s), max(width - _RANK_WIDTH - 20 * (len(cells) + len(host)), 24))
-        table.add_row(str(rank), *host, *cells, now)
+        host = [Text(state.host(rank))] if hosts else []
+        cells = (_function_cell(state, rank, name, now_s) for name in functions)
+        table.add_row(str(rank), *host, *cells, _now(state, rank, now_s))
     return table
 
 
@@ -461,14 +450,6 @@ def _waiting_cell(planned: ClassState, rank: int, state: LaunchState, now_s: flo
             return Text(f"{stage} cut short", style="red")
         return Text(f"{_GOING[stage]} {now_s - running.start_s:.1f} s", style="bold")
     return Text(f"to {planned.action}", style="dim")
-
-
-def _sum_cell(state: LaunchState, rank: int, functions: list[str]) -> Text:
-    """All functions of a rank in one cell, where each by itself would be too wide."""
-    found = [state.results[rank, name] for name in functions if (rank, name) in state.results]
-    outcomes = Counter(result.outcome if result.ok else "refused" for result in found)
-    kinds = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
-    return Text(f"{len(found)} of {len(functions)}" + (f": {kinds}" if kinds else ""))
 
 
 def _now(state: LaunchState, rank: int, now_s: float) -> Text:
