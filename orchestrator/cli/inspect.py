@@ -9,15 +9,7 @@ import typer
 from pydantic_core import to_jsonable_python
 from typer import Argument, Option
 
-from warmrank.orchestrator.cli.console import (
-    ExitCode,
-    answer,
-    command,
-    defused,
-    output,
-    print_json,
-    say,
-)
+from warmrank.orchestrator.cli.console import ExitCode, answer, command, defused, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
     OptionalConfig,

@@ -10,15 +10,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    Discriminator,
-    Field,
-    JsonValue,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from warmrank.orchestrator.config.store import OrOff, Seconds, StoreConfig, Strict

@@ -23,14 +23,7 @@ from warmrank.cache_store.errors import NotInStore
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import ranks_text
-from warmrank.orchestrator.exec.node import (
-    ExecNode,
-    HostGroup,
-    NotPublished,
-    Work,
-    publish_queue,
-    why_kept,
-)
+from warmrank.orchestrator.exec.node import ExecNode, HostGroup, NotPublished, Work, publish_queue, why_kept
 from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.launch.commit import waiting_launch
 from warmrank.orchestrator.launch.identity import launch_key

@@ -115,7 +115,7 @@ class RankHost:
     """
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
-        self._make_worker = make_worker or _rank_worker
+        self._make_worker = make_worker
         self._worker: Rank  # these from `open` on
         self._init: RankInit
         self._store: Store | None
@@ -142,7 +142,9 @@ class RankHost:
         self._store, problem = _open_store(init)
         self._away = problem or f"{_AWAY}: {init.store_away}"
         self.note("start: importing torch")
-        self._worker = self._make_worker(rank_spec(init), self._store)
+        from warmrank.worker.rank.rank_worker import RankWorker
+
+        self._worker = (self._make_worker or RankWorker)(rank_spec(init), self._store)
         self._is_open = True
         if isinstance(config.workload, ScriptWorkload):
             from warmrank.worker.keys.environment import environment
@@ -344,16 +346,12 @@ def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> Worke
         kind=FailureKind.WORKLOAD if isinstance(error, SystemExit) else type(error).__qualname__,
         message=message,
         function=str(getattr(error, "function", "")),
-        store_fault=_is_store_fault(error),
+        # A launch may go on without the store.
+        store_fault=isinstance(error, StoreError)
+        and not isinstance(error, UnusableCache)
+        and not (isinstance(error, StoreUnavailable) and error.required),
         traceback="".join(traceback.format_exception(error)),
     )
-
-
-def _is_store_fault(error: BaseException) -> bool:
-    """True if a launch may go on without the store for it."""
-    if isinstance(error, StoreUnavailable) and error.required:
-        return False
-    return isinstance(error, StoreError) and not isinstance(error, UnusableCache)
 
 
 def _open_store(init: RankInit) -> tuple[Store | None, str]:
@@ -367,9 +365,3 @@ def _open_store(init: RankInit) -> tuple[Store | None, str]:
         if error.required:
             raise
         return None, str(error)
-
-
-def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
-    from warmrank.worker.rank.rank_worker import RankWorker
-
-    return RankWorker(spec, store)

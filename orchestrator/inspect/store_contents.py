@@ -16,12 +16,7 @@ from warmrank.cache_store.cache_dir.local import is_companion_name
 from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
-from warmrank.cache_store.records.manifest import (
-    ArtifactEntry,
-    LaunchRecord,
-    PartitionManifest,
-    PartitionRef,
-)
+from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config

@@ -205,7 +205,7 @@ class NodeSeeder:
             shared=SharedBlobs(shared, _get).open if shared is not None else None,
             held=copies.extend,
             reread=self._verify,
-            on_progress=self._hear,
+            on_progress=functools.partial(setattr, self, "_progress"),
         )
         try:
             found = seed_here(self._config, self._node, options=options)
@@ -220,9 +220,6 @@ class NodeSeeder:
     def progress(self) -> Progress | None:
         """Its progress."""
         return self._progress
-
-    def _hear(self, progress: Progress) -> None:
-        self._progress = progress
 
 
 class RaySeedCluster:

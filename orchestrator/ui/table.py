@@ -9,12 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.orchestrator.text import (
-    brief_ranks,
-    count_text,
-    first_lines,
-    seconds_text,
-)
+from warmrank.orchestrator.text import brief_ranks, count_text, first_lines, seconds_text
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
