@@ -7,7 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from warmrank.orchestrator.causes import about
 from warmrank.orchestrator.errors import UnknownNode
@@ -64,16 +64,6 @@ def distinct_names(nodes: Iterable[Node]) -> dict[Node, str]:
         node: f"{node.host} {node.node_id[:SHORT_ID]}" if places[node.host, node.address] > 1 else node.host
         for node in every
     }
-
-
-def alive(nodes: Iterable[dict[str, Any]]) -> tuple[Node, ...]:
-    """The alive ones of what ``ray.nodes()`` returns, by host."""
-    found = (
-        Node(node_id=node["NodeID"], address=node["NodeManagerAddress"], host=node["NodeManagerHostname"])
-        for node in nodes
-        if node["Alive"]
-    )
-    return tuple(sorted(found, key=lambda node: (in_order(node.host), node.node_id)))
 
 
 def in_order(host: str) -> tuple[tuple[int, str], ...]:
@@ -166,19 +156,16 @@ def distinct_hosts(seats: Sequence[Seat]) -> dict[int, str]:
     }
 
 
-def straddling_groups(seats: Sequence[Seat], group_size: int) -> tuple[range, ...]:
-    """The groups of ranks that follow each other which are on more than one node."""
+def straddle_text(axis: str, group_size: int, seats: Sequence[Seat]) -> str:
+    """Which groups of ranks that follow each other are on more than one node, for people; empty for none."""
     starts = range(0, len(seats) - group_size + 1, group_size)
-    groups = (range(start, start + group_size) for start in starts)
-    return tuple(group for group in groups if len({seats[rank].node_rank for rank in group}) > 1)
-
-
-def straddle_text(axis: str, groups: Sequence[range], seats: Sequence[Seat]) -> str:
-    """That groups are not on one node each, for people."""
-    first = groups[0]
-    hosts = ", ".join(dict.fromkeys(seats[rank].host for rank in first))
+    groups = [seats[start : start + group_size] for start in starts]
+    astray = [group for group in groups if len({seat.node_rank for seat in group}) > 1]
+    if not astray:
+        return ""
+    first, hosts = astray[0], ", ".join(dict.fromkeys(seat.host for seat in astray[0]))
     return (
-        f"{len(groups)} of {len(seats) // len(first)} {axis} groups straddle nodes, such as ranks {first[0]}-"
-        f"{first[-1]} on {hosts}: no node has room for a whole one. Their collectives take the network; free "
-        f"or add nodes, or let ray.pack name the axis that is to stay together (now {axis})"
+        f"{len(astray)} of {len(groups)} {axis} groups straddle nodes, such as ranks {first[0].rank}-"
+        f"{first[-1].rank} on {hosts}: no node has room for a whole one. Their collectives take the network; "
+        f"free or add nodes, or let ray.pack name the axis that is to stay together (now {axis})"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore, Untrusted
 from warmrank.orchestrator.cli.console import ExitCode, answer, command, output, print_json, say
@@ -40,8 +41,6 @@ app.add_typer(sync_app, name="sync")
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|h|d|w)", re.ASCII)
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(B|[kMGT]B|[KMGT]iB)", re.ASCII)
-_PREFIXES = "kMGT"
 
 
 def parse_duration_s(text: str) -> float:
@@ -54,15 +53,11 @@ def parse_duration_s(text: str) -> float:
 
 def parse_size_bytes(text: str) -> int:
     """Bytes of a size such as ``500GiB`` or ``2TB``; raises ``typer.BadParameter``."""
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(
-            f"expected a number with GiB, GB, MiB and so on, such as 500GiB; found {text!r}"
-        )
-    unit = match[2]
-    base = 1024 if "i" in unit else 1000
-    power = 0 if unit == "B" else _PREFIXES.index(unit[0].replace("K", "k")) + 1
-    return int(float(match[1]) * base**power)
+    try:
+        return TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        expected = "a number with GiB, GB, MiB and so on, such as 500GiB"
+        raise typer.BadParameter(f"expected {expected}; found {text!r}") from None
 
 
 @app.command()

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.errors import BadArgument, CannotStart, UnknownNode
-from warmrank.orchestrator.nodes import Node, alive, choose, is_called
+from warmrank.orchestrator.nodes import Node, choose, in_order, is_called
 
 Place = tuple[str, int]
 Heard = Literal["greets", "connects", "refuses", "silent"]
@@ -161,17 +161,14 @@ def nodes_of_ray() -> tuple[RayNode, ...]:
     """The nodes that Ray lists as alive, by host."""
     import ray
 
-    listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    by_id = {node["NodeID"]: node for node in listed}
-    return tuple(
-        RayNode(
-            node=node,
-            port=by_id[node.node_id]["NodeManagerPort"],
-            resources=by_id[node.node_id]["Resources"],
-            labels=by_id[node.node_id].get("Labels", {}),
-        )
-        for node in alive(listed)
-    )
+    found = []
+    for each in ray.nodes():  # type: ignore[no-untyped-call]
+        if each["Alive"]:
+            address, host = each["NodeManagerAddress"], each["NodeManagerHostname"]
+            node = Node(node_id=each["NodeID"], address=address, host=host)
+            port, labels = each["NodeManagerPort"], each.get("Labels", {})
+            found.append(RayNode(node=node, port=port, resources=each["Resources"], labels=labels))
+    return tuple(sorted(found, key=lambda known: (in_order(known.node.host), known.node.node_id)))
 
 
 def silent_among(nodes: Sequence[RayNode], *, timeout_s: float = KNOCK_S) -> tuple[Node, ...]:

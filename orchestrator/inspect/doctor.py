@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import NewFile
@@ -25,9 +24,10 @@ from warmrank.cache_store.layout import TMP
 from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
-from warmrank.orchestrator.errors import BadArgument, first_line
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.node_group import options_on
+from warmrank.orchestrator.gang.eligible import nodes_of_ray
+from warmrank.orchestrator.gang.node_group import Lost, NodeGroup
 from warmrank.orchestrator.inspect import machine
 from warmrank.orchestrator.inspect.findings import (
     Diagnosis,
@@ -40,7 +40,7 @@ from warmrank.orchestrator.inspect.findings import (
     warning,
 )
 from warmrank.orchestrator.inspect.store_contents import can_be_made
-from warmrank.orchestrator.nodes import Node, alive, this_node
+from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.store import stores
 from warmrank.orchestrator.text import brief_names, count_text, size_text
 from warmrank.worker.keys.environment import environment
@@ -121,55 +121,44 @@ def diagnose_nodes(config: Config, device: str | None) -> Diagnosis:
         )
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
-        import ray
-
-        listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        known = nodes_of_ray()
         environ = ray_session.rank_environ(config.ray, request.device, session.way_in)
-        found = _ask(alive(listed), request, environ)
+        # No device is asked for: all that the node has are to be seen.
+        group = NodeGroup(NodeDoctor, {"env_vars": environ}, num_calls=1)
+        for each in known:
+            group.start(each.node.node_id)
+        sent_s = time.time()
+        asked = {each.node.node_id: (request, each.node) for each in known}
+        answers = group.ask(NodeDoctor.examine, asked, timeout_s=NODE_S)
+        received_s = time.time()
     finally:
         ray_session.leave(session)
-    resources = [node["Resources"] for node in listed if node["Alive"]]
+    found = [_of_node(each.node, answers[each.node.node_id], sent_s, received_s) for each in known]
     bundle = ray_session.rank_resources(config.ray, request.device)
+    resources = [each.resources for each in known]
     together = [*check_resources(resources, bundle, config.ranks), *check_environments(found)]
     return diagnosis(request.device, config.name, found, together)
 
 
-def _ask(nodes: Sequence[Node], request: Request, environ: Mapping[str, str]) -> list[NodeFindings]:
-    """Run the checks on all nodes at once; the findings in the nodes' order."""
-    import ray
+class NodeDoctor:
+    """The actor that checks the node it runs on."""
 
-    sent_s, deadline = time.time(), time.monotonic() + NODE_S
-    pending: dict[Any, Node] = {}
-    for node in nodes:
-        # No device is asked for: all that the node has are to be seen.
-        task = ray.remote(examine).options(**options_on(node.node_id, {"env_vars": environ}), max_retries=0)
-        pending[task.remote(request, node)] = node
-    found: dict[Node, NodeFindings] = {}
-    while pending:
-        ready, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
-        for ref in ready:
-            node = pending.pop(ref)
-            try:
-                answer, clock_s = ray.get(ref)
-            except ray.exceptions.RayError as fault:
-                found[node] = no_answer(node, first_line(fault))
-                continue
-            clock = check_clock(clock_s, sent_s=sent_s, received_s=time.time())
-            found[node] = NodeFindings(
-                node=node, findings=(*answer.findings, clock), environment=answer.environment
-            )
-        if not ready:
-            for ref in pending:
-                ray.cancel(ref, force=True)
-            break
-    return [found.get(node) or no_answer(node, f"no answer within {NODE_S:g} s") for node in nodes]
+    def examine(self, request: Request, node: Node) -> tuple[NodeFindings, float]:
+        """See `examine`."""
+        return examine(request, node)
 
 
-def no_answer(node: Node, why: str) -> NodeFindings:
-    """The finding on a node that could not be checked."""
-    remedy = "look into Ray's logs there (/tmp/ray/session_latest/logs), or run `warmrank doctor` there"
-    finding = error("cluster.answer", f"the node belongs to the cluster and gave no findings: {why}", remedy)
-    return NodeFindings(node=node, findings=(finding,))
+def _of_node(
+    node: Node, answer: tuple[NodeFindings, float] | Lost, sent_s: float, received_s: float
+) -> NodeFindings:
+    """The findings on a node, with that on its clock; or that it could not be checked."""
+    if isinstance(answer, Lost):
+        what = f"the node belongs to the cluster and gave no findings: {answer.reason}"
+        remedy = "look into Ray's logs there (/tmp/ray/session_latest/logs), or run `warmrank doctor` there"
+        return NodeFindings(node=node, findings=(error("cluster.answer", what, remedy),))
+    found, clock_s = answer
+    clock = check_clock(clock_s, sent_s=sent_s, received_s=received_s)
+    return replace(found, findings=(*found.findings, clock))
 
 
 def check_clock(clock_s: float, *, sent_s: float, received_s: float) -> Finding:

@@ -68,49 +68,42 @@ class Course:
 
 @dataclass(slots=True)
 class StageState:
-    """A stage of the running attempt, all its rounds together; all but ``seconds`` is of the last round.
-
-    ``behind`` groups ranks by how many calls they have answered; others wait for those of the lowest number.
-    """
+    """A stage of the running attempt, all its rounds together; all but ``seconds`` is of the last round."""
 
     stage: str
     ranks: tuple[int, ...] = ()
     start_s: float = 0.0
     seconds: float = 0.0
     is_running: bool = False
-    answers: dict[int, int] = field(default_factory=dict)
-    behind: dict[int, dict[int, None]] = field(default_factory=dict)
+    answers: dict[int, int] = field(default_factory=dict)  # number of calls that each rank has answered
     ended_s: dict[int, float] = field(default_factory=dict)
 
     def begin(self, ranks: tuple[int, ...], at_s: float) -> None:
         """Begin a round."""
         self.ranks, self.start_s, self.is_running = ranks, at_s, True
-        self.answers.clear()
+        self.answers = dict.fromkeys(ranks, 0)
         self.ended_s.clear()
-        self.behind = {0: dict.fromkeys(ranks)}
 
     def answered(self, rank: int, at_s: float) -> None:
         """Count one more answer of a rank."""
         self.ended_s[rank] = at_s
-        before = self.answers.get(rank, 0)
-        self.answers[rank] = before + 1
-        members = self.behind.get(before)
-        if members is not None:
-            members.pop(rank, None)
-            if not members:
-                del self.behind[before]
-        self.behind.setdefault(before + 1, {})[rank] = None
+        self.answers[rank] = self.answers.get(rank, 0) + 1
+
+    @property
+    def step(self) -> int:
+        """The call that is furthest; a stage may consist of several."""
+        return max(self.answers.values(), default=0)
 
     def num_done(self) -> int:
-        """Ranks that are through the call that is furthest; a stage may consist of several."""
-        furthest = max(self.behind, default=0)
-        return len(self.behind[furthest]) if furthest else 0
+        """Ranks that are through the call that is furthest."""
+        return list(self.answers.values()).count(self.step) if self.step else 0
 
     def waiting_for(self) -> tuple[int, ...]:
         """Ranks that have answered the fewest calls; none where all have answered as many."""
-        if not self.is_running or not self.behind or (len(self.behind) == 1 and 0 not in self.behind):
+        least = min(self.answers.values(), default=0)
+        if not self.is_running or least == self.step > 0:
             return ()
-        return tuple(self.behind[min(self.behind)])
+        return tuple(rank for rank, number in self.answers.items() if number == least)
 
     def seconds_at(self, now_s: float) -> float:
         """Wall seconds of all rounds until ``now_s``."""

@@ -26,7 +26,7 @@ from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.nodes import straddle_text, straddling_groups
+from warmrank.orchestrator.nodes import straddle_text
 from warmrank.worker.rank import Rank
 from warmrank.worker.results import (
     CaptureProposal,
@@ -79,8 +79,8 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> dict[in
     stages.shares_store = access is not None and not is_away
     with stages.stage("start"):
         gang = stages.start()
-        if straddling := straddling_groups(gang.seats, packed_ranks(config)):
-            stages.problem(straddle_text(config.ray.pack, straddling, gang.seats))
+        if straddling := straddle_text(config.ray.pack, packed_ranks(config), gang.seats):
+            stages.problem(straddling)
         inits = {
             seat.rank: (
                 RankInit(

@@ -328,8 +328,7 @@ def _strip(state: LaunchState, now_s: float, width: int) -> list[Text]:
 def _running(stage: StageState, now_s: float, width: int) -> Text:
     """Number of ranks that are through the running stage, in numbers, and as a bar where there is room."""
     num_ranks, num_done = len(stage.ranks), stage.num_done()
-    furthest = max(stage.behind, default=0)
-    step = f"  step {furthest}" if furthest > 1 else ""
+    step = f"  step {stage.step}" if stage.step > 1 else ""
     name = f"{stage.stage:<10} "
     numbers = f"{num_done:,} of {count_text(num_ranks, 'rank')} done{step}, {now_s - stage.start_s:.1f} s"
     wide = min(_BAR_WIDTH, width - len(name) - len(numbers) - 1)

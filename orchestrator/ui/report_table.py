@@ -17,6 +17,7 @@ from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
     count_text,
+    first_lines,
     runs_text,
     seconds_text,
     size_text,
@@ -142,23 +143,14 @@ def _rows(report: Report) -> Iterator[tuple[str, FunctionReport, StageSeconds]]:
 
 
 def _failure(report: Report) -> list[Text]:
-    """Causes of a failure, equal ones grouped, each with its remedy; nothing for a warm launch."""
+    """The error, which names its causes with their remedies; nothing for a warm launch."""
     found = report.failure
     if found is None:
         return []
     stage = f" in stage {found.stage}" if found.stage else ""
-    lines = [Text(f"{report.name}: failed{stage}, exit status {report.exit_code}", style="bold red")]
-    for cause in found.causes[:MAX_LINES]:
-        what = f"{cause.kind} in {cause.function}" if cause.function else cause.kind
-        on = f" ({brief_names(cause.hosts)})" if cause.hosts else ""
-        lines.append(Text(f"  {brief_ranks(cause.ranks)}{on}: {what}: {cause.message}"))
-        if cause.remedy:
-            lines.append(Text(f"    remedy: {cause.remedy}"))
-    if len(found.causes) > MAX_LINES:
-        lines.append(Text(f"  and {len(found.causes) - MAX_LINES} more, in the JSON report"))
-    if found.silent:
-        lines.append(Text(f"  {brief_ranks(found.silent)}: had not answered when the launch was stopped"))
-    return lines if found.causes else [*lines, *(Text(f"  {line}") for line in found.message.splitlines())]
+    head = Text(f"{report.name}: failed{stage}, exit status {report.exit_code}", style="bold red")
+    told = first_lines(found.message.splitlines(), max_lines=3 * MAX_LINES)
+    return [head, *(Text(f"  {line}") for line in told)]
 
 
 def _totals(report: Report) -> Text:
