@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,11 +54,11 @@ def parse_duration_s(text: str) -> float:
 
 def parse_size_bytes(text: str) -> int:
     """Bytes of a size such as ``500GiB`` or ``2TB``; raises ``typer.BadParameter``."""
-    try:
-        return TypeAdapter(ByteSize).validate_python(text)
-    except ValidationError:
-        expected = "a number with GiB, GB, MiB and so on, such as 500GiB"
-        raise typer.BadParameter(f"expected {expected}; found {text!r}") from None
+    with suppress(ValidationError):
+        if not text.isdecimal():  # bytes have a unit, too
+            return TypeAdapter(ByteSize).validate_python(text)
+    expected = "a number with GiB, GB, MiB and so on, such as 500GiB"
+    raise typer.BadParameter(f"expected {expected}; found {text!r}")
 
 
 @app.command()

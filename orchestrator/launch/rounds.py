@@ -17,7 +17,7 @@ from warmrank.orchestrator.config.models import positions
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_host import RankHost
-from warmrank.orchestrator.launch.events import AuditOutcome
+from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
 from warmrank.orchestrator.launch.failures import Compiling, avoided, failures_of, retries
 from warmrank.orchestrator.launch.plan import auditing, forbidden, lanes_of, plan_round, rank_classes
 from warmrank.orchestrator.launch.plan_state import (
@@ -341,7 +341,18 @@ class _Round:
         for (function, maker, outcome, difference), slots in alike.items():
             traced = [self.traced[slot] for slot in slots if slot in self.traced]
             ranks = tuple(sorted(rank for rank, _ in slots))
-            self._stages.audited(function, maker, ranks, outcome, difference, traced)
+            self._stages.audited(
+                AuditReport(
+                    round=self._state.round,
+                    function=function,
+                    leader=maker,
+                    ranks=ranks,
+                    outcome=outcome,
+                    difference=difference,
+                    seconds=sum(result.seconds for result in traced),
+                    cpu_s=sum(result.cpu_s for result in traced),
+                )
+            )
             if outcome == "differs":
                 self._stages.problem(
                     f"audit: {function} is traced otherwise on {ranks_text(ranks)} than on rank {maker}, and "

@@ -16,12 +16,12 @@ from warmrank.orchestrator.errors import in_words
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport, Event, RankClass
+from warmrank.orchestrator.launch.events import AuditReport, Event, RankClass
 from warmrank.orchestrator.launch.failures import raise_failed
 from warmrank.orchestrator.launch.report import StageReport
 from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.nodes import Gang
-from warmrank.worker.results import FunctionResult, TraceResult
+from warmrank.worker.results import FunctionResult
 
 T = TypeVar("T")
 Arguments = Mapping[int, tuple[Any, ...]]
@@ -176,26 +176,8 @@ class Stages:
         """Tell the listener what a round of the plan has ranks do."""
         self._tell(events.Planned(at_s=self.wall_s(), classes=classes))
 
-    def audited(
-        self,
-        function: str,
-        leader: int,
-        ranks: tuple[int, ...],
-        outcome: AuditOutcome,
-        difference: str,
-        results: Sequence[TraceResult],
-    ) -> None:
-        """Tell the listener what the traces of some ranks showed, compared with a leader's."""
-        audit = AuditReport(
-            round=self.state.round or 0,
-            function=function,
-            leader=leader,
-            ranks=ranks,
-            outcome=outcome,
-            difference=difference,
-            seconds=sum(result.seconds for result in results),
-            cpu_s=sum(result.cpu_s for result in results),
-        )
+    def audited(self, audit: AuditReport) -> None:
+        """Tell the listener what traces showed, compared with a leader's."""
         self._tell(events.Audited(at_s=self.wall_s(), audit=audit))
 
     def problem(self, text: str) -> None:

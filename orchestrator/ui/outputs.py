@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch import events
@@ -233,13 +233,12 @@ _ENDS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One value of a metric."""
+class Sample(NamedTuple):
+    """One value of a metric: one of `FAMILIES`, and labels without the launch's own."""
 
-    name: str  # one of `FAMILIES`
-    value: float  # its value
-    labels: tuple[tuple[str, str], ...] = ()  # name -> value, without the launch's own
+    name: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def exposition(report: Report) -> str:
@@ -360,4 +359,4 @@ def _steps(seconds: StageSeconds) -> Iterator[Sample]:
 
 
 def _sample(name: str, value: float, **labels: str) -> Sample:
-    return Sample(name=f"warmrank_{name}", value=float(value), labels=tuple(labels.items()))
+    return Sample(f"warmrank_{name}", float(value), tuple(labels.items()))
