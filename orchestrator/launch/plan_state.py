@@ -244,12 +244,12 @@ def apply_round(
     actions: Mapping[Slot, Action],
     attempts: Mapping[Slot, Attempt],
     *,
-    nodes: Mapping[int, int] | None = None,
+    nodes: Mapping[int, int],
 ) -> PlanState:
     """The state after a round: who was refused stays, and what leaders made is offered first.
 
-    ``attempts`` has every action but `GiveUp`; ``nodes`` gives each rank's node: with it, what is out of
-    reach parts ranks by node.
+    ``attempts`` has every action but `GiveUp`; ``nodes`` gives each rank's node: what is out of reach parts
+    ranks by node.
     """
     new = {offer.digest for offer in state.offers if offer.is_new}
     staying: list[Demand] = []
@@ -276,7 +276,7 @@ def apply_round(
                 equal.add((*demand.asked, attempt.digest))
             if not attempt.ok:
                 is_new = isinstance(action, AwaitLeader) or attempt.digest in new
-                staying.append(_refused(demand, attempt, is_new=is_new, node=(nodes or {}).get(demand.rank)))
+                staying.append(_refused(demand, attempt, is_new=is_new, node=nodes[demand.rank]))
     return replace(
         state,
         round=state.round + 1,
@@ -298,7 +298,7 @@ def _audited(offer: Offer, equal: Collection[tuple[str, str, str]], suspects: Co
     return replace(offer, audit="off") if (*asked, offer.digest) in equal else offer
 
 
-def _refused(demand: Demand, attempt: Attempt, *, is_new: bool, node: int | None) -> Demand:
+def _refused(demand: Demand, attempt: Attempt, *, is_new: bool, node: int) -> Demand:
     """The demand of a rank that did not get what it was to adopt."""
     demand = replace(demand, trace=attempt.trace or demand.trace)
     if attempt.takes and not attempt.difference:
@@ -311,7 +311,7 @@ def _refused(demand: Demand, attempt: Attempt, *, is_new: bool, node: int | None
         refusal = f"{short} is traced otherwise here: {attempt.difference}"
         apart |= {f"traces {attempt.trace}" if attempt.trace else refusal}
     elif is_new:
-        where = f"{short} out of reach of node {'' if node is None else node}"
+        where = f"{short} out of reach of node {node}"
         apart |= {where if attempt.out_of_reach else refusal}
     return replace(
         demand,
