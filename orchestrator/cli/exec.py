@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from typer.core import TyperCommand
 
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.cli.console import command, say
+from warmrank.orchestrator.cli.console import command, others_on_stderr, say
 from warmrank.orchestrator.cli.options import (
     ConfigFile,
     NodeNames,
@@ -23,7 +23,6 @@ from warmrank.orchestrator.cli.options import (
     refuse_what_fails,
 )
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config

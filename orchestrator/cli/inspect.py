@@ -9,7 +9,16 @@ import typer
 from pydantic_core import to_jsonable_python
 from typer import Argument, Option
 
-from warmrank.orchestrator.cli.console import ExitCode, answer, command, defused, output, print_json, say
+from warmrank.orchestrator.cli.console import (
+    ExitCode,
+    answer,
+    command,
+    defused,
+    others_on_stderr,
+    output,
+    print_json,
+    say,
+)
 from warmrank.orchestrator.cli.options import (
     AsJson,
     OptionalConfig,
@@ -20,7 +29,6 @@ from warmrank.orchestrator.cli.options import (
     load_optional,
     refuse_shadows,
 )
-from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.worker.device_kinds import DeviceKind
 
 

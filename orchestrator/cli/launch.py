@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from warmrank.orchestrator.cli.console import command, exit_code_of, output
+from warmrank.orchestrator.cli.console import command, exit_code_of, others_on_stderr, output
 from warmrank.orchestrator.cli.options import NodeNames, Overrides, ReportFile, load_config, refuse_what_fails
-from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.orchestrator.signals import leave_at_once_later, named, undisturbed
 from warmrank.worker.settings import settings
 

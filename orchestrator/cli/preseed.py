@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic_core import to_jsonable_python
 
-from warmrank.orchestrator.cli.console import ExitCode, command, defused_json, output, print_json
+from warmrank.orchestrator.cli.console import (
+    ExitCode,
+    command,
+    defused_json,
+    others_on_stderr,
+    output,
+    print_json,
+)
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -20,7 +27,6 @@ from warmrank.orchestrator.cli.options import (
     refuse_shadows,
 )
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config

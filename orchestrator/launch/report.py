@@ -24,7 +24,6 @@ from warmrank.orchestrator.causes import Cause, about
 from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
 from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.nodes import NodeArtifacts
-from warmrank.orchestrator.whole_file import write_whole
 from warmrank.worker.results import Outcome, StageSeconds, Verification
 from warmrank.worker.settings import settings
 
@@ -376,3 +375,33 @@ def read_report(path: Path) -> Report:
         found = f"{first['msg']} at {place}" if place else first["msg"]
     problem = ConfigProblem(place=str(path), key="", found=found, expected=expected)
     raise ConfigError([problem], document="report")
+
+
+def make_way(path: Path, *, option: str = "--json") -> None:
+    """Remove an older file, or raise `ConfigError`, naming the ``option``, if none can be written there.
+
+    Should what the file tells of be killed, the older one must not stand for it.
+    """
+    draft = _draft_of(path)
+    try:
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        expected = "a file that can be written, or - for stdout"
+        found = f"{path} ({error.strerror or error})"
+        problem = ConfigProblem(place=option, key="", found=found, expected=expected)
+        raise ConfigError([problem], document="file") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, in a directory that is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(path)
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")

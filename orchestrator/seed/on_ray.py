@@ -14,10 +14,11 @@ import io
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,7 +35,6 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.orchestrator.seed.seeding import (
     ADVANCE_EVERY_S,
     NodeSeed,
@@ -427,7 +427,7 @@ def _seed(connection: Connection, config: Config, plan: SeedPlan) -> None:
     """Seed until the parent closes its end of the pipe; Ctrl-C and SIGTERM are the parent's to act on."""
     # What Ray's core would print into the parent's terminal when a head is away is said there in words.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    with undisturbed(), others_on_stderr():
+    with undisturbed(), redirect_stdout(sys.stderr):
         try:
             with seeding_on_ray(config, plan) as seeding:
                 told_s = float("-inf")

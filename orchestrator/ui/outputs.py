@@ -22,12 +22,13 @@ from warmrank.orchestrator.launch.report import (
     RankReport,
     Report,
     held_bytes,
+    make_way,
     spelled_out,
     sum_seconds,
     to_json,
+    write_whole,
 )
 from warmrank.orchestrator.launch.state import LaunchState
-from warmrank.orchestrator.whole_file import make_way, write_whole
 from warmrank.worker.results import Outcome, StageSeconds
 
 STDOUT = Path("-")
