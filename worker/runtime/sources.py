@@ -149,7 +149,7 @@ def _is_pinned(module: str | None) -> bool:
 
 
 def _patch(name: str, value: Any) -> Any:
-    """Source of a patch: of torch's own functions a name, of others the value, of which all that it reaches counts."""
+    """Source of a patch: a name for torch's own functions, else the value, with all that it reaches."""
     if _is_users(value):
         return (name, value)
     code = getattr(value, "__code__", value)
