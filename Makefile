@@ -3,7 +3,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # With TORCH=2.15.0 every target works on that release, in an environment of its own (a CUDA build: 5.4 GB, which
 # needs no GPU), and with the newest torch_npu that knows it. Without, on the pinned one.
 TORCH     ?=
-TORCH_NPU ?= $(if $(filter 2.14.% 2.15.%,$(TORCH)),2.14.0,$(shell sed -n 's/^torch_npu==//p' constraints.txt))
+TORCH_NPU_2.11 := 2.11.0.post3
+TORCH_NPU_2.12 := 2.12.0.post3
+TORCH_NPU_2.14 := 2.14.0
+TORCH_NPU_2.15 := 2.14.0
+TORCH_NPU ?= $(or $(TORCH_NPU_$(basename $(TORCH))),$(shell sed -n 's/^torch_npu==//p' constraints.txt))
 NEWEST    := 2.15.0
 VLLM       ?= 0.32.0
 VLLM_TORCH ?= 2.13.0

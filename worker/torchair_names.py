@@ -85,7 +85,7 @@ def from_vendor(path: str, name: str) -> Any:
 
 
 def has_torch_npu() -> bool:
-    """Whether the real package is imported, or can be; a stand-in has no place."""
+    """True if the real package is imported, or can be; a stand-in has no place."""
     known = sys.modules.get("torch_npu")
     if known is not None:
         return bool(known.__path__)

@@ -311,6 +311,7 @@ class RayWatch:
         now_s = time.monotonic()
         # A driver that was itself held up knows nothing of the time between.
         held_up_s = now_s - self._looked_s - self._settings.every_s
+        unseen_s = self._watching.unseen_s(now_s)  # before what came now: a watch outlives its ranks a moment
         if held_up_s > 1:
             self._watching.paused(held_up_s)
         self._looked_s = now_s
@@ -333,7 +334,7 @@ class RayWatch:
                 statuses = found if call is None else self._take_answers(node, found, answers)
                 self._watching.answered(node, statuses, asked_s=asked_s, now_s=now_s)
                 seen |= statuses
-        self._note_own_silence(held_up_s, now_s, is_whole=self._watching.is_whole() and not ended)
+        self._note_own_silence(held_up_s, unseen_s, now_s, is_whole=self._watching.is_whole() and not ended)
         for node in [] if self._was_silent_too_long else unavailable:
             self._watching.unavailable(node)
         for node in ended:
@@ -350,13 +351,12 @@ class RayWatch:
             self._asked[ref] = _Question(node, now_s, self._num_calls)
         return said.statuses
 
-    def _note_own_silence(self, held_up_s: float, now_s: float, *, is_whole: bool) -> None:
+    def _note_own_silence(self, held_up_s: float, unseen_s: float, now_s: float, *, is_whole: bool) -> None:
         assert self._watching is not None  # noqa: S101 - `guard` comes first
-        unseen_s = self._watching.unseen_s(now_s)
         # A lease begins with the last look, which may be a while before the driver was held up.
         if held_up_s >= self._settings.lease_s / 2 and unseen_s > self._own_silence_s:
             self._own_silence_s, self._silence_over_s = unseen_s, now_s
-        if is_whole and now_s - unseen_s >= self._silence_over_s:
+        if is_whole and now_s - self._watching.unseen_s(now_s) >= self._silence_over_s:
             self._own_silence_s = 0.0  # all ranks were there after it: reapers stood still as well
 
     @property

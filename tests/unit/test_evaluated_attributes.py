@@ -258,6 +258,18 @@ def by_dict(owner: Any, x: torch.Tensor) -> torch.Tensor:
     return x * len(owner.__dict__)
 
 
+def by_size_of_globals(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * len(owner.__globals__)
+
+
+def by_names_of_globals(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * sum(1 for name in owner.__globals__ if name.startswith("_"))
+
+
+def by_global(owner: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * len(owner.__globals__["__name__"])
+
+
 def test_name_of_a_function_is_what_it_is_and_its_change_noticed(cache: Path) -> None:
     module = Asks(types.FunctionType(function.__code__, globals()), by_qualname)
     with torch.no_grad():
@@ -274,6 +286,9 @@ OVERLOOKED = [
     (functools.partial(function), by_class),
     (Asks(None).method, by_self),
     (functools.lru_cache(function), by_wrapped),
+    (function, by_size_of_globals),
+    (function, by_names_of_globals),
+    (function, by_global),
 ]
 
 
@@ -289,7 +304,8 @@ def test_what_dynamo_may_mistake_is_right_or_refused(
         except NotPortable as refusal:
             result = str(refusal)
     if isinstance(result, str):
-        assert re.search("is not what traced code takes it for|subclass of functools.partial", result)
+        reasons = "is not what traced code takes it for|subclass of functools.partial|adds names to those of"
+        assert re.search(reasons, result)
     else:
         assert torch.equal(result, eager)
 

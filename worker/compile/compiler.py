@@ -205,7 +205,7 @@ def compile_call(
 
 
 def _of_these_sizes(attempt: Callable[..., _Made], error: WorkerError, name: str) -> _Made:
-    """What a trace for the very sizes of a call gives where one with symbols failed.
+    """Trace for the exact sizes of a call after a trace with symbolic sizes failed.
 
     Not all that Python makes of numbers (``str``, ``divmod``, ``math.gcd``) can be made of symbols.
 
@@ -309,7 +309,7 @@ def _arguments(node: Node) -> str:
 
 
 def _dump_path(directory: str | None, name: str, kind: str) -> Path:
-    """Where a dump of this process goes; its directory is made."""
+    """Path of this process's dump; makes its directory."""
     import torch.distributed as dist
 
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

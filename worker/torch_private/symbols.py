@@ -58,7 +58,7 @@ Hints = Iterable[tuple[torch.Tensor, Mapping[int, int]]]
 
 @contextlib.contextmanager
 def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.Tensor]]:
-    """What a trace makes of marks and gears, while the context lasts.
+    """Context in which a trace obeys marks and gears.
 
     Args:
         hints: geared tensors, and the size that the trace goes by for each geared dimension. With any, all
@@ -192,7 +192,7 @@ def size_text(value: int | torch.SymInt) -> str:
 
 
 def sizes_of_inputs(graph: GraphModule) -> dict[str, str]:
-    """Where a graph's inputs say what a symbol stands for: symbol -> Python over the inputs' names."""
+    """Values of symbols in terms of a graph's inputs: symbol -> Python over the inputs' names."""
     found: dict[str, str] = {}
     for node in graph.graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
