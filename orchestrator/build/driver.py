@@ -22,7 +22,6 @@ from warmrank.orchestrator.build.plan import (
     BuildTarget,
     BuildTotals,
     ClassReport,
-    NotBuilt,
     built_ranks,
     check_target,
     differences,
@@ -228,16 +227,14 @@ class _Build:
         """The report of a build that has done its work."""
         config, stages, target = self.config, self.stages, self.options.target
         classes = self._classes()
-        not_built = [NotBuilt(what=item.function, reason=item.reason) for item in self.left_out]
+        not_built = {item.function: item.reason for item in self.left_out}
         assumed: tuple[str, ...] = ()
         if len(stages.ranks) < config.ranks:
             reason = "its code asks for its rank, so each rank has its own; --every-rank builds them all"
-            copied = [f"{name} on ranks that got copies" for name in sorted(self.bound)]
-            not_built += [NotBuilt(what=what, reason=reason) for what in copied]
+            not_built |= {f"{name} on ranks that got copies": reason for name in sorted(self.bound)}
             alike = "ranks that differ in their data-parallel position only are alike"
             built = ranks_text(stages.ranks)
             assumed = (f"{alike}: built were {built}; a launch checks the guards on every rank",)
-        not_built += [NotBuilt(what=what, reason=reason) for what, reason in ALWAYS_LATER]
         return BuildReport(
             schema_version=BUILD_SCHEMA_VERSION,
             name=config.name,
@@ -253,7 +250,7 @@ class _Build:
             store=config.store.location if config.store else "",
             record=self.record,
             classes=classes,
-            not_built=tuple(not_built),
+            not_built=not_built | ALWAYS_LATER,
             assumed=assumed,
             stages=stages.report(),
             totals=self._totals(classes),

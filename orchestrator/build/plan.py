@@ -166,12 +166,12 @@ def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> 
 
 BUILD_SCHEMA_VERSION = 1
 
-ALWAYS_LATER = (
-    ("captured graphs", "every process captures its own, on its device"),
-    ("the capture plan", "a launch notes what it captured, and the next one captures it first"),
-    ("node artifacts", "the vendor's tools make them on the node, at its first launch"),
-    ("verification", "nothing was run; a launch compares with the reference"),
-)
+ALWAYS_LATER = {
+    "captured graphs": "every process captures its own, on its device",
+    "the capture plan": "a launch notes what it captured, and the next one captures it first",
+    "node artifacts": "the vendor's tools make them on the node, at its first launch",
+    "verification": "nothing was run; a launch compares with the reference",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +192,6 @@ class ClassReport:
     num_ranks: int
     trace_s: float
     compile_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotBuilt:
-    """Something that a launch still has to make."""
-
-    what: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +224,7 @@ class BuildReport:
         environment: named components of the machines that it is for; ``environment_source`` gave them.
         store: the store's location; empty when there is none, and the cache directory has all partitions.
         classes: every artifact, in order of functions and ranks.
-        not_built: what a launch makes itself.
+        not_built: what a launch makes itself, and why.
         assumed: what was taken for granted, and is checked by a launch.
     """
 
@@ -250,7 +242,7 @@ class BuildReport:
     store: str
     record: str
     classes: tuple[ClassReport, ...]
-    not_built: tuple[NotBuilt, ...]
+    not_built: dict[str, str]
     assumed: tuple[str, ...]
     stages: tuple[StageReport, ...]
     totals: BuildTotals

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from warmrank.orchestrator.causes import about
+from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.nodes import Seat
 from warmrank.worker.results import FunctionResult
 
@@ -128,12 +129,10 @@ class FunctionFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBusy(Event):
-    """A rank's work (``doing``), such as ``compile Llama.decode``, as far as its node can see."""
+    """A rank's work, such as ``compile Llama.decode``, as far as its node can see."""
 
     rank: int
-    doing: str
-    cpu_s: float
-    resident_bytes: int
+    status: ProcessStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

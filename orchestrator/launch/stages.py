@@ -51,7 +51,6 @@ class Stages:
         self.state = LaunchState(num_ranks=config.ranks)
         self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
         self._silent: frozenset[str] = frozenset()
-        self._seen: dict[int, ProcessStatus] = {}
         self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
         if isinstance(launcher, Waiting):
             launcher.on_wait = self._wait
@@ -59,7 +58,6 @@ class Stages:
     def begin_attempt(self, reason: str) -> None:
         """Forget the gang of the attempt before; ``reason`` is why there is another, empty for the first."""
         self.gang, self._silent = _NO_GANG, frozenset()
-        self._seen.clear()
         self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.state.attempt + 1, reason=reason))
 
     def attempt_failed(self, error: BaseException, *, is_last: bool) -> None:
@@ -125,7 +123,8 @@ class Stages:
         answers: dict[int, T | WorkerFailure] = {}
         for rank, answer in self._launcher.call(stage, method.__name__, arguments, timeout_s=timeout_s):
             if isinstance(answer, ProcessStatus):
-                self._see(rank, answer)
+                if answer.doing:
+                    self._tell(events.RankBusy(at_s=self.wall_s(), rank=rank, status=answer))
                 continue
             is_ok = not isinstance(answer, WorkerFailure)
             if is_ok and isinstance(answers.get(rank), WorkerFailure):
@@ -224,20 +223,10 @@ class Stages:
         if lacking:
             self.problem(lacking)
 
-    def _see(self, rank: int, status: ProcessStatus) -> None:
-        self._seen[rank] = status
-        if doing := status.doing:
-            cpu_s, resident_bytes = status.cpu_s, status.resident_bytes
-            self._tell(
-                events.RankBusy(
-                    at_s=self.wall_s(), rank=rank, doing=doing, cpu_s=cpu_s, resident_bytes=resident_bytes
-                )
-            )
-
     def _late(self, stage: str, rank: int, stacks: str) -> WorkerFailure:
-        status, store = self._seen.get(rank), self.config.store
+        status, store = self.state.busy.get(rank), self.config.store
         needs_store = store is not None and any(tier.mode == "required" for tier in store.tiers)
-        doing = f", last seen in {status.doing!r}" if status is not None and status.doing else ""
+        doing = f", last seen in {status.doing!r}" if status is not None else ""
         return WorkerFailure(
             rank=rank,
             stage=stage,

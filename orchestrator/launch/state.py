@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from warmrank.orchestrator.causes import about
+from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, ClassAction, Event, RankClass
 from warmrank.orchestrator.nodes import Seat, distinct_hosts
@@ -159,7 +160,7 @@ class LaunchState:
     audits: list[AuditReport] = field(default_factory=list)
     results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)
     functions: dict[str, None] = field(default_factory=dict)
-    busy: dict[int, events.RankBusy] = field(default_factory=dict)
+    busy: dict[int, ProcessStatus] = field(default_factory=dict)
     problems: dict[str, None] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     _class_of: dict[tuple[int, str], ClassState] = field(default_factory=dict)
@@ -240,7 +241,7 @@ class LaunchState:
                 self.stages[event.stage].answered(event.rank, event.at_s)
                 self.busy.pop(event.rank, None)
             case events.RankBusy():
-                self.busy[event.rank] = event
+                self.busy[event.rank] = event.status
             case events.StageFinished() if event.stage in self.stages:
                 self._end(self.stages[event.stage], event.at_s, event.seconds, ok=True)
 

@@ -57,7 +57,7 @@ def render_build(report: BuildReport) -> RenderableType:
         Text(summary),
         Text(f"for: {report.environment_source}"),
         *audit_lines(report.audits, totals.compile_s),
-        *(Text(f"not built: {item.what}: {item.reason}") for item in report.not_built),
+        *(Text(f"not built: {what}: {reason}") for what, reason in report.not_built.items()),
         *(Text(f"assumed: {text}") for text in report.assumed),
         *problems(report.problems),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -238,27 +237,22 @@ def render_keys(found: KeyList) -> RenderableType:
 
 
 def render_diagnosis(found: Diagnosis) -> RenderableType:
-    """One line for each check with what to do; findings of several nodes with one remedy once."""
+    """One line for each check with what to do; equal findings of several nodes once."""
     several = len(found.nodes) > 1
-    by_host = [("cluster", found.cluster), *((node.node.host, node.findings) for node in found.nodes)]
-    rows: dict[Finding, dict[str, list[str]]] = {}
-    for host, findings in by_host:
+    rows: dict[Finding, list[str]] = {}
+    for host, findings in [
+        ("cluster", found.cluster),
+        *((one.node.host, one.findings) for one in found.nodes),
+    ]:
         for finding in findings:
-            hosts_of = rows.setdefault(replace(finding, what=""), {})
-            hosts_of.setdefault(finding.what, []).append(host)
+            rows.setdefault(finding, []).append(host)
     table = plain_table()
     for column in ("level", "check", *(["nodes"] if several else []), "found"):
         table.add_column(column, no_wrap=column in {"level", "check"}, overflow="fold")
-    for row, hosts_of in rows.items():
-        hosts = list(dict.fromkeys(host for each in hosts_of.values() for host in each))
-        where = (
-            f"all {len(hosts)}" if len(hosts) == len(found.nodes) else brief_names(hosts, max_names=MAX_LINES)
-        )
-        told = list(hosts_of)
-        if several and len(told) > 1:
-            told = [f"{what} ({brief_names(each, max_names=MAX_LINES)})" for what, each in hosts_of.items()]
-            told[MAX_LINES:] = ["..."] if len(told) > MAX_LINES else []
-        text = "\n".join([*told, *([f"  remedy: {row.remedy}"] if row.remedy else [])])
+    for row, hosts in rows.items():
+        is_all = len(hosts) == len(found.nodes)
+        where = f"all {len(hosts)}" if is_all else brief_names(hosts, max_names=MAX_LINES)
+        text = row.what + (f"\n  remedy: {row.remedy}" if row.remedy else "")
         level = Text(row.level, style=STYLES[row.level])
         table.add_row(level, row.check, *([Text(where)] if several else []), Text(text))
     counts = Counter(row.level for row in rows)
