@@ -36,7 +36,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find everything that is wrong with a config, also between keys, without launching."""
-    from warmrank.orchestrator.ui.command_tables import render_lint
+    from warmrank.orchestrator.ui.table import render_lint
 
     try:
         loaded = load_config(config, overrides)

@@ -124,8 +124,8 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
-    from warmrank.orchestrator.ui.command_tables import render_outcomes
     from warmrank.orchestrator.ui.inspect_tables import render_explanation
+    from warmrank.orchestrator.ui.table import render_outcomes
 
     if vllm is not None:
         from warmrank.orchestrator.vllm_plugin.entries import read_outcomes

@@ -79,7 +79,7 @@ def init(config: ConfigFile, overrides: Overrides = None) -> None:
 def publish(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Publish what launches left on this node while the store was away; imports neither torch nor Ray."""
     from warmrank.orchestrator.store.stores import publish_late
-    from warmrank.orchestrator.ui.command_tables import render_queue
+    from warmrank.orchestrator.ui.table import render_queue
 
     loaded = load_config(config, overrides)
     found = publish_late(loaded)
@@ -179,7 +179,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     """Take away what no launch needs any more; the trash keeps it for the grace."""
     from warmrank.cache_store.gc.evict import EvictPolicy
     from warmrank.orchestrator.inspect import store_contents as look
-    from warmrank.orchestrator.ui.command_tables import render_evicted
+    from warmrank.orchestrator.ui.table import render_evicted
 
     opened = look.open_to_evict(load_optional(config, overrides), store)
     policy = EvictPolicy(
@@ -220,7 +220,7 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
     if list_ == (launch is not None) or (list_ and remove):
         raise typer.BadParameter("expected either LAUNCH, or --list")
     from warmrank.orchestrator.inspect import store_contents as look
-    from warmrank.orchestrator.ui.command_tables import render_pins
+    from warmrank.orchestrator.ui.table import render_pins
 
     opened = look.open_to_look(load_optional(config, overrides), store)
     if launch is not None and remove:
@@ -303,7 +303,7 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
 ) -> None:
     """Store directories; locks and temporary files are left out."""
     from warmrank.orchestrator.store.stores import open_store
-    from warmrank.orchestrator.ui.command_tables import render_pushes
+    from warmrank.orchestrator.ui.table import render_pushes
 
     wanted = _targets(directories, keys, per, rank, world_size)
     if absent := [str(directory) for directory, _ in wanted if not directory.is_dir()]:
@@ -350,7 +350,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     """
     from warmrank.cache_store.cache_dir.marks import check_marks
     from warmrank.orchestrator.store.stores import load, open_to_fetch
-    from warmrank.orchestrator.ui.command_tables import render_pulls
+    from warmrank.orchestrator.ui.table import render_pulls
 
     wanted = _targets(directories, keys, per, rank, world_size)
     named = _named(config, store, None)

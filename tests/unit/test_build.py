@@ -27,7 +27,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.ui.command_tables import render_build
+from warmrank.orchestrator.ui.table import render_build
 from warmrank.worker import groups
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.environment import Target, environment
