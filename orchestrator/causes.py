@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from warmrank.orchestrator.text import grouped
+
 
 def about(text: str) -> Any:
     """What a field of a value holds, for the schema of documents that have it."""
@@ -162,10 +164,8 @@ class Cause:
 
 def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tuple[Cause, ...]:
     """Equal failures grouped; those that others follow from come first, then by rank."""
-    groups: dict[tuple[str, str, str, str], list[WorkerFailure]] = {}
-    for failure in sorted(failures, key=lambda failure: failure.rank):
-        cause = failure.kind, failure.function, failure.message, failure.advice()
-        groups.setdefault(cause, []).append(failure)
+    by_rank = sorted(failures, key=lambda failure: failure.rank)
+    groups = grouped(((each.kind, each.function, each.message, each.advice()), each) for each in by_rank)
     found = [
         Cause(
             ranks=tuple(failure.rank for failure in alike),

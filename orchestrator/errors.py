@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warmrank.orchestrator.causes import FailureKind, WorkerFailure, causes_of, policy_of
-from warmrank.orchestrator.text import brief_names, brief_ranks, count_text
+from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, grouped
 
 
 class OrchestratorError(Exception):
@@ -175,6 +175,14 @@ class ForbiddenCompile:
     function: str
     reason: str
     ranks: tuple[int, ...]
+
+
+def forbidden_compiles(found: Iterable[tuple[str, str, int]]) -> tuple[ForbiddenCompile, ...]:
+    """Functions that would have to be compiled, with the reason, on a rank each; equal ones together."""
+    ranks = grouped(((function, reason), rank) for function, reason, rank in found)
+    return tuple(
+        ForbiddenCompile(function=name, reason=why, ranks=tuple(own)) for (name, why), own in ranks.items()
+    )
 
 
 class CompileForbidden(OrchestratorError):

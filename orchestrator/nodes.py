@@ -11,7 +11,7 @@ from typing import Annotated
 
 from warmrank.orchestrator.causes import about
 from warmrank.orchestrator.errors import UnknownNode
-from warmrank.orchestrator.text import count_text, size_text
+from warmrank.orchestrator.text import count_text, grouped, size_text
 
 _MIN_PREFIX = 6
 """So many characters of a node's id name it."""
@@ -135,10 +135,7 @@ class Gang:
 
     def by_node(self) -> dict[int, list[Seat]]:
         """The seats of every node, in order."""
-        found: dict[int, list[Seat]] = {}
-        for seat in self.seats:
-            found.setdefault(seat.node_rank, []).append(seat)
-        return found
+        return grouped((seat.node_rank, seat) for seat in self.seats)
 
     def log_of(self, rank: int) -> str:
         """The log file of one rank; empty when there is none."""
@@ -147,11 +144,9 @@ class Gang:
 
 def distinct_hosts(seats: Sequence[Seat]) -> dict[int, str]:
     """Each rank's host, with the beginning of its node's id where another node has that host name."""
-    nodes: dict[str, set[str]] = {}
-    for seat in seats:
-        nodes.setdefault(seat.host, set()).add(seat.node_id)
+    nodes = grouped((seat.host, seat.node_id) for seat in seats)
     return {
-        seat.rank: f"{seat.host} {seat.node_id[:SHORT_ID]}" if len(nodes[seat.host]) > 1 else seat.host
+        seat.rank: f"{seat.host} {seat.node_id[:SHORT_ID]}" if len(set(nodes[seat.host])) > 1 else seat.host
         for seat in seats
     }
 

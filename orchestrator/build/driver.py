@@ -38,6 +38,7 @@ from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank import Rank
 from warmrank.worker.results import FunctionProbe, LeftOut
 
@@ -261,9 +262,7 @@ class _Build:
     def _classes(self) -> tuple[ClassReport, ...]:
         """Artifacts, each with the ranks that have it."""
         keys = {(rank, each.function): each.request_key for rank, own in self.probes.items() for each in own}
-        members: dict[tuple[str, str], list[int]] = {}
-        for rank, function in keys:
-            members.setdefault((function, self.ledger[rank, function].digest), []).append(rank)
+        members = grouped(((name, self.ledger[rank, name].digest), rank) for rank, name in keys)
         found = []
         for (function, digest), ranks in members.items():
             compiled = [rank for rank in ranks if self.ledger[rank, function].outcome == "compiled"]

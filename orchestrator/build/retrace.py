@@ -24,6 +24,7 @@ from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import Retraced, RetraceOutcome
 
 AUDIT_SCHEMA_VERSION = 1
@@ -199,12 +200,13 @@ def _unseen(
 ) -> tuple[NotCompared, ...]:
     """The artifacts of a record's partitions that were not traced again."""
     seen = {item.digest for items in found.values() for item in items}
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for manifest in manifests:
-        for entry in manifest.artifacts:
-            is_artifact = entry.scope == "rank" and not is_companion_name(Path(entry.path).name)
-            if is_artifact and entry.sha256 not in seen:
-                ranks.setdefault((entry.function, entry.sha256), []).append(manifest.rank)
+    ranks = grouped(
+        ((entry.function, entry.sha256), manifest.rank)
+        for manifest in manifests
+        for entry in manifest.artifacts
+        if entry.scope == "rank" and entry.sha256 not in seen
+        if not is_companion_name(Path(entry.path).name)
+    )
     reason = "no rank that was traced here would load it for a call of the workload (--every-rank traces all)"
     return tuple(
         NotCompared(function=function, digest=digest, ranks=tuple(members), reason=reason)

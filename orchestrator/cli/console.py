@@ -293,4 +293,7 @@ def others_on_stderr() -> Iterator[None]:
     """Send to stderr what libraries print on stdout; with ``--debug`` their lines are left whole."""
     stream: Any = sys.stderr if logging.getLogger().isEnabledFor(logging.DEBUG) else _FoldedLines()
     with redirect_stdout(stream):
-        yield
+        try:
+            yield
+        finally:
+            stream.write("\n" if getattr(stream, "_rest", "") else "")  # the end of a line without one

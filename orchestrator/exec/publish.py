@@ -28,7 +28,7 @@ from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.launch.commit import waiting_launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
-from warmrank.orchestrator.text import count_text
+from warmrank.orchestrator.text import count_text, grouped
 from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
@@ -150,11 +150,10 @@ class Publisher:
                 num = count_text(outcomes.total(), "function")
                 self._say(f"nothing new to publish: {num} loaded, 0 compiled")
             return {}
-        homes: dict[str, list[int]] = {}
-        for rank, home in {
+        whose = {
             rank: home for home, each in answers.items() for size, rank in each if size == self._config.ranks
-        }.items():
-            homes.setdefault(home, []).append(rank)
+        }
+        homes = grouped((home, rank) for rank, home in whose.items())
         found = self._ask(ExecNode.publish, {home: (ranks,) for home, ranks in homes.items()})
         return {rank: part for own in found.values() for rank, part in own.items()}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from warmrank.orchestrator.nodes import Gang, Seat, in_order
+from warmrank.orchestrator.text import grouped
 
 # Below Linux's default range of ephemeral ports (from 32768), above those that Ray gives to its workers (to
 # 19999): between the look and the use nobody is likely to come.
@@ -147,9 +148,7 @@ def seat_ranks(
     Returns:
         For every rank the index of its process, and its seat.
     """
-    nodes: dict[str, list[int]] = {}
-    for index, process in enumerate(processes):
-        nodes.setdefault(process.node_id, []).append(index)
+    nodes = grouped((process.node_id, index) for index, process in enumerate(processes))
 
     def place(members: list[int]) -> tuple[Any, ...]:
         first = processes[members[0]]

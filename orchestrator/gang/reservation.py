@@ -17,7 +17,7 @@ from warmrank.orchestrator.errors import CannotStart, LacksDevice
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, summed
 from warmrank.orchestrator.gang.node_group import TICK_S, left_s
 from warmrank.orchestrator.nodes import this_node
-from warmrank.orchestrator.text import brief_names, count_text
+from warmrank.orchestrator.text import brief_names, count_text, grouped
 
 
 def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int = sys.maxsize) -> int:
@@ -99,9 +99,7 @@ def describe_shortage(
 
 def _by_node(name: str, nodes: Iterable[RayNode]) -> str:
     """The hosts that have each number of a resource."""
-    hosts: dict[float, list[str]] = {}
-    for known in nodes:
-        hosts.setdefault(known.resources.get(name, 0.0), []).append(known.node.host)
+    hosts = grouped((known.resources.get(name, 0.0), known.node.host) for known in nodes)
     return "; ".join(f"{number:g} on {brief_names(found)}" for number, found in sorted(hosts.items()))
 
 

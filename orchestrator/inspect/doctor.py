@@ -42,7 +42,7 @@ from warmrank.orchestrator.inspect.findings import (
 from warmrank.orchestrator.inspect.store_contents import can_be_made
 from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.store import stores
-from warmrank.orchestrator.text import brief_names, count_text, size_text
+from warmrank.orchestrator.text import brief_names, count_text, grouped, size_text
 from warmrank.worker.keys.environment import environment
 
 NODE_S = 180.0
@@ -196,9 +196,7 @@ def check_environments(nodes: Iterable[NodeFindings]) -> Iterator[Finding]:
     names = sorted({name for node in answered for name in node.environment})
     differing = False
     for name in names:
-        hosts: dict[str, list[str]] = {}
-        for node in answered:
-            hosts.setdefault(node.environment.get(name, ""), []).append(node.node.host)
+        hosts = grouped((node.environment.get(name, ""), node.node.host) for node in answered)
         if len(hosts) == 1:
             continue
         differing = True

@@ -20,6 +20,7 @@ from warmrank.orchestrator.launch.report import Committed, NodePublish, Nondeter
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.store.stores import Access, is_writable, may_publish
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import Published
 
 
@@ -49,10 +50,7 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
         asked = dict.fromkeys(range(stages.config.ranks), arguments)
         answers = stages.ask_store("commit", RankHost.publish, asked)
         published = {rank: answer for rank, answer in answers.items() if answer is not None}
-        conflicts: dict[str, list[int]] = {}
-        for rank, part in sorted(published.items()):
-            for function in part.conflicts:
-                conflicts.setdefault(function, []).append(rank)
+        conflicts = grouped((name, rank) for rank, part in published.items() for name in part.conflicts)
         nondeterministic = tuple(
             Nondeterministic(function=function, ranks=tuple(ranks))
             for function, ranks in sorted(conflicts.items())
@@ -84,14 +82,11 @@ def _tell(
     stages: Stages, published: Mapping[int, Published], nondeterministic: tuple[Nondeterministic, ...]
 ) -> None:
     """Notes on the publishing that are no failures."""
-    queued: dict[str, list[int]] = {}
-    for rank, part in published.items():
-        for problem in part.problems:
-            stages.problem(f"store: {problem}")
-        if part.queued:
-            queued.setdefault(part.queued, []).append(rank)
-    for reason, ranks in queued.items():
-        stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
+    for problem in (problem for part in published.values() for problem in part.problems):
+        stages.problem(f"store: {problem}")
+    for reason, ranks in grouped((part.queued, rank) for rank, part in published.items()).items():
+        if reason:
+            stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
     for found in nondeterministic:
         stages.problem(
             f"nondeterministic: {found.function} compiled on {ranks_text(found.ranks)} to other bytes than "

@@ -15,12 +15,13 @@ from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import (
     CannotStart,
     CompileForbidden,
-    ForbiddenCompile,
     LaunchFailed,
+    forbidden_compiles,
     ranks_text,
 )
-from warmrank.orchestrator.launch.plan_state import Avoided, ClassKey, Failed, PlanState
+from warmrank.orchestrator.launch.plan_state import Avoided, Failed, PlanState
 from warmrank.orchestrator.nodes import Gang, Seat, distinct_hosts
+from warmrank.orchestrator.text import grouped
 
 Seats = Mapping[int, Seat]
 
@@ -46,14 +47,10 @@ def raise_failed(
         logs="" if any(found.kind == FailureKind.UNWRITABLE_DISK for found in failures) else gang.logs,
         hosts={} if is_one_node else distinct_hosts(gang.seats),
     )
-    misses: dict[tuple[str, str], list[int]] = {}
-    for failure in error.failures:
-        if failure.kind == FailureKind.COMPILE_FORBIDDEN:
-            misses.setdefault((failure.function, failure.message), []).append(failure.rank)
+    misses = [each for each in error.failures if each.kind == FailureKind.COMPILE_FORBIDDEN]
     if misses:
         raise CompileForbidden(
-            ForbiddenCompile(function=function, reason=reason, ranks=tuple(ranks))
-            for (function, reason), ranks in misses.items()
+            forbidden_compiles((each.function, each.message, each.rank) for each in misses)
         ) from error
     raise error
 
@@ -83,12 +80,10 @@ def avoided(former: Iterable[Compiling], seats: Seats) -> Iterator[Avoided]:
 def retries(failed: Iterable[Failed], state: PlanState, seats: Seats) -> tuple[str, ...]:
     """Lines on compiles that failed for the first time and are tried again; equal causes grouped."""
     num_failed = Counter(earlier.class_key for earlier in state.failed)
-    members: dict[ClassKey, set[int]] = {}
-    for demand in state.demands:
-        members.setdefault(demand.class_key, set()).add(demand.rank)
+    members = grouped((demand.class_key, demand.rank) for demand in state.demands)
     ranks: dict[tuple[str, str], list[int]] = {}
     for one in failed:
-        is_alone = one.comes_again and members.get(one.class_key, set()) <= {one.rank}
+        is_alone = one.comes_again and {*members.get(one.class_key, ())} <= {one.rank}
         if num_failed[one.class_key] == 1 and not (one.is_final or is_alone):
             ranks.setdefault((one.class_key[0], one.reason), []).append(one.rank)
     return tuple(
@@ -99,14 +94,13 @@ def retries(failed: Iterable[Failed], state: PlanState, seats: Seats) -> tuple[s
 
 def failures_of(state: PlanState, seats: Seats) -> list[WorkerFailure]:
     """Reasons for giving up: functions, leaders, nodes and causes."""
-    wanted: dict[str, set[int]] = {}
-    for demand in state.lost:
-        wanted.setdefault(demand.function, set()).add(demand.rank)
+    wanted = grouped((demand.function, demand.rank) for demand in state.lost)
     lost = {key for demand in state.lost for key in (demand.class_key, demand.own_key)}
-    tried: dict[tuple[str, str, str], list[int]] = {}
-    for failed in state.failed:
-        if failed.class_key in lost:
-            tried.setdefault((failed.class_key[0], failed.error, failed.reason), []).append(failed.rank)
+    tried = grouped(
+        ((failed.class_key[0], failed.error, failed.reason), failed.rank)
+        for failed in state.failed
+        if failed.class_key in lost
+    )
     found = []
     for (function, error, reason), ranks in tried.items():
         remedy = (

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from warmrank.orchestrator.config.models import AuditMode
-from warmrank.orchestrator.errors import ForbiddenCompile
+from warmrank.orchestrator.errors import ForbiddenCompile, forbidden_compiles
 from warmrank.orchestrator.launch.events import ClassAction, RankClass
 from warmrank.orchestrator.launch.plan_state import (
     Action,
@@ -40,6 +40,7 @@ from warmrank.orchestrator.launch.plan_state import (
     PlanState,
     Slot,
 )
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import function_of_unit
 
 MAX_LEADERS = 2
@@ -168,22 +169,19 @@ def plan_round(
 def auditing(state: PlanState, actions: Mapping[Slot, Action]) -> dict[int, list[str]]:
     """Functions that each rank traces for an audit, besides what it compiles, in the order of the plan."""
     traced = {demand.slot for demand in state.demands if demand.trace}
-    found: dict[int, list[str]] = {}
-    for slot, action in actions.items():
-        if isinstance(action, Adopt | AwaitLeader) and slot[0] in action.auditors and slot not in traced:
-            found.setdefault(slot[0], []).append(slot[1])
-    return found
+    return grouped(
+        slot
+        for slot, action in actions.items()
+        if isinstance(action, Adopt | AwaitLeader) and slot[0] in action.auditors and slot not in traced
+    )
 
 
 def forbidden(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[ForbiddenCompile, ...]:
     """Every function that the plan would compile, with its ranks grouped by reason."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for demand in state.demands:
-        if isinstance(actions[demand.slot], Compile | AwaitLeader):
-            ranks.setdefault((demand.function, demand.reason), []).append(demand.rank)
-    return tuple(
-        ForbiddenCompile(function=function, reason=reason, ranks=tuple(members))
-        for (function, reason), members in ranks.items()
+    return forbidden_compiles(
+        (demand.function, demand.reason, demand.rank)
+        for demand in state.demands
+        if isinstance(actions[demand.slot], Compile | AwaitLeader)
     )
 
 
@@ -271,9 +269,7 @@ def _choose_leaders(
 ) -> dict[ClassKey, int]:
     """A leader for every class, the longest compiles first."""
     # Calls of one function have one leader: the artifact of the first may cover the others.
-    families: dict[ClassKey, list[ClassKey]] = {}
-    for key in needy:
-        families.setdefault((function_of_unit(key[0]), *key[1:]), []).append(key)
+    families = grouped(((function_of_unit(key[0]), key[1], key[2]), key) for key in needy)
     costs = {family: sum(_cost(needy[key]) for key in keys) for family, keys in families.items()}
     found: dict[ClassKey, int] = {}
     for family in sorted(families, key=lambda family: -costs[family]):  # stable: equal ones in call order

@@ -27,6 +27,7 @@ from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import straddle_text
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank import Rank
 from warmrank.worker.results import (
     CaptureProposal,
@@ -362,8 +363,4 @@ def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
 
 def _alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """The ranks that say each text; nothing where they say none."""
-    found: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        if text:
-            found.setdefault(text, []).append(rank)
-    return found
+    return grouped((text, rank) for rank, text in texts.items() if text)

@@ -16,7 +16,7 @@ from warmrank.cache_store.changes import changed_components
 from warmrank.orchestrator.causes import Cause, policy_of
 from warmrank.orchestrator.launch.report import Report, config_words
 from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
-from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, first_lines
+from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, first_lines, grouped
 
 Level = Literal["do", "look", "good"]
 
@@ -72,10 +72,11 @@ def _failure(report: Report) -> Iterator[Step]:
 
 def _causes(report: Report, causes: Sequence[Cause]) -> Iterator[Step]:
     """A step for each remedy; beside them, or in place of one, the log of a rank that failed."""
-    ranks: dict[tuple[str, str, bool], list[int]] = {}
-    for cause in causes:
-        key = (cause.kind, cause.remedy or cause.message, bool(cause.remedy))
-        ranks.setdefault(key, []).extend(cause.ranks)
+    ranks = grouped(
+        ((cause.kind, cause.remedy or cause.message, bool(cause.remedy)), rank)
+        for cause in causes
+        for rank in cause.ranks
+    )
     for (kind, text, has_remedy), members in list(ranks.items())[:MAX_REMEDIES]:
         log = _first_log(report, members)
         read = f"Read {log}. " if log else ""
@@ -190,11 +191,12 @@ def _nondeterministic(report: Report) -> Iterator[Step]:
 
 
 def _compiled(report: Report) -> Iterator[Step]:
-    reasons: dict[str, list[str]] = {}
-    for rank in report.ranks:
-        for function in rank.functions:
-            if function.outcome == "compiled":
-                reasons.setdefault(function.reason or "no reason given", []).append(function.function)
+    reasons = grouped(
+        (function.reason or "no reason given", function.function)
+        for rank in report.ranks
+        for function in rank.functions
+        if function.outcome == "compiled"
+    )
     if not reasons or report.outcome != "warm":
         return
     text = _joined(f"{brief_names(names)}: {reason}" for reason, names in reasons.items())

@@ -11,7 +11,7 @@ from rich.text import Text
 from warmrank.cache_store.records.manifest import RequestEntry
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.inspect.explain import Explanation, FunctionView
-from warmrank.orchestrator.inspect.findings import LEVELS, Diagnosis, Finding
+from warmrank.orchestrator.inspect.findings import LEVELS, Diagnosis
 from warmrank.orchestrator.inspect.key_list import KeyList
 from warmrank.orchestrator.inspect.store_contents import (
     DirectoryLine,
@@ -21,7 +21,7 @@ from warmrank.orchestrator.inspect.store_contents import (
     PartitionView,
 )
 from warmrank.orchestrator.inspect.verify import Verified
-from warmrank.orchestrator.text import brief_names, count_text, size_text, time_text
+from warmrank.orchestrator.text import brief_names, count_text, grouped, size_text, time_text
 from warmrank.orchestrator.ui.table import (
     KEY_CHARS,
     MAX_LINES,
@@ -239,13 +239,8 @@ def render_keys(found: KeyList) -> RenderableType:
 def render_diagnosis(found: Diagnosis) -> RenderableType:
     """One line for each check with what to do; equal findings of several nodes once."""
     several = len(found.nodes) > 1
-    rows: dict[Finding, list[str]] = {}
-    for host, findings in [
-        ("cluster", found.cluster),
-        *((one.node.host, one.findings) for one in found.nodes),
-    ]:
-        for finding in findings:
-            rows.setdefault(finding, []).append(host)
+    by_host = [("cluster", found.cluster), *((one.node.host, one.findings) for one in found.nodes)]
+    rows = grouped((finding, host) for host, findings in by_host for finding in findings)
     table = plain_table()
     for column in ("level", "check", *(["nodes"] if several else []), "found"):
         table.add_column(column, no_wrap=column in {"level", "check"}, overflow="fold")

@@ -29,6 +29,7 @@ from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
     count_text,
+    grouped,
     runs_text,
     seconds_text,
     size_text,
@@ -279,9 +280,7 @@ def _moved(report: Report) -> list[tuple[str, int, str]]:
 
 def _nodes(report: Report) -> list[tuple[Any, ...]]:
     """Every node: its last rank, its ranks, and what it moved."""
-    members: dict[int, list[RankReport]] = {}
-    for rank in report.ranks:
-        members.setdefault(rank.node_rank, []).append(rank)
+    members = grouped((rank.node_rank, rank) for rank in report.ranks)
     fetched = {node.node_rank: node for node in report.fetches}
     published = {node.node_rank: node for node in report.publishes}
     return [
@@ -421,9 +420,7 @@ def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int)
 def _units(course: Course, ranks: Sequence[RankReport], max_rows: int) -> list[tuple[int, ...]]:
     """Units of rows, in order: ranks, or nodes where there are too many ranks."""
     everyone = sorted({rank for span in course.timeline for rank in span.ranks})
-    nodes: dict[int, list[int]] = {}
-    for rank in ranks:
-        nodes.setdefault(rank.node_rank, []).append(rank.rank)
+    nodes = grouped((rank.node_rank, rank.rank) for rank in ranks)
     if len(everyone) <= max_rows or len(nodes) < 2:
         return [(rank,) for rank in everyone]
     seated = {rank.rank for rank in ranks}

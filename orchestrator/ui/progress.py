@@ -39,6 +39,7 @@ from warmrank.orchestrator.text import (
     brief_ranks,
     count_text,
     first_lines,
+    grouped,
     runs_text,
     seconds_text,
     size_text,
@@ -157,10 +158,10 @@ class PlainLines:
 
     def _tell_results(self) -> None:
         """Print the outcomes of functions in this stage, equal ones together."""
-        alike: dict[tuple[str, str, str], list[int]] = {}
-        for rank, result in self._results:
-            outcome = result.outcome if result.ok else "refused"
-            alike.setdefault((result.function, outcome, result.reason), []).append(rank)
+        alike = grouped(
+            ((result.function, result.outcome if result.ok else "refused", result.reason), rank)
+            for rank, result in self._results
+        )
         self._results.clear()
         self._some(
             [

@@ -18,6 +18,7 @@ from warmrank.orchestrator.text import (
     brief_ranks,
     count_text,
     first_lines,
+    grouped,
     runs_text,
     seconds_text,
     size_text,
@@ -104,12 +105,11 @@ def verified_text(report: Report) -> str:
 
 def alike(ranks: Iterable[RankReport], *by: str) -> Alike:
     """Functions of all ranks, those together whose fields ``by`` are equal."""
-    found: Alike = {}
-    for rank in ranks:
-        for function in rank.functions:
-            key = tuple(getattr(function, name) for name in by)
-            found.setdefault(key, []).append((rank.rank, function))
-    return found
+    return grouped(
+        (tuple(getattr(function, name) for name in by), (rank.rank, function))
+        for rank in ranks
+        for function in rank.functions
+    )
 
 
 def slowest(members: Iterable[tuple[int, FunctionReport]]) -> StageSeconds:
@@ -193,14 +193,13 @@ def _reasons(report: Report) -> list[Text]:
 
 def _runtime_state(report: Report) -> list[Text]:
     """Declared runtime state, functions and ranks of equal state together."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for rank in report.ranks:
-        for function in rank.functions:
-            if function.runtime_state:
-                ranks.setdefault((in_words(function.runtime_state), function.function), []).append(rank.rank)
-    functions: dict[tuple[str, str], list[str]] = {}
-    for (state, function_name), members in ranks.items():
-        functions.setdefault((state, brief_ranks(members)), []).append(function_name)
+    ranks = grouped(
+        ((in_words(function.runtime_state), function.function), rank.rank)
+        for rank in report.ranks
+        for function in rank.functions
+        if function.runtime_state
+    )
+    functions = grouped(((state, brief_ranks(members)), name) for (state, name), members in ranks.items())
     return some(
         f"runtime state of {_names(names)} on {where}: {state}" for (state, where), names in functions.items()
     )
@@ -231,10 +230,7 @@ def _store(report: Report) -> list[Text]:
 
 def _node_artifacts(report: Report) -> list[Text]:
     """Node artifacts kept and left out, equal lines of several nodes together."""
-    hosts: dict[str, list[str]] = {}
-    for node in report.node_artifacts:
-        for line in node.artifacts.words():
-            hosts.setdefault(line, []).append(node.host)
+    hosts = grouped((line, node.host) for node in report.node_artifacts for line in node.artifacts.words())
     return [Text(f"{line} ({_names(found)})", style="dim") for line, found in hosts.items()]
 
 
