@@ -154,12 +154,8 @@ class Cause:
     function: Annotated[str, about("cached function that it concerns; empty when it concerns the ranks.")]
     message: Annotated[str, about("the error's text.")]
     remedy: Annotated[str, about("what to do; may be empty.")]
-    hosts: Annotated[
-        tuple[str, ...], about("the nodes of these ranks, in order; empty where they had none yet.")
-    ] = ()
-    traceback: Annotated[
-        str, about("of the first of these ranks: where it was raised, or what its threads were doing.")
-    ] = ""
+    hosts: Annotated[tuple[str, ...], about("of these ranks, in order; empty before they had any.")] = ()
+    traceback: Annotated[str, about("of the first: where it was raised, or its threads stood.")] = ""
 
 
 def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tuple[Cause, ...]:

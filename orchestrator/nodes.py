@@ -83,9 +83,7 @@ class NodeArtifacts:
     bytes_fetched: Annotated[int, about("their size.")] = 0
     num_placed: Annotated[int, about("how many were written to where the node's tools look for them.")] = 0
     num_there: Annotated[int, about("how many lay there with the same bytes.")] = 0
-    skipped: Annotated[
-        tuple[str, ...], about("why others were not fetched, placed or kept, one line each, cut short.")
-    ] = ()
+    skipped: Annotated[tuple[str, ...], about("why others were not fetched, placed or kept.")] = ()
 
     def words(self) -> tuple[str, ...]:
         """Their outcome in lines; nothing where the node has none."""

@@ -31,15 +31,10 @@ class RankClass:
     round: Annotated[int, about("in which round of the plan, from 0.")]
     function: Annotated[str, about("name of the cached function.")]
     request_key: Annotated[str, about("hex key of what was asked, with declared runtime state.")]
-    action: Annotated[
-        ClassAction,
-        about("what the plan has them do; compile: their leader compiles, and the others adopt that."),
-    ]
+    action: Annotated[ClassAction, about("compile: their leader compiles, the others adopt that.")]
     ranks: Annotated[tuple[int, ...], about("its members, in order.")]
     leader: Annotated[int | None, about("who compiles; None where nobody does.")]
-    auditors: Annotated[
-        tuple[int, ...], about("who traces as well, to be compared before anybody adopts.")
-    ] = ()
+    auditors: Annotated[tuple[int, ...], about("who traces too, before anybody adopts.")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +53,7 @@ class AuditReport:
             "nothing but the audit keeps them from it."
         ),
     ]
-    difference: Annotated[
-        str, about("the first one, in words: what the leader traced / what they did; empty where equal.")
-    ]
+    difference: Annotated[str, about("the first: the leader's trace / theirs; empty where equal.")]
     seconds: Annotated[float, about("wall seconds that these ranks traced, beside the compile, summed.")]
     cpu_s: Annotated[float, about("their CPU seconds.")]
 

@@ -46,19 +46,10 @@ class FunctionReport:
     size_bytes: Annotated[int, about("size of the artifact.")]
     path: Annotated[str, about("where the artifact lies on the rank's node.")]
     seconds: Annotated[StageSeconds, about("seconds in each stage.")]
-    num_captures: Annotated[
-        int, about("graphs captured for this function when its first call was through, in all its calls.")
-    ] = 0
-    beside: Annotated[
-        tuple[tuple[str, int], ...],
-        about("SHA-256 and size of each file beside it, such as compiled kernels."),
-    ] = ()
-    pool_bytes: Annotated[
-        int, about("bytes of the pools that these graphs use, which other functions may share.")
-    ] = 0
-    runtime_state: Annotated[
-        dict[str, str], about("declared values that the artifact was made with, name -> text.")
-    ] = field(default_factory=dict)
+    num_captures: Annotated[int, about("graphs captured by the end of its first call, in all its calls.")] = 0
+    beside: Annotated[tuple[tuple[str, int], ...], about("SHA-256 and size of each file beside it.")] = ()
+    pool_bytes: Annotated[int, about("bytes of these graphs' pools, which others may share.")] = 0
+    runtime_state: Annotated[dict[str, str], about("declared, name -> text.")] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +61,9 @@ class RankReport:
     node_rank: Annotated[int, about("index of its node.")]
     local_rank: Annotated[int, about("index within its node.")]
     pid: Annotated[int, about("its process.")]
-    log: Annotated[
-        str, about("file that the rank's log and output went to; empty when it ran in the driver's process.")
-    ]
+    log: Annotated[str, about("file of its log and output; empty when it ran in the driver's process.")]
     functions: Annotated[tuple[FunctionReport, ...], about("its cached functions, in call order.")]
-    verification: Annotated[
-        Verification | None, about("comparison with the reference; none for a script workload.")
-    ]
+    verification: Annotated[Verification | None, about("comparison with the reference; none for a script.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,18 +120,11 @@ class Nondeterministic:
 class Committed:
     """Outcome of the last stage: in the store, or waiting for it."""
 
-    record: Annotated[str, about("the launch record's key; empty when there is none in the store.")] = ""
-    publishes: Annotated[
-        tuple[NodePublish, ...], about("every node whose ranks published or queued something, in order.")
-    ] = ()
-    nondeterministic: Annotated[tuple[Nondeterministic, ...], about("by function.")] = ()
-    queued_on: Annotated[
-        tuple[str, ...],
-        about("hosts on whose disks something waits to be published, in the order in which it must be."),
-    ] = ()
-    unsigned: Annotated[
-        str, about("why nothing can be signed here though signatures are asked for; empty otherwise.")
-    ] = ""
+    record: str = ""  # the launch record's key; empty when there is none in the store
+    publishes: tuple[NodePublish, ...] = ()  # every node whose ranks published or queued something, in order
+    nondeterministic: tuple[Nondeterministic, ...] = ()  # by function
+    queued_on: tuple[str, ...] = ()  # hosts where something waits to be published, in order
+    unsigned: str = ""  # why nothing can be signed here though signatures are asked for; empty otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,15 +137,11 @@ class Totals:
     num_artifacts: Annotated[int, about("distinct artifacts.")]
     num_files: Annotated[int, about("these and the distinct files beside them.")]
     artifact_bytes: Annotated[int, about("bytes of these files.")]
-    num_nondeterministic: Annotated[
-        int, about("functions that compiled to other bytes than the store holds.")
-    ]
+    num_nondeterministic: Annotated[int, about("functions that compiled to other bytes than are stored.")]
     fetched_bytes: Annotated[int, about("bytes copied from the store, over all nodes.")]
     published_bytes: Annotated[int, about("bytes that were new to the store, over all nodes.")]
     num_queued: Annotated[int, about("partitions that wait on nodes' disks to be published.")]
-    function_seconds: Annotated[
-        StageSeconds, about("seconds in each stage, summed over ranks and functions.")
-    ]
+    function_seconds: Annotated[StageSeconds, about("in each stage, summed over ranks and functions.")]
     wall_s: Annotated[float, about("wall seconds of the launch, from start to commit.")]
 
 
@@ -177,7 +153,7 @@ class Failure:
     message: Annotated[str, about("its text, as the command line prints it.")]
     stage: Annotated[str, about("the stage that failed; empty where the error is not one of a stage.")] = ""
     causes: Annotated[
-        tuple[Cause, ...], about("equal causes grouped, those that others follow from first; empty likewise.")
+        tuple[Cause, ...], about("equal ones together; those that others follow from first")
     ] = ()
     silent: Annotated[tuple[int, ...], about("ranks that had not answered when the launch was stopped.")] = ()
 
@@ -194,12 +170,8 @@ class Report:
     name: Annotated[str, about("the launch's name.")]
     launch_key: Annotated[str, about("hash of identity.")]
     identity: Annotated[dict[str, str], about("named components of what was launched.")]
-    environment: Annotated[
-        dict[str, str], about("named components of rank 0's environment; empty where no rank came up.")
-    ]
-    other_environments: Annotated[
-        tuple[RankEnvironment, ...], about("those of ranks that ran in others, with the ranks.")
-    ]
+    environment: Annotated[dict[str, str], about("named components of rank 0's; empty where none came up.")]
+    other_environments: Annotated[tuple[RankEnvironment, ...], about("of ranks that ran in others.")]
     world_size: Annotated[int, about("number of ranks.")]
     parallel: Annotated[dict[str, int], about("sizes of the parallel axes, by name.")]
     started: Annotated[str, about("ISO 8601 in UTC.")]
@@ -207,36 +179,17 @@ class Report:
     store: Annotated[str, about("the store's location; empty when there is none.")]
     tiers: Annotated[tuple[TierState, ...], about("the store's places, nearest first.")]
     record: Annotated[str, about("key of the launch record in the store; empty when nothing was committed.")]
-    ranks: Annotated[
-        tuple[RankReport, ...], about("every rank, in order; those that had places, where the launch failed.")
-    ]
+    ranks: Annotated[tuple[RankReport, ...], about("in order; of a launch that failed, those with places.")]
     fetches: Annotated[tuple[NodeFetch, ...], about("every node, in order; empty without a store.")]
-    publishes: Annotated[
-        tuple[NodePublish, ...], about("every node that published something or wanted to, in order.")
-    ]
-    nondeterministic: Annotated[
-        tuple[Nondeterministic, ...], about("functions whose compile gave other bytes than the store holds.")
-    ]
-    queued_on: Annotated[
-        tuple[str, ...],
-        about("hosts on which warmrank store publish has to be run when the store answers, in order."),
-    ]
+    publishes: Annotated[tuple[NodePublish, ...], about("every node that published or wanted to.")]
+    nondeterministic: Annotated[tuple[Nondeterministic, ...], about("functions that made other bytes.")]
+    queued_on: Annotated[tuple[str, ...], about("hosts for warmrank store publish, in order.")]
     stages: Annotated[tuple[StageReport, ...], about("every stage, in order.")]
     totals: Annotated[Totals, about("sums.")]
     problems: Annotated[tuple[str, ...], about("what did not stop the launch, but should be looked at.")]
-    node_artifacts: Annotated[
-        tuple[NodeReport, ...], about("every node that has node caches, in order.")
-    ] = ()
-    config: Annotated[
-        tuple[str, ...],
-        about(
-            "the words that named the config on the command line, its path and each --set; empty where none "
-            "did."
-        ),
-    ] = ()
-    unsigned: Annotated[
-        str, about("why nothing can be signed here though signatures are asked for; empty otherwise.")
-    ] = ""
+    node_artifacts: Annotated[tuple[NodeReport, ...], about("of nodes that have node caches, in order.")] = ()
+    config: Annotated[tuple[str, ...], about("words that named it: its path and each --set; or none.")] = ()
+    unsigned: Annotated[str, about("why nothing can be signed, though it is asked for; else empty.")] = ""
 
 
 @cache

@@ -28,12 +28,8 @@ class AttemptReport:
     attempt: Annotated[int, about("its number, from 1.")]
     start_s: Annotated[float, about("when it began, in seconds since the launch did.")]
     end_s: Annotated[float, about("when it ended.")]
-    reason: Annotated[
-        str, about("why the attempt before it failed, and which budget this one is of; empty for the first.")
-    ] = ""
-    failed_stage: Annotated[
-        str, about("the stage it ended in; empty for an attempt that ended with every rank warm.")
-    ] = ""
+    reason: Annotated[str, about("why the attempt before failed, and the budget of this one; or empty.")] = ""
+    failed_stage: Annotated[str, about("the stage it ended in; empty where every rank is warm.")] = ""
     error: Annotated[str, about("its error; empty for such an attempt.")] = ""
 
     @property
@@ -52,9 +48,7 @@ class StageSpan:
     end_s: Annotated[float, about("when it ended; when the attempt did, for a stage that failed.")]
     ok: Annotated[bool, about("false for the stage that the attempt ended in.")]
     ranks: Annotated[tuple[int, ...], about("who took part, in order.")]
-    rank_end_s: Annotated[
-        tuple[float, ...], about("when each of them had answered for the last time; end_s for who had not.")
-    ]
+    rank_end_s: Annotated[tuple[float, ...], about("when each answered last; end_s for who did not.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
