@@ -61,15 +61,11 @@ OF_THE_FUNCTION = frozenset({"GraphBreak", "NotPortable", "RandomOp", "BackwardN
 
 
 class Policy(NamedTuple):
-    """Policy for a kind of failure.
+    """Policy for a kind of failure."""
 
-    ``budget`` is what another attempt is counted against, None where it would fail alike; ``exit`` names the
-    exit code; ``remedy`` is for failures that name none, with ``{stage}`` for theirs.
-    """
-
-    budget: Budget | None = None
-    exit: Literal["FAILED", "BAD_INPUT", "FAULT", "LOST"] = "FAILED"
-    remedy: str = ""
+    budget: Budget | None = None  # of another attempt; None where it would fail alike
+    exit: Literal["FAILED", "BAD_INPUT", "FAULT", "LOST"] = "FAILED"  # name of the exit code
+    remedy: str = ""  # for failures that name none, with {stage} for theirs
 
 
 _PEER = Policy("hang", "LOST")
@@ -125,19 +121,15 @@ def policy_of(*kinds: str) -> Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """A failure of one rank in one stage; plain data, so that it crosses Ray whatever was raised.
-
-    ``kind`` is a `FailureKind`, or the name of another exception's type. ``store_fault``: a launch may go on
-    without the store. ``traceback`` says where it was raised, or what the rank's threads were doing.
-    """
+    """A failure of one rank in one stage; plain data, so that it crosses Ray whatever was raised."""
 
     rank: int
     stage: str
-    kind: str
+    kind: str  # a `FailureKind`, or the name of another exception's type
     message: str
     function: str = ""
-    store_fault: bool = False
-    traceback: str = ""
+    store_fault: bool = False  # a launch may go on without the store
+    traceback: str = ""  # where it was raised, or what the rank's threads were doing
     remedy: str = ""
 
     def advice(self) -> str:

@@ -33,16 +33,13 @@ class BadInput(OrchestratorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigProblem:
-    """One thing that is wrong in a config: in a file or an override ``place``, at a dotted ``key``.
-
-    ``key`` is empty for the file as a whole, ``nearest`` when no known key is near.
-    """
+    """One thing that is wrong in a config: in a file or an override ``place``, at a dotted ``key``."""
 
     place: str
-    key: str
+    key: str  # empty for the file as a whole
     found: str
     expected: str = ""
-    nearest: str = ""
+    nearest: str = ""  # empty when no known key is near
     remedy: str = ""
 
     def __str__(self) -> str:

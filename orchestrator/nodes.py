@@ -103,17 +103,13 @@ SHORT_ID = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where one rank was placed.
-
-    ``node_id``, unlike ``host``, is never shared by two nodes, and another one once Ray there was started
-    anew.
-    """
+    """Where one rank was placed."""
 
     rank: int
     local_rank: int
     local_world_size: int
     node_rank: int
-    node_id: str
+    node_id: str  # never shared by two nodes; another one once Ray there was started anew
     host: str
     pid: int
 

@@ -45,16 +45,12 @@ from warmrank.worker.results import FunctionProbe, LeftOut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """Options of a build.
-
-    ``real_tensors``: with memory and values, on the CPU; ``every_rank``: the model of every rank, not of one
-    for each position; ``num_jobs`` ranks work at a time.
-    """
+    """Options of a build."""
 
     target: BuildTarget
-    real_tensors: bool = False
-    every_rank: bool = False
-    num_jobs: int = 1
+    real_tensors: bool = False  # with memory and values, on the CPU
+    every_rank: bool = False  # the model of every rank, not of one for each position
+    num_jobs: int = 1  # ranks that work at a time
 
 
 def build(

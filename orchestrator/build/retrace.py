@@ -32,18 +32,14 @@ AUDIT_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetraceReport:
-    """One artifact, and the ranks that traced its function again with one outcome; seconds are their sums.
-
-    The outcome is equal, differs, missing (nothing is stored) or failed (it cannot be traced); the reason is
-    the first difference (the artifact's / the trace's), or why nothing could be compared.
-    """
+    """One artifact, and the ranks that traced its function again with one outcome."""
 
     function: str
     ranks: tuple[int, ...]
     outcome: RetraceOutcome
-    reason: str
+    reason: str  # the first difference, or why nothing could be compared
     digest: str
-    seconds: float
+    seconds: float  # summed over ranks
     cpu_s: float
 
 
@@ -59,24 +55,19 @@ class NotCompared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheAudit:
-    """Outcome of an audit of a store or a cache directory, the ``source``; names as in a launch's report.
-
-    The outcome is fresh (all equal), stale (something differs) or incomplete (something could not be
-    compared). ``functions`` are all artifacts that were traced again, or should have been; ``not_compared``
-    what else is stored, or left out.
-    """
+    """Outcome of an audit of a store or a cache directory; names as in a launch's report."""
 
     schema_version: int
-    outcome: str
+    outcome: str  # fresh, stale (something differs) or incomplete (not all compared)
     name: str
     launch_key: str
-    source: str
+    source: str  # the store or cache directory
     environment_source: str
     world_size: int
     num_retraced_ranks: int
     started: str
-    functions: tuple[RetraceReport, ...]
-    not_compared: tuple[NotCompared, ...]
+    functions: tuple[RetraceReport, ...]  # traced again, or should have been
+    not_compared: tuple[NotCompared, ...]  # what else is stored, or left out
     problems: tuple[str, ...]
     wall_s: float
 

@@ -51,17 +51,13 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options for the run of a command.
+    """Options for the run of a command."""
 
-    ``here``: on this node only, without Ray; else on the named ``nodes``, or as many as the ranks need.
-    ``grace_s`` are the seconds from SIGTERM to SIGKILL; ``hosts`` those that each run this, without Ray.
-    """
-
-    here: bool = False
-    nodes: tuple[str, ...] = ()
+    here: bool = False  # on this node only, without Ray
+    nodes: tuple[str, ...] = ()  # names; else as many as the ranks need
     when: When
-    grace_s: float
-    hosts: HostGroup | None = None
+    grace_s: float  # from SIGTERM to SIGKILL
+    hosts: HostGroup | None = None  # that each run this, without Ray
 
 
 class ExecNodes:
@@ -165,31 +161,24 @@ def choose_nodes(rooms: Mapping[Node, int], num_ranks: int, *, named: bool) -> t
 
 @dataclass(slots=True, kw_only=True)
 class NodeOutcome:
-    """Outcome of the command on one node; ``found``: the store had the launch.
-
-    ``status`` is the command's exit status, None while it runs, and where the node was lost.
-    """
+    """Outcome of the command on one node."""
 
     host: str
     address: str
     node_rank: int
-    found: bool = False
-    status: int | None = None
+    found: bool = False  # the store had the launch
+    status: int | None = None  # of the command; None while it runs, and where the node was lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of the command: warmrank's exit code, and the seconds from the command's start to its end.
+    """Outcome of the command."""
 
-    ``record`` is the key of the launch record that was committed, empty for none; ``problems`` are those of
-    caches and store.
-    """
-
-    exit_code: int
+    exit_code: int  # warmrank's
     nodes: tuple[NodeOutcome, ...]
-    record: str
-    problems: tuple[str, ...]
-    seconds: float
+    record: str  # key of the launch record that was committed, empty for none
+    problems: tuple[str, ...]  # of caches and store
+    seconds: float  # from the command's start to its end
 
 
 def execute(

@@ -87,29 +87,22 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroup:
-    """This host's place among those that each run ``exec --here``, with as many ranks, for one world.
-
-    ``run_id`` is the same on all hosts of this run, and of no other; address and port are of the first host,
-    empty or 0 where the command finds them by itself.
-    """
+    """This host's place among those that each run ``exec --here``, with as many ranks, for one world."""
 
     nnodes: int
     node_rank: int
-    run_id: str
-    master_addr: str = ""
-    master_port: int = 0
+    run_id: str  # the same on all hosts of this run, and of no other
+    master_addr: str = ""  # the first host's; empty where the command finds it
+    master_port: int = 0  # there; 0 likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """When a command is ready, so that what it added is published; ``none``: never.
-
-    ``path`` is the file's, which may hold placeholders; ``host`` has the port, empty for this node.
-    """
+    """When a command is ready, so that what it added is published; ``none``: never."""
 
     kind: Literal["file", "port", "exit", "none"]
-    path: str = ""
-    host: str = ""
+    path: str = ""  # the file's, which may hold placeholders
+    host: str = ""  # has the port; empty for this node
     port: int = 0
 
     def __str__(self) -> str:
@@ -160,14 +153,11 @@ class Synced(NamedTuple):
 
 
 class State(NamedTuple):
-    """News from a node: output since the last call, and whether the condition held at some time.
+    """News from a node."""
 
-    ``status`` is the command's exit status, once all of it has ended and its output was taken.
-    """
-
-    output: Sequence[Chunk] = ()
-    status: int | None = None
-    is_ready: bool = False
+    output: Sequence[Chunk] = ()  # since the last call
+    status: int | None = None  # once all of it has ended and its output was taken
+    is_ready: bool = False  # the condition held at some time
 
 
 class ExecNode:

@@ -135,17 +135,13 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligible:
-    """Nodes of a cluster: ``nodes``, by host, may have ranks.
+    """The nodes of a cluster that may have ranks, and why others may not."""
 
-    ``silent`` ones are alive for Ray, but do not answer; ``unlabelled`` ones do not meet ``wanted``, the
-    config's label selectors. ``labels``, in Ray's syntax, is what only the first meet.
-    """
-
-    nodes: tuple[RayNode, ...]
-    silent: tuple[Node, ...] = ()
-    unlabelled: tuple[RayNode, ...] = ()
-    wanted: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str]
+    nodes: tuple[RayNode, ...]  # by host
+    silent: tuple[Node, ...] = ()  # alive for Ray, but do not answer
+    unlabelled: tuple[RayNode, ...] = ()  # do not meet `wanted`
+    wanted: Mapping[str, str] = field(default_factory=dict)  # the config's label selectors
+    labels: Mapping[str, str]  # in Ray's syntax, what only the first meet
 
 
 def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -49,16 +49,12 @@ def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """A rank as seen from outside; its work is empty when idle.
+    """A rank as seen from outside."""
 
-    ``state`` is its letter in ``/proc/PID/stat``, empty for no such process; ``cpu_s`` are of user and system
-    mode.
-    """
-
-    state: str
-    cpu_s: float = 0.0
+    state: str  # its letter in /proc/PID/stat, empty for no such process
+    cpu_s: float = 0.0  # of user and system mode
     resident_bytes: int = 0
-    doing: str = ""
+    doing: str = ""  # its work; empty when idle
 
     @property
     def is_gone(self) -> bool:

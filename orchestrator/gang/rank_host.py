@@ -51,18 +51,14 @@ _BEHIND = "a place of the store is away, and has yet to take it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInit:
-    """Everything that a process needs to become a rank, and no more: each rank is sent its own.
-
-    ``master_port`` is 0 for ranks that make no process groups. ``store_away`` says why the driver found the
-    store away, so that no rank asks it, and the config how to publish later.
-    """
+    """Everything that a process needs to become a rank, and no more: each rank is sent its own."""
 
     config: Config
     seat: Seat
     master_addr: str
-    master_port: int
+    master_port: int  # 0 for ranks that make no process groups
     no_compile: bool
-    store_away: str = ""
+    store_away: str = ""  # why the driver found the store away, so that no rank asks it
 
     @property
     def rank(self) -> int:

@@ -257,17 +257,13 @@ def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """This process's connection to Ray.
-
-    Of an own Ray: ``reaper`` ends it, and removes the private directory around its own, ``temp_dir``, when
-    this process is killed; ``own`` are the processes that it cannot be without, by name.
-    """
+    """This process's connection to Ray."""
 
     way_in: WayIn
-    temp_dir: str = ""
-    reaper: ReapedRanks | None = None
+    temp_dir: str = ""  # of an own Ray: the private directory around its own
+    reaper: ReapedRanks | None = None  # of an own Ray: ends it when this process is killed
     beginning: Beginning | None = None
-    own: Mapping[str, Process] = field(default_factory=dict)
+    own: Mapping[str, Process] = field(default_factory=dict)  # without which an own Ray cannot be
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:

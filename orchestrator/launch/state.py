@@ -127,36 +127,29 @@ class ClassState:
 
 @dataclass(slots=True)
 class LaunchState:
-    """The known state of a launch, made of nothing but its events; ``lock`` is held while one comes in.
-
-    Of this attempt: the ``stages`` that have begun, in order, and the one that it failed in (``cut``); every
-    class that was ``planned``, and the ``classes`` as the plan has them now; the last word on each function
-    of each rank (``results``); what ranks were last seen doing in the running stage (``busy``); when ranks
-    began to be taken down (``ending_s``). Of all attempts: wall seconds of each stage, over all rounds, and
-    ``spans`` of stages that are over.
-    """
+    """The known state of a launch, made of nothing but its events."""
 
     num_ranks: int
     now_s: float = 0.0
     attempts: list[AttemptReport] = field(default_factory=list)
     is_over: bool = False
-    ending_s: float | None = None
+    ending_s: float | None = None  # when ranks began to be taken down
     seats: dict[int, Seat] = field(default_factory=dict)
     num_nodes: int = 0
-    stages: dict[str, StageState] = field(default_factory=dict)
+    stages: dict[str, StageState] = field(default_factory=dict)  # of this attempt, in order
     running: StageState | None = None
-    cut: StageState | None = None
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    spans: list[StageSpan] = field(default_factory=list)
+    cut: StageState | None = None  # what the attempt failed in
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # of all attempts and rounds
+    spans: list[StageSpan] = field(default_factory=list)  # of stages that are over, of all attempts
     round: int | None = None
-    planned: list[RankClass] = field(default_factory=list)
-    classes: dict[ClassKey, ClassState] = field(default_factory=dict)
+    planned: list[RankClass] = field(default_factory=list)  # every class of this attempt
+    classes: dict[ClassKey, ClassState] = field(default_factory=dict)  # as the plan has them now
     audits: list[AuditReport] = field(default_factory=list)
-    results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)
+    results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)  # the last word
     functions: dict[str, None] = field(default_factory=dict)
-    busy: dict[int, ProcessStatus] = field(default_factory=dict)
+    busy: dict[int, ProcessStatus] = field(default_factory=dict)  # in the running stage
     problems: dict[str, None] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while an event comes in
     _class_of: dict[tuple[int, str], ClassState] = field(default_factory=dict)
     _hosts: dict[int, str] = field(default_factory=dict)
 

@@ -56,14 +56,10 @@ _PIECES_KEPT = 8  # small blobs lie together in a piece, and a fetch opens them 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Blobs, one after the other, cut into pieces.
+    """Blobs, one after the other, cut into pieces."""
 
-    ``pieces`` are what `put` gave, all but the last of `PIECE_BYTES`; ``places`` are, by the blob's name,
-    where in all of them it begins, and its size in bytes.
-    """
-
-    pieces: tuple[Any, ...]
-    places: Mapping[str, tuple[int, int]]
+    pieces: tuple[Any, ...]  # what `put` gave, all but the last of `PIECE_BYTES`
+    places: Mapping[str, tuple[int, int]]  # by a blob's name: its begin, its size in bytes
 
 
 def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes: int) -> Share:

@@ -63,47 +63,35 @@ class SeedCluster(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedPlan:
-    """Options for seeding.
-
-    With ``fan_out`` one node reads the store for the others (``auto``: from `MIN_FAN_OUT` nodes at a time).
-    ``verify``: read again what is there already. ``watch``: seed nodes that join later too, and try those
-    again that failed; ``seeded`` are known to be.
-    """
+    """Options for seeding."""
 
     wanted: tuple[str, ...] = ()
-    fan_out: FanOut = "auto"
-    verify: bool = False
-    watch: bool = False
-    seeded: tuple[NodeSeed, ...] = ()
+    fan_out: FanOut = "auto"  # whether one node reads the store for the others
+    verify: bool = False  # read again what is there already
+    watch: bool = False  # seed nodes that join later too, and try those again that failed
+    seeded: tuple[NodeSeed, ...] = ()  # known to be
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """A node of the cluster: ``waiting`` until ``due_s``, for the first time or the next.
-
-    ``source`` is where the running or last attempt gets its blobs, None for the store; ``moved_s``, when its
-    progress got further last; ``seed``, the outcome of the last attempt that ended.
-    """
+    """A node of the cluster."""
 
     node: Node
     phase: Literal["waiting", "running", "ended"] = "waiting"
-    due_s: float = 0.0
+    due_s: float = 0.0  # when it waits no more, for the first time or the next
     attempts: int = 0
-    source: Node | None = None
+    source: Node | None = None  # where the last attempt gets its blobs, None for the store
     progress: Progress | None = None
-    moved_s: float = 0.0
-    seed: NodeSeed | None = None
+    moved_s: float = 0.0  # when its progress got further last
+    seed: NodeSeed | None = None  # outcome of the last attempt that ended
 
 
 @dataclass(slots=True, kw_only=True)
 class _Wave:
-    """Nodes that take what one of them, the source, has read from the store.
-
-    ``num_holders`` have everything, 0 while the source reads; halved for each that got nothing.
-    """
+    """Nodes that take what one of them, the source, has read from the store."""
 
     source: Node
-    num_holders: int = 0
+    num_holders: int = 0  # have everything, 0 while the source reads; halved for each that got nothing
 
 
 class Seeding:
@@ -245,23 +233,17 @@ Status = Literal["seeded", "miss", "faults"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeed:
-    """Outcome of seeding one node; crosses Ray, and goes into JSON.
-
-    ``found``: a launch with this node's environment is in the store, of ``world_size`` ranks. The partitions
-    now lie, verified, in the cache directory, with ``num_files`` artifacts, of which some lay there before;
-    their bytes were read from the store, or came from another node. ``reason`` says which launch, or why
-    none, or why the node failed, ``faults`` what could not be used.
-    """
+    """Outcome of seeding one node; crosses Ray, and goes into JSON."""
 
     node: Node
-    found: bool
-    reason: str
+    found: bool  # a launch with this node's environment is in the store
+    reason: str  # which launch, or why none, or why the node failed
     world_size: int = 0
     num_partitions: int = 0
-    num_files: int = 0
+    num_files: int = 0  # artifacts that lie in the cache directory now, verified
     num_already_there: int = 0
     bytes_copied: int = 0
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()  # what could not be used
     seconds: float = 0.0
     node_artifacts: NodeArtifacts | None = None
     bytes_from_store: int = 0

@@ -336,19 +336,16 @@ _GLOBALS = {
 
 
 class Bar(NamedTuple):
-    """Part of some ranks in one stage of one attempt, from its start to the first and the last answer.
-
-    Times are in seconds since the launch began; not ``ok``: the attempt ended in this stage.
-    """
+    """Part of some ranks in one stage of one attempt; times in seconds since the launch began."""
 
     attempt: int
     stage: str
     start_s: float
-    first_s: float
+    first_s: float  # the first answer
     last_s: float
     last_rank: int
     num_ranks: int
-    ok: bool
+    ok: bool  # false: the attempt ended in this stage
 
 
 class Row(NamedTuple):
@@ -360,10 +357,7 @@ class Row(NamedTuple):
 
 
 class LastRank(NamedTuple):
-    """The last rank of a stage: what it took, and what half of the ranks took at most.
-
-    Not ``ok``: the attempt ended in this stage, in which ranks may not have answered at all.
-    """
+    """The last rank of a stage: what it took, and what half of the ranks took at most."""
 
     stage: str
     attempt: int
@@ -372,7 +366,7 @@ class LastRank(NamedTuple):
     seconds: float
     median_s: float
     num_ranks: int
-    ok: bool
+    ok: bool  # false: the attempt ended in this stage, in which ranks may not have answered at all
 
 
 def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[LastRank, ...]:
