@@ -17,8 +17,7 @@ def about(text: str) -> Any:
     return Field(description=text)
 
 
-Budget = Literal["rank", "node", "hang", "start"]
-"""A key of the config's `retries`."""
+Budget = Literal["rank", "node", "hang", "start"]  # A key of the config's `retries`
 
 
 class FailureKind(StrEnum):

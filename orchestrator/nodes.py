@@ -13,8 +13,7 @@ from warmrank.orchestrator.causes import about
 from warmrank.orchestrator.errors import UnknownNode
 from warmrank.orchestrator.text import count_text, grouped, size_text
 
-_MIN_PREFIX = 6
-"""So many characters of a node's id name it."""
+_MIN_PREFIX = 6  # so many characters of a node's id name it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +96,7 @@ class NodeArtifacts:
         )
 
 
-SHORT_ID = 12
-"""Characters of a node's id that people see."""
+SHORT_ID = 12  # characters of a node's id that people see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

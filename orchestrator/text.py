@@ -25,8 +25,7 @@ __all__ = [
 K = TypeVar("K")
 V = TypeVar("V")
 
-MAX_RUNS = 6
-"""Runs of neighbouring ranks that a text names before it counts the others."""
+MAX_RUNS = 6  # runs of neighbouring ranks that a text names before it counts the others
 
 
 def seconds_text(seconds: float) -> str:

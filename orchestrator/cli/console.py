@@ -265,8 +265,7 @@ def _problem_rows(problem: ConfigProblem) -> Rows:
     return tuple((name, text) for name, text in rows if text)
 
 
-_MAX_CHARS = 200
-"""Characters of a line; Ray's have a thousand."""
+_MAX_CHARS = 200  # characters of a line; Ray's have a thousand
 
 
 class _FoldedLines:

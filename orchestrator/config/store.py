@@ -212,8 +212,7 @@ class StoreConfig(Strict):
         return ", ".join(tier.path for tier in self.tiers)
 
 
-LOOK_S = 0.9
-"""Longest look at a place: it counts to the 5 s that a dead store may cost a launch."""
+LOOK_S = 0.9  # longest look at a place: it counts to the 5 s that a dead store may cost a launch
 
 
 def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:

@@ -35,14 +35,12 @@ from warmrank.orchestrator.text import count_text
 T = TypeVar("T")
 
 _CLOSE_S = 60.0
-_CALLS_AT_ONCE = 4
-"""A poll, a signal and a publish go on side by side."""
+_CALLS_AT_ONCE = 4  # A poll, a signal and a publish go on side by side
 
 EXIT_LOST = 1
 LONGEST_LINE = 1 << 16
 """Bytes of a line that are held back until its end comes; a progress bar or a binary file may have none."""
-MAX_WAITING = 8
-"""Polls of a node whose output waits for its reader; beyond that it stays with the command."""
+MAX_WAITING = 8  # polls of a node whose output waits for its reader; beyond that it stays with the command
 
 _POLL_S = 0.1
 _UNENDING_S = 30.0

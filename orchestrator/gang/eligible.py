@@ -25,8 +25,7 @@ from warmrank.orchestrator.nodes import Node, choose, in_order, is_called
 Place = tuple[str, int]
 Heard = Literal["greets", "connects", "refuses", "silent"]
 
-_AT_ONCE = 256
-"""Fewer than the files that a process may have open by default."""
+_AT_ONCE = 256  # fewer than the files that a process may have open by default
 
 
 def knock(places: Iterable[Place], *, timeout_s: float) -> dict[Place, Heard]:
@@ -116,8 +115,7 @@ class HeadWatch:
         return heard == "greets" or not self._greets
 
 
-KNOCK_S = 2.0
-"""Seconds that a node is waited for."""
+KNOCK_S = 2.0  # seconds that a node is waited for
 
 _NODE_ID = "ray.io/node-id"  # Ray's own label of each node
 _SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")

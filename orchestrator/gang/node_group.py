@@ -17,8 +17,7 @@ from warmrank.orchestrator.errors import first_line
 
 T = TypeVar("T")
 
-TICK_S = 0.5
-"""The longest wait after which a caller looks at what else there is."""
+TICK_S = 0.5  # the longest wait after which a caller looks at what else there is
 
 _PAUSE_S = 0.05
 _GATHER_S = 0.25

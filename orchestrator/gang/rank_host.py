@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MakeWorker = Callable[["RankSpec", "Store | None"], Any]
-"""Makes a `worker.rank.Rank`."""
+MakeWorker = Callable[["RankSpec", "Store | None"], Any]  # makes a `worker.rank.Rank`
 
 _OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"

@@ -52,10 +52,8 @@ _NAMESPACE = "warmrank"
 # The driver and its ranks exchange small values only; artifacts travel through the store.
 _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_TIMEOUT_S = 5.0
-_LEAVE_S = 40.0
-"""Seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone."""
-_SLOW_S = 15.0
-"""An earlier failure is no time-out of Ray's, and would come again."""
+_LEAVE_S = 40.0  # seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone
+_SLOW_S = 15.0  # an earlier failure is no time-out of Ray's, and would come again
 _AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
 _OWN_PROCESSES = {"raylet": b"/raylet/raylet\0", "GCS": b"/gcs/gcs_server\0"}
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts

@@ -48,8 +48,7 @@ from warmrank.worker.keys.environment import environment
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""
 
-SKEW_S = 900.0
-"""Object stores refuse signed requests whose time is 15 minutes off (S3: RequestTimeTooSkewed)."""
+SKEW_S = 900.0  # object stores refuse signed requests whose time is 15 minutes off (S3: RequestTimeTooSkewed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -268,8 +268,7 @@ RANGES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """The oldest release that is supported, and the first that is not any more."""
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-PROBE_S = 120.0
-"""A first import of torch from a cold network disk takes long; a rank would wait as long."""
+PROBE_S = 120.0  # A first import of torch from a cold network disk takes long; a rank would wait as long
 
 _PROBE = """
 import json, sys

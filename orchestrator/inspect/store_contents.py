@@ -27,8 +27,7 @@ from warmrank.orchestrator.store.stores import named_store, open_store, silent_p
 from warmrank.orchestrator.text import brief_names
 from warmrank.worker.keys.environment import environment
 
-MIN_KEY_CHARS = 6
-"""A shorter word is taken for a name, not for the start of a key."""
+MIN_KEY_CHARS = 6  # A shorter word is taken for a name, not for the start of a key
 
 _NAMED_BY = ("entrypoint", "script", "name")
 """Components of a launch's identity that people know it by; a config without a workload has its name."""

@@ -43,11 +43,9 @@ from warmrank.orchestrator.launch.plan_state import (
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import function_of_unit
 
-MAX_LEADERS = 2
-"""Leaders that try to compile for a class before it is given up."""
+MAX_LEADERS = 2  # leaders that try to compile for a class before it is given up
 
-Tried = tuple[set[int], set[int]]
-"""Ranks and nodes on which a compile was tried in vain."""
+Tried = tuple[set[int], set[int]]  # ranks and nodes on which a compile was tried in vain
 
 
 class Leaders:

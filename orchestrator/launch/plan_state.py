@@ -16,11 +16,9 @@ from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import ForbiddenCompile
 from warmrank.worker.results import FunctionProbe
 
-Slot = tuple[int, str]
-"""A rank and a cached function."""
+Slot = tuple[int, str]  # A rank and a cached function
 
-Asked = tuple[str, str]
-"""Function and request key."""
+Asked = tuple[str, str]  # function and request key
 
 ClassKey = tuple[str, str, frozenset[str]]
 """Function, request key, and what parts this class from others that ask for the same."""

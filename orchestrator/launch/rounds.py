@@ -42,8 +42,7 @@ from warmrank.worker.results import FunctionProbe, FunctionResult, TraceResult
 _MAX_EXPLAINED = 16
 """Different traces of one function that are explained; further ones are only said to differ."""
 
-Ledger = dict[Slot, FunctionResult]
-"""The outcome of every function on every rank."""
+Ledger = dict[Slot, FunctionResult]  # the outcome of every function on every rank
 
 
 def settle_all(

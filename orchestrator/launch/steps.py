@@ -44,11 +44,9 @@ if TYPE_CHECKING:
 Proposals = Mapping[int, tuple[CaptureProposal, ...]]
 Results = dict[int, tuple[FunctionResult, ...]]
 Probes = dict[int, tuple[FunctionProbe, ...]]
-Step = dict[int, CaptureProposal]
-"""Captures of each rank that takes part in a step."""
+Step = dict[int, CaptureProposal]  # captures of each rank that takes part in a step
 
-MAX_ROUNDS = 5
-"""A static KV cache takes three: decode finds it made, then prefill does, then nothing is new."""
+MAX_ROUNDS = 5  # A static KV cache takes three: decode finds it made, then prefill does, then nothing is new
 
 
 def open_store(stages: Stages) -> Access | None:

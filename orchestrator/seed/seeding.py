@@ -36,10 +36,8 @@ MIN_FAN_OUT = 8
 """Nodes at once from which a shared store is taken for the bottleneck, unless somebody says otherwise."""
 RECEIVERS_PER_HOLDER = 2
 """Ray takes an object from any node that has it, so each node that has everything feeds so many more."""
-STALLED_S = 30.0
-"""A receiver that got no further for so long makes room for the next."""
-MAX_LOST_SOURCES = 3
-"""After so many sources in a row that failed, the nodes read the store by themselves."""
+STALLED_S = 30.0  # A receiver that got no further for so long makes room for the next
+MAX_LOST_SOURCES = 3  # after so many sources in a row that failed, the nodes read the store by themselves
 
 
 class SeedCluster(Protocol):

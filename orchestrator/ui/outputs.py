@@ -93,11 +93,9 @@ _US = 1_000_000
 _STEPS = {"compile": ("trace", "compile"), "load": ("load",)}
 """Steps of a function whose seconds are known, by the stage that they belong to."""
 
-Place = tuple[int, int]
-"""Process and thread."""
+Place = tuple[int, int]  # process and thread
 
-_DRIVER: Place = (1, 1)
-"""Of what concerns all ranks; nodes and ranks follow."""
+_DRIVER: Place = (1, 1)  # of what concerns all ranks; nodes and ranks follow
 
 
 def trace_json(report: Report) -> str:

@@ -41,11 +41,9 @@ MAX_RANKS_SHOWN = 2048
 """A larger launch has its ranks one by one in the JSON report only, which keeps the page small."""
 
 MAX_TIMELINE_ROWS = 64
-MAX_OPEN_ROWS = 32
-"""Longer tables are closed until they are asked for."""
+MAX_OPEN_ROWS = 32  # longer tables are closed until they are asked for
 
-MAX_ROWS = 1000
-"""Rows that a table may have; the JSON report has all."""
+MAX_ROWS = 1000  # rows that a table may have; the JSON report has all
 
 MAX_CAUSES = 40
 MAX_PROBLEMS = 200

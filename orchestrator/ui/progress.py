@@ -47,8 +47,7 @@ from warmrank.orchestrator.text import (
 from warmrank.orchestrator.ui.table import STYLES
 from warmrank.worker.results import FunctionResult
 
-MAX_LINES_SHOWN = 12
-"""Classes of a plan, and kinds of results of a stage, that are told one by one."""
+MAX_LINES_SHOWN = 12  # classes of a plan, and kinds of results of a stage, that are told one by one
 
 MAX_PROBLEMS_SHOWN = 20
 MAX_ERROR_LINES = 30

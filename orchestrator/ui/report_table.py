@@ -28,11 +28,9 @@ from warmrank.orchestrator.ui.table import MAX_LINES, STYLES, audit_lines, probl
 from warmrank.worker.results import StageSeconds
 from warmrank.worker.runtime.runtime_state import in_words
 
-MAX_RANKS_SHOWN = 16
-"""A launch of more ranks shows one row for all ranks that did the same."""
+MAX_RANKS_SHOWN = 16  # A launch of more ranks shows one row for all ranks that did the same
 
-MAX_ROWS_SHOWN = 60
-"""And of these rows at most so many."""
+MAX_ROWS_SHOWN = 60  # and of these rows at most so many
 
 STEPS = tuple(field.name for field in fields(StageSeconds))
 _COLUMNS = (">trace", ">compile", ">load", ">capture", ">first")

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 KEY_CHARS = 12
 MAX_LINES = 8
-WIDE = 100
-"""Columns of a terminal that has room for all that a table lists."""
+WIDE = 100  # columns of a terminal that has room for all that a table lists
 STYLES = {
     "compiled": "yellow",
     "loaded": "green",
