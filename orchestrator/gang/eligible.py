@@ -220,7 +220,8 @@ def eligible(
         raise BadArgument(msg)
     if config.nodes and not named - away:
         gone = f"are not there any more: {', '.join(config.nodes)}"
-        what = f"do not answer: {', '.join(map(str, named))}" if named else gone
+        silent_ones = ", ".join(str(node) for node in nodes if node in named)
+        what = f"do not answer: {silent_ones}" if named else gone
         msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
         raise CannotStart(msg, blames_cluster=True)
     labels = dict(config.labels)

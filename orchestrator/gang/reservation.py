@@ -118,17 +118,20 @@ def lacks_devices(bundle: Mapping[str, float], num_ranks: int, total: Mapping[st
 
 def refuse_missing_devices(bundle: Mapping[str, float], num_ranks: int, config: RayConfig) -> None:
     """Before an own Ray starts, which takes seconds, raise `LacksDevice` if it would find too few here."""
+    devices = bundle.keys() - {"CPU"}
+    if not devices or RAY_OVERRIDE in os.environ:
+        return
     here = {"CPU": float(config.num_cpus or os.cpu_count() or 1)}
     try:
         from ray._private.accelerators import get_accelerator_manager_for_resource
     except ImportError:
         return  # a Ray that cannot be asked before it has started
-    for name in bundle.keys() - {"CPU"}:
+    for name in devices:
         manager = get_accelerator_manager_for_resource(name)
         if manager is None:
             return
         here[name] = float(manager.get_current_node_num_accelerators())
-    if RAY_OVERRIDE not in os.environ and lacks_devices(bundle, num_ranks, here):
+    if lacks_devices(bundle, num_ranks, here):
         supply = Eligible(nodes=(RayNode(node=this_node(), resources=here),), labels={})
         raise LacksDevice(describe_shortage(bundle, num_ranks, supply, here, state="INFEASIBLE", own=True))
 
