@@ -53,7 +53,7 @@ FACTS = {
 
 # What is patched here while a trace runs belongs to the whole process.
 _LOCK = threading.RLock()
-Hints = Iterable[tuple[torch.Tensor, Mapping[int, int]]]
+Hints = Iterable[tuple[torch.Tensor, Mapping[int, int] | None]]
 
 
 @contextlib.contextmanager
@@ -61,8 +61,8 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
     """Context in which a trace obeys marks and gears.
 
     Args:
-        hints: geared tensors, and the size that the trace goes by for each geared dimension. With any, all
-            other dimensions that nobody marked as dynamic are static, as in TorchAir.
+        hints: geared tensors, and the size that the trace goes by for each geared dimension; None if they are
+            static. With any, all other dimensions that nobody marked as dynamic are static, as in TorchAir.
         oblivious: sizes of 1 are not to be told from others, because 1 is a gear.
 
     Yields:
@@ -99,7 +99,7 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
 class _SizeHooks:
     """Steps in where Dynamo decides which sizes of a tensor are symbols."""
 
-    def __init__(self, hints: tuple[tuple[torch.Tensor, Mapping[int, int]], ...]) -> None:
+    def __init__(self, hints: tuple[tuple[torch.Tensor, Mapping[int, int] | None], ...]) -> None:
         self.hints = hints
         self.traced: dict[str, torch.Tensor] = {}
         self.refused: list[GearError] = []  # to raise later: in here Dynamo would make another error of it
