@@ -47,14 +47,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-LOOK_S = 1.0
-"""Interval between looks for descendants of ranks, and at the ranks."""
+LOOK_S = 1.0  # interval between looks for descendants of ranks, and at the ranks
 
 MARK = "WARMRANK_RANK_MARK"
 """Variable that every rank sets to a text of its own, so that what it starts inherits it."""
 
-_HELD_UP_S = 5.0
-"""A look that comes so late was held up: by a stop, a frozen container, a machine that moved."""
+_HELD_UP_S = 5.0  # A look that comes so late was held up: by a stop, a frozen container, a machine that moved
 
 _ASKED_S = 2.0
 """Time for ranks that Ray was asked to end: to a kill it would say that a worker died by accident."""
@@ -69,11 +67,9 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 
-Process = tuple[int, int]
-"""A pid, and the ticks since boot at which it was started."""
+Process = tuple[int, int]  # A pid, and the ticks since boot at which it was started
 
-Children = Callable[[int], list[Process]]
-"""Gives the children of a pid."""
+Children = Callable[[int], list[Process]]  # gives the children of a pid
 
 
 def stat_of(pid: int) -> tuple[int, int, str] | None:

@@ -110,7 +110,7 @@ def place_faults(caches: Sequence[NodeCache], cache_dir: Path, own: Mapping[str,
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two directories are one, or one lies within the other."""
+    """True if two directories are one, or one lies within the other."""
     first, second = (f"{path.rstrip(os.sep)}{os.sep}" for path in (one, other))
     return first.startswith(second) or second.startswith(first)
 

@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from warmrank.orchestrator.nodes import Node, distinct_names
-from warmrank.orchestrator.seed.here import NodeSeed
-from warmrank.orchestrator.seed.seeding import NodeState, retry_in_s
-from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
+from warmrank.orchestrator.seed.seeding import NodeSeed, NodeState, retry_in_s
+from warmrank.orchestrator.text import brief_names, count_text, grouped, seconds_text, size_text
 
 MAX_HOSTS = 8
 LINE_EVERY_S = 10.0
@@ -139,10 +138,10 @@ def _sources(seeds: Sequence[NodeSeed]) -> list[str]:
 
 
 def _reasons(seeds: Sequence[NodeSeed], names: Mapping[Node, str]) -> list[str]:
-    reasons: dict[str, list[str]] = {}
-    for item in seeds:
+    def lines(item: NodeSeed) -> dict[str, None]:
         node = item.node_artifacts.words() if item.node_artifacts is not None else ()
         faults = (fault for fault in item.faults if fault not in item.reason)
-        for line in dict.fromkeys((item.reason, *faults, *node)):
-            reasons.setdefault(line, []).append(names[item.node])
+        return dict.fromkeys((item.reason, *faults, *node))
+
+    reasons = grouped((line, names[item.node]) for item in seeds for line in lines(item))
     return [f"{brief_names(hosts, max_names=MAX_HOSTS)}: {line}" for line, hosts in reasons.items()]
