@@ -233,11 +233,10 @@ class Spread:
         tiers = [Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)]
         return Store(TieredBackend(tiers), trust=OFF, location="both")
 
-    def fetch(self, cache: Path, *, look_first: bool = True) -> Store:
+    def fetch(self, cache: Path) -> Store:
         store = self.both()
-        if look_first:
-            store.launches(self.record.launch_key)
-        assert store.fetch_partitions(self.record.partitions, cache).faults == ()
+        records = store.stored_launches(self.record.launch_key)
+        assert store.fetch_partitions(self.record.partitions, cache, records=records).faults == ()
         return store
 
 

@@ -91,8 +91,9 @@ def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
     far_only = Store(places[1], trust=OFF, location="far")
     record = publish_launch(far_only, tmp_path / "source", world_size=2)
     store = tiered(places)
-    assert store.launches(record.launch_key) == (record,)
-    store.fetch_partitions(record.partitions, tmp_path / "cache")
+    store.fetch_partitions(
+        record.partitions, tmp_path / "cache", records=store.stored_launches(record.launch_key)
+    )
     near_only = Store(places[0], trust=OFF, location="near")
     assert near_only.launches(record.launch_key) == (record,)
     outcome = near_only.fetch_partitions(record.partitions, tmp_path / "again")
