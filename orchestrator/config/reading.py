@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +38,24 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
     Raises:
         ConfigError: the file cannot be read, or anything in it is not as expected.
     """
-    data = read_data(path, overrides)
-    if world_size is not None:
-        _apply(data, f"ranks={world_size}")
-    is_given = any(override.startswith("parallel.dp=") for override in overrides)
-    parallel = data.get("parallel", {})
-    if not is_given and (world_size is not None or (isinstance(parallel, dict) and "dp" not in parallel)):
-        _fill_with_replicas(data)
-    data.setdefault("name", Path(path).stem)
+    data = read_data(path, overrides, world_size=world_size)
     config = _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
     _check_node_caches(config, str(path))
     return config
 
 
-def read_data(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The data of a config file with overrides applied, unchecked; raises `ConfigError`."""
+def read_data(
+    path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None
+) -> dict[str, Any]:
+    """The data of a config file, unchecked, with overrides and what follows from them; as `load` says."""
     data = read_mapping(Path(path), expected="keys such as workload and ranks")
-    for override in overrides:
+    for override in (*overrides, *([] if world_size is None else [f"ranks={world_size}"])):
         _apply(data, override)
+    is_given = any(override.startswith("parallel.dp=") for override in overrides)
+    parallel = data.get("parallel", {})
+    if not is_given and (world_size is not None or (isinstance(parallel, dict) and "dp" not in parallel)):
+        _fill_with_replicas(data)
+    data.setdefault("name", Path(path).stem)
     return data
 
 
@@ -148,7 +148,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
             raise ConfigError([problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
         if depth < len(parts) - 1:
             here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
-    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = read_yaml(text, f"--set {override}")
+    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = read_yaml(
+        text, f"--set {override}", key=tuple(parts)
+    )
 
 
 def _resolved(config: Config, base: Path) -> Config:
@@ -189,12 +191,32 @@ def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
     return data
 
 
-def read_yaml(text: str, place: str) -> Any:
-    """The data in a text of YAML; raises `ConfigError`, also for a key that stands twice."""
+_TEXTS = (
+    ("env", "{}"),
+    ("workload", "arguments", "[]"),
+    ("ray", "labels", "{}"),
+    *(("store", *tier, *key) for tier in ((), ("tiers", "[]")) for key in (("mode",), ("options", "{}"))),
+    ("store", "trust", "policy"),
+    ("store", "trust", "revoked", "[]"),
+    ("audit",),
+)
+"""Where a config takes texts, of which YAML would make numbers, dates or booleans (``off``).
+
+``{}`` is each key of a mapping, ``[]`` each item of a list.
+"""
+
+
+def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
+    """The data in a text of YAML, which stands at ``key`` of a config; raises `ConfigError`.
+
+    A key that stands twice is an error. A number, boolean or date at `_TEXTS` is the text as it is written.
+    """
     loader = _Loader(text)
     loader.name = place
     try:
-        data = loader.get_single_data()
+        node = loader.get_single_node()
+        paths = [path[len(key) :] for path in _TEXTS if _leads(path, key)]
+        data = None if node is None else loader.construct_document(_with_texts(node, paths))
         tuple(_not_plain(data, ()))  # walks all of it
     except RecursionError:
         found = "an alias of what it stands in, or hundreds of levels"
@@ -207,6 +229,37 @@ def read_yaml(text: str, place: str) -> Any:
     finally:
         loader.dispose()
     return data
+
+
+def _leads(path: tuple[str, ...], key: tuple[str, ...]) -> bool:
+    """Whether a key is a path's, or above it."""
+    steps = zip(path, key, strict=False)
+    return len(key) <= len(path) and all(
+        step in {part, "{}"} or (step == "[]" and part.isdecimal()) for step, part in steps
+    )
+
+
+_GUESSED = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "timestamp")}
+
+
+def _with_texts(node: yaml.Node, paths: Sequence[tuple[str, ...]]) -> yaml.Node:
+    """The node with texts at these paths; a copy, because an alias may use the same node elsewhere."""
+    place = node.start_mark, node.end_mark
+    if isinstance(node, yaml.ScalarNode) and () in paths and node.tag in _GUESSED:
+        return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, *place)
+    if isinstance(node, yaml.SequenceNode) and (below := [path[1:] for path in paths if path[:1] == ("[]",)]):
+        return yaml.SequenceNode(node.tag, [_with_texts(item, below) for item in node.value], *place)
+    if isinstance(node, yaml.MappingNode) and (keyed := [path for path in paths if path and path[0] != "[]"]):
+        items = [(key, _with_texts(value, _below(keyed, key))) for key, value in node.value]
+        return yaml.MappingNode(node.tag, items, *place)
+    return node
+
+
+def _below(paths: Sequence[tuple[str, ...]], key: yaml.Node) -> list[tuple[str, ...]]:
+    """What is left of paths below a key; below a merge (``<<``) all, also in each mapping of a list."""
+    if key.tag == "tag:yaml.org,2002:merge":
+        return [*paths, *(("[]", *path) for path in paths)]
+    return [path[1:] for path in paths if path[0] in {key.value, "{}"}]
 
 
 def refuse_odd_values(data: Mapping[str, Any], place: str) -> None:

@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -47,11 +47,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-T = TypeVar("T")
-
-
-OrOff = Annotated[T, BeforeValidator(lambda value: "off" if value is False else value)]
-"""YAML 1.1 reads a bare `off` as false."""
+Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+"""A text, which a person need not put in quotes; `orchestrator.config.reading` lists where these are."""
 
 KEY_ID_PATTERN = r"^[0-9a-f]{32}$"
 IN_ENVIRON = (
@@ -83,7 +80,7 @@ def is_secret(name: str) -> bool:
 class TrustConfig(Strict):
     """Whose artifacts may run. An artifact is code."""
 
-    policy: OrOff[TrustPolicy | None] = Field(
+    policy: TrustPolicy | None = Field(
         default=None,
         description="what to do about a signature that is not trusted; without it off for a store of your "
         "own on a local disk, else require",
@@ -116,7 +113,7 @@ class TierConfig(Strict):
         min_length=1,
         description="directory of the store, the same on all nodes, or a URL such as s3://bucket/prefix",
     )
-    mode: OrOff[SpecMode] = Field(
+    mode: SpecMode = Field(
         default="rw", description="how it is used; a launch goes on without it, but for required"
     )
     flush: FlushChoice = Field(
@@ -125,7 +122,7 @@ class TierConfig(Strict):
     answer_s: Seconds = Field(
         default=ANSWER_S, description="seconds without an answer after which it is left alone for this launch"
     )
-    options: dict[str, str] = Field(
+    options: dict[str, Text] = Field(
         default={},
         description="mapping of strings for the object store, such as {region: eu-central-1}; never a secret",
     )
@@ -159,7 +156,7 @@ class TierConfig(Strict):
                 known = ", ".join(sorted(KNOWN_OPTIONS))
                 raise PydanticCustomError("unknown_option", "only {known}", {"known": known, "option": name})
             if not is_usable(name, text):
-                raise PydanticCustomError("option", "true or false, in quotes", {"option": name})
+                raise PydanticCustomError("option", "true or false", {"option": name})
         return value
 
 

@@ -229,6 +229,43 @@ def test_document_that_cannot_be_walked_is_refused(text: str, found: str) -> Non
         read_yaml(text, "a.yaml")
 
 
+TEXTS = """
+workload: {script: run.py, arguments: [--steps, 010, true]}
+ranks: 2
+env: &env {<<: [{MERGED: 1_0}], PORT: 0x10, DAY: 2026-01-01, CLOCK: 12:30:45, QUOTED: "1", ANSWER: on}
+ray: {labels: {rack: 3}}
+store: {path: s3://bucket, mode: off, options: {allow_http: true}, trust: {policy: off}}
+audit: off
+"""
+
+
+def test_number_where_only_text_goes_is_the_text_as_it_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(TEXTS)
+    config = load(file, ("env.SET=1e3", "store.mode=ro"))
+    assert config.env == {
+        "MERGED": "1_0",
+        "PORT": "0x10",
+        "DAY": "2026-01-01",
+        "CLOCK": "12:30:45",
+        "QUOTED": "1",
+        "ANSWER": "on",
+        "SET": "1e3",
+    }
+    assert isinstance(config.workload, ScriptWorkload)
+    assert config.workload.arguments == ("--steps", "010", "true")
+    assert (config.ray.labels, config.audit, config.ranks) == ({"rack": "3"}, "off", 2)
+    assert config.store is not None
+    assert config.store.trust.policy == "off"
+    assert config.store.tiers[0].options == {"allow_http": "true"}
+    assert complaints("config", {"ranks": 2, "env": {"PORT": 16, "ANSWER": True}}) == []
+
+
+def test_number_of_an_alias_is_text_only_where_only_text_goes() -> None:
+    read = read_yaml("ranks: &two 2\nenv: &env {A: *two}\nworkload: {arguments: *env}", "a.yaml")
+    assert read == {"ranks": 2, "env": {"A": "2"}, "workload": {"arguments": {"A": 2}}}
+
+
 PLAIN = Path(__file__).parents[2] / "cluster_configs"
 ON_CLUSTERS = sorted((PLAIN / "kuberay").glob("*-job-on-raycluster.yaml"))
 MANIFESTS = sorted(set((PLAIN / "kuberay").glob("*.yaml")) - set(ON_CLUSTERS))

@@ -152,7 +152,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(name: str, *words: str, **config: Any) -> Result:
-    data = {"workload": {"script": "a.py"}, "ranks": 1, "cache_dir": "/there", **config}
+    data = {"workload": {"script": "a.py"}, "ranks": 2, "cache_dir": "/there", **config}
     Path(name).write_text(json.dumps(data))
     Path("a.py").touch()
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["submit", name, *words])

@@ -467,11 +467,11 @@ def _own(owner: Any) -> Mapping[str, Any] | None:
 
 def _classes(asked: Any) -> Iterator[type]:
     """The classes in the second argument of ``isinstance``."""
-    for item in asked if isinstance(asked, tuple) else getattr(asked, "__args__", None) or (asked,):
-        if isinstance(item, tuple):
-            yield from _classes(item)
-        elif issubclass(type(item), type):
-            yield item
+    if issubclass(type(asked), type):
+        yield asked
+        return
+    for item in asked if isinstance(asked, tuple) else getattr(asked, "__args__", ()):
+        yield from _classes(item)
 
 
 def _real_group(variable: Any) -> Any:
