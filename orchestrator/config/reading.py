@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from warmrank.cache_store.cache_dir.node_files import NodeCache
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
 from warmrank.orchestrator.config.problems import is_short, shown, translate
 from warmrank.orchestrator.config.store import absolute, is_url, locate_trust, warn_of_off
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.worker import node_caches
-from warmrank.worker.node_caches import NodeCache
 from warmrank.worker.settings import expanded, settings
 
 __all__ = ["Config", "groups", "load", "parse"]

@@ -60,20 +60,15 @@ class GearsApart(GearError):
 
 
 class GearCompile(Value):
-    """The gears of the call that is compiled.
-
-    Attributes:
-        arguments: of the call, by parameter name.
-        traced: fills with Dynamo's name of each geared tensor that the function uses, while it is traced.
-        alone: the gears of the call are compiled without the others.
-    """
+    """The gears of the call that is compiled."""
 
     method: MethodType
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # of the call, by parameter name
     policy: str
     on_miss: OnGearMiss
+    # fills with Dynamo's name of each geared tensor that the function uses, while it is traced
     traced: dict[str, torch.Tensor]
-    alone: bool
+    alone: bool  # compiled without the other gears
 
     def refuse_constants(self) -> None:
         """Refuse code that works only for one size of a geared dimension."""
