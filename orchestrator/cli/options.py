@@ -73,7 +73,7 @@ def load_optional(config: Path | None, overrides: list[str] | None) -> Config | 
 def lint_here(
     config: Config, *, reads_only: bool = False, starts_ray: bool = True, is_elsewhere: bool = False
 ) -> tuple[LintFinding, ...]:
-    """Everything that does not go together in a config, and with this machine.
+    """Findings about a config, and about this machine under it.
 
     Args:
         config: what is to begin.
