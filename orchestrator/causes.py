@@ -13,7 +13,7 @@ from warmrank.orchestrator.text import grouped
 
 
 def about(text: str) -> Any:
-    """What a field of a value holds, for the schema of documents that have it."""
+    """Describe a field, for the schema of documents that have it."""
     return Field(description=text)
 
 

@@ -101,7 +101,7 @@ SHORT_ID = 12  # characters of a node's id that people see
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where one rank was placed."""
+    """Placement of one rank."""
 
     rank: int
     local_rank: int
@@ -144,7 +144,7 @@ def distinct_hosts(seats: Sequence[Seat]) -> dict[int, str]:
 
 
 def straddle_text(axis: str, group_size: int, seats: Sequence[Seat]) -> str:
-    """Which groups of ranks that follow each other are on more than one node, for people; empty for none."""
+    """Name the groups of consecutive ranks that are on more than one node, for people; empty for none."""
     starts = range(0, len(seats) - group_size + 1, group_size)
     groups = [seats[start : start + group_size] for start in starts]
     astray = [group for group in groups if len({seat.node_rank for seat in group}) > 1]

@@ -143,7 +143,7 @@ def listed(pid: int) -> list[Process]:
 
 
 def below(children_of: Children, roots: set[int]) -> set[Process]:
-    """All that descends from some pids, without these."""
+    """Descendants of some pids, without these."""
     found: set[Process] = set()
     waiting = list(roots)
     while waiting:
@@ -154,7 +154,7 @@ def below(children_of: Children, roots: set[int]) -> set[Process]:
 
 
 def marked(processes: dict[int, tuple[int, int]], marks: set[str]) -> set[Process]:
-    """All that were started with one of the marks in their environment."""
+    """Processes started with one of the marks in their environment."""
     wanted = {f"{MARK}={mark}".encode() for mark in marks}
     found: set[Process] = set()
     for pid, (_, started) in processes.items():
@@ -168,7 +168,7 @@ def marked(processes: dict[int, tuple[int, int]], marks: set[str]) -> set[Proces
 
 
 def users(processes: dict[int, tuple[int, int]], directories: list[str]) -> set[Process]:
-    """All that have a file below one of the directories open, or name one on their command line."""
+    """Processes with an open file below one of the directories, or one of them on their command line."""
     return {(pid, started) for pid, (_, started) in processes.items() if _uses(pid, directories)}
 
 

@@ -73,7 +73,7 @@ def load_optional(config: Path | None, overrides: list[str] | None) -> Config | 
 def lint_here(
     config: Config, *, reads_only: bool = False, starts_ray: bool = True, is_elsewhere: bool = False
 ) -> tuple[LintFinding, ...]:
-    """Everything that does not go together in a config, and with this machine.
+    """Findings about a config, and about this machine under it.
 
     Args:
         config: what is to begin.
@@ -166,12 +166,30 @@ def refuse_shadows() -> None:
 class ConfigGroup(TyperGroup):
     """A group of commands; those with an argument CONFIG also take it as an option."""
 
+    def get_params(self, ctx: Any) -> Any:
+        """See `click.Command.get_params`; flags take no value that --help should name."""
+        return _with_plain_flags(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """See `click.Group.get_command`."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _with_plain_flags(command.get_params(ctx))
+        return command
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """See `click.Group.resolve_command`."""
         name, command, rest = super().resolve_command(ctx, args)
         params = command.params if command else ()
         arguments = [each.name for each in params if each.param_type_name == "argument"]
         return name, command, as_argument(rest, arguments)
+
+
+def _with_plain_flags(params: Sequence[Any]) -> Sequence[Any]:
+    for each in params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return params
 
 
 _OPTION = "--config"

@@ -143,7 +143,7 @@ def _print_line(seed: NodeSeed) -> None:
 
 
 def _print_table(seeds: Sequence[NodeSeed]) -> None:
-    from warmrank.orchestrator.seed.show import render_seeds
+    from warmrank.orchestrator.ui.table import render_seeds
 
     output().print(render_seeds(seeds))
 

@@ -36,7 +36,7 @@ class LintFinding:
 
 
 def lint(config: Config, machine: Machine) -> tuple[LintFinding, ...]:
-    """Everything that does not go together, errors first."""
+    """Findings about settings that do not go together, errors first."""
     found = [*_cpus(config, machine), *_code(config, machine), *_timeouts(config), *_choices(config, machine)]
     if config.store is not None:
         found += [*_overlaps(config, config.store), *_reach(config, config.store, machine)]

@@ -1,4 +1,4 @@
-"""From a YAML file and ``--set`` overrides to a `Config`, or to one error that lists every problem.
+"""Read a YAML file and ``--set`` overrides into a `Config`, or raise one error that lists every problem.
 
 Relative paths (``cache_dir``, directories of the store, keys) resolve against the directory the launch is
 started in, so that one config serves a checkout, an installed package and a Ray job, whose working directory
@@ -232,7 +232,7 @@ def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
 
 
 def _leads(path: tuple[str, ...], key: tuple[str, ...]) -> bool:
-    """Whether a key is a path's, or above it."""
+    """True if a key is a path's, or above it."""
     steps = zip(path, key, strict=False)
     return len(key) <= len(path) and all(
         step in {part, "{}"} or (step == "[]" and part.isdecimal()) for step, part in steps
@@ -256,7 +256,7 @@ def _with_texts(node: yaml.Node, paths: Sequence[tuple[str, ...]]) -> yaml.Node:
 
 
 def _below(paths: Sequence[tuple[str, ...]], key: yaml.Node) -> list[tuple[str, ...]]:
-    """What is left of paths below a key; below a merge (``<<``) all, also in each mapping of a list."""
+    """Rests of paths below a key; below a merge (``<<``) the whole paths, also in each mapping of a list."""
     if key.tag == "tag:yaml.org,2002:merge":
         return [*paths, *(("[]", *path) for path in paths)]
     return [path[1:] for path in paths if path[0] in {key.value, "{}"}]
@@ -330,7 +330,7 @@ def place_faults(config: Config) -> dict[str, str]:
 
 
 def declared_caches(config: Config) -> tuple[NodeCache, ...]:
-    """All that the config names, and engine torchair's own, whether or not they can be used here."""
+    """Node caches of the config, and engine torchair's own, usable here or not."""
     names = dict.fromkeys((*(node_caches.OWN if config.device == "npu" else ()), *config.node_caches))
     found = (_cache(config, name) for name in names)
     return tuple(cache for cache in found if cache is not None)

@@ -276,7 +276,7 @@ class Run:
             if self._poll(output):
                 late_at = _NEVER
                 if not publisher.has_begun:
-                    publisher.begin()
+                    publisher.start()
             while arrived:  # the second Ctrl-C or SIGTERM kills
                 number = arrived.pop(0)
                 if self._is_stopping:
@@ -341,7 +341,7 @@ class Run:
                 remedy = "for a server that is stopped by a signal, name its port: --publish-when PORT"
                 publisher.give_up(f"the command ended with status {self._exit_code} ({remedy})")
             else:
-                publisher.begin()
+                publisher.start()
         deadline = time.monotonic() + commit_s
         while not publisher.is_over:
             publisher.finish(_POLL_S)
@@ -355,10 +355,11 @@ class Run:
         return f"{node.host} ({node.address}): " if len(self._outcomes) > 1 else ""
 
 
-class Output:
+class Output(threading.Thread):
     """Writes what nodes print, in a thread: as it is from one node, line by line with names from several."""
 
     def __init__(self, names: Mapping[str, str], out: BinaryIO, err: BinaryIO) -> None:
+        super().__init__(name="exec-output", daemon=True)
         width = max(map(len, names.values()))
         several = len(names) > 1
         self._prefixes = {node: f"{name:<{width}} | ".encode() for node, name in names.items() if several}
@@ -367,8 +368,7 @@ class Output:
         self._waiting: queue.SimpleQueue[tuple[str, Sequence[Chunk]] | None] = queue.SimpleQueue()
         self._max_waiting = MAX_WAITING * len(names)
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="exec-output", daemon=True)
-        self._thread.start()
+        self.start()
 
     @property
     def is_behind(self) -> bool:
@@ -385,8 +385,8 @@ class Output:
     def finish(self, is_over: Callable[[], bool]) -> None:
         """Wait until all is written, or for the word that it is over; raises what the writing met with."""
         self.stop()
-        while self._thread.is_alive() and not is_over():
-            self._thread.join(_POLL_S)
+        while self.is_alive() and not is_over():
+            self.join(_POLL_S)
         if self._error is not None:
             raise self._error
 
@@ -394,7 +394,8 @@ class Output:
         """Write what there is, and no more."""
         self._waiting.put(None)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write what comes, until `stop`."""
         try:
             while (item := self._waiting.get()) is not None:
                 for stream, data in item[1]:

@@ -98,7 +98,7 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When:
-    """When a command is ready, so that what it added is published; ``none``: never."""
+    """Condition for a command to be ready, after which its additions are published; ``none``: never."""
 
     kind: Literal["file", "port", "exit", "none"]
     path: str = ""  # the file's, which may hold placeholders

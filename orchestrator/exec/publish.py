@@ -73,8 +73,8 @@ def exchange(
     return found if sorted(found) == list(range(config.ranks)) else None
 
 
-class Publisher:
-    """Publishes once, in a thread, while the command goes on; nothing unless it ``is_wanted``.
+class Publisher(threading.Thread):
+    """Publishes once, from `start` on, while the command goes on; nothing unless it ``is_wanted``.
 
     ``hosts`` are those that each run this, without Ray; None where all are in ``nodes``.
     """
@@ -82,6 +82,7 @@ class Publisher:
     def __init__(
         self, config: Config, nodes: ExecNodes, hosts: HostGroup | None, say: Say, *, is_wanted: bool
     ) -> None:
+        super().__init__(name="exec-publish", daemon=True)
         self.record = ""
         self.problems: list[str] = []
         self.is_over = not is_wanted or config.store is None
@@ -89,7 +90,6 @@ class Publisher:
         self._everyone = {node.node_id: () for node in nodes.nodes}
         self._num_here = config.ranks // (hosts.nnodes if hosts is not None else 1)
         self._has_ended = threading.Event()
-        self._thread: threading.Thread | None = None
         if config.store is not None and not is_writable(config.store.tiers):
             self.give_up("the store is only read (mode: ro)")
         elif config.store is not None and not may_publish(config.store.trust):
@@ -101,25 +101,21 @@ class Publisher:
     @property
     def has_begun(self) -> bool:
         """True if it publishes, has published, or never will."""
-        return self.is_over or self._thread is not None
-
-    def begin(self) -> None:
-        """Publish: the command is ready."""
-        self._thread = threading.Thread(target=self._run, name="exec-publish", daemon=True)
-        self._thread.start()
+        return self.is_over or self.ident is not None
 
     def finish(self, wait_s: float) -> None:
         """Wait that long for its end: the command adds nothing more."""
         self._has_ended.set()
-        if self._thread is not None:
-            self._thread.join(wait_s)
+        if self.ident is not None:
+            self.join(wait_s)
 
     def give_up(self, why: str) -> None:
         """Publish nothing, or nothing more."""
         self._problem(f"not published: {why}")
         self.is_over = True
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Publish: the command is ready."""
         try:
             for said, problems in self._ask(ExecNode.push, self._everyone).values():
                 for line in said:

@@ -166,7 +166,7 @@ def left_s(deadline: float) -> float:
 
 
 def await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
-    """All that is ready soon after something is: one by one, nodes would cost the square of their number.
+    """References ready soon after the first one: taken singly, nodes would cost the square of their number.
 
     Each look goes over all that is waited for, so with many references more is left to gather between two.
     """

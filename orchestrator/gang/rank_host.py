@@ -50,7 +50,7 @@ _BEHIND = "a place of the store is away, and has yet to take it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInit:
-    """Everything that a process needs to become a rank, and no more: each rank is sent its own."""
+    """Arguments that make a process a rank; each rank is sent its own."""
 
     config: Config
     seat: Seat

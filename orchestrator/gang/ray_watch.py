@@ -381,7 +381,7 @@ class RayWatch:
         return replace(failure, message=f"its process crashed: {crash}", remedy=remedy, traceback=said)
 
     def stacks(self, ranks: Collection[int]) -> dict[int, str]:
-        """Where the threads of some of these ranks stand; of those whose nodes say so in time."""
+        """Stacks of the threads of some of these ranks; of those whose nodes answer in time."""
         import ray
 
         asked = sorted(ranks)[:_MOST_STACKS]

@@ -75,7 +75,7 @@ class Leaders:
         return leader
 
     def choose_auditor(self, candidates: Collection[int], leader: int, cost: int) -> int:
-        """Who differs most from a leader, by node and parallel axes.
+        """The rank that differs most from a leader, by node and parallel axes.
 
         Of several rather who is idle, and whose indices are far off: code that treats ranks in two ways has
         rather a first or last one, or halves, than neighbours.
@@ -241,7 +241,7 @@ def _auditors(
     *,
     takes: str = "",
 ) -> Callable[[int], tuple[int, ...]]:
-    """Who has to trace the same before a member adopts what ``maker`` compiles or compiled, by member.
+    """Auditor of each member: it must trace the same before the member adopts from ``maker``.
 
     ``chosen`` collects the round's auditors. Of an artifact on offer, ``takes``, rather somebody is the
     auditor whose guards are known to hold.
@@ -304,7 +304,7 @@ def _cost(members: Sequence[Demand]) -> int:
 
 
 def _tried(state: PlanState, nodes: Mapping[int, int]) -> dict[Asked, Tried]:
-    """Where what is asked for was tried in vain, in this attempt of the launch and before."""
+    """Ranks and nodes that failed at this request, in this attempt of the launch and before."""
     found: dict[Asked, Tried] = {}
     for failed in state.failed:
         ranks, places = found.setdefault(failed.class_key[:2], (set(), set()))

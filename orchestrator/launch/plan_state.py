@@ -140,7 +140,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Avoided:
-    """Where a former attempt was lost while it compiled this; ``rank``: if it is on that node again."""
+    """Node that a former attempt lost while it compiled this; ``rank``: if it is on that node again."""
 
     function: str
     request_key: str

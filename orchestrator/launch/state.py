@@ -121,7 +121,7 @@ class ClassState:
 
     @property
     def key(self) -> ClassKey:
-        """What distinguishes it from other classes."""
+        """Key that distinguishes it from other classes."""
         return self.function, self.request_key, self.action, self.leader
 
 

@@ -1,4 +1,4 @@
-"""Which components and which directories ``warmrank store sync`` means; the work is `cache_store.sync`'s.
+"""Components and directories of ``warmrank store sync``; the work is `cache_store.sync`'s.
 
 Importing this module imports neither torch nor Ray: sync runs in boot scripts and init containers.
 """

@@ -1,4 +1,4 @@
-"""Where a launch leaves what it has to tell: files in four formats, and gauges of Ray while it runs.
+"""Outputs of a launch: files in four formats, and gauges of Ray while it runs.
 
 Every metric is a gauge of the last launch, labelled with its name: what counts over launches is for the
 server that scrapes them. Ray exports them as ``ray_warmrank_*``. Invariants: nothing is imported, and nothing
@@ -255,7 +255,7 @@ def exposition(report: Report) -> str:
 
 
 def samples(report: Report) -> Iterator[Sample]:
-    """All that a report says in numbers."""
+    """Numbers of a report."""
     totals = report.totals
     yield from _plain(
         launch_warm=report.outcome == "warm",

@@ -80,7 +80,15 @@ def progress(console: Console, num_ranks: int, *, name: str = "") -> Iterator[Li
 def fetch_progress(console: Console, what: str = "fetch") -> Iterator[OnProgress]:
     """A listener to the progress of a fetch, or of ``what`` else, for as long as the context lasts."""
     if not console.is_terminal:
-        yield FetchLines(console, what)
+        told_s = time.monotonic()
+
+        def tell(state: Fetched) -> None:
+            nonlocal told_s
+            if time.monotonic() - told_s >= FETCH_LINE_EVERY_S:
+                told_s = time.monotonic()
+                console.print(_fetch_line(state, what), soft_wrap=True)
+
+        yield tell
         return
     columns = (
         TextColumn(what),
@@ -94,26 +102,9 @@ def fetch_progress(console: Console, what: str = "fetch") -> Iterator[OnProgress
         yield lambda state: bar.update(task, completed=state.done_bytes, total=state.total_bytes)
 
 
-class FetchLines:
-    """Prints a line once in `FETCH_LINE_EVERY_S`, so none for a short fetch."""
-
-    def __init__(
-        self, console: Console, what: str = "fetch", *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._console = console
-        self._what = what
-        self._clock = clock
-        self._told_s = clock()
-
-    def __call__(self, state: Fetched) -> None:
-        """Print, if it is time."""
-        now_s = self._clock()
-        if now_s - self._told_s < FETCH_LINE_EVERY_S:
-            return
-        self._told_s = now_s
-        done = f"{size_text(state.done_bytes)} of {size_text(state.total_bytes)}"
-        files = f"{state.done_files} of {count_text(state.total_files, 'file')}"
-        self._console.print(Text(f"{self._what}: {done}, {files}"), soft_wrap=True)
+def _fetch_line(state: Fetched, what: str) -> Text:
+    done = f"{size_text(state.done_bytes)} of {size_text(state.total_bytes)}"
+    return Text(f"{what}: {done}, {state.done_files} of {count_text(state.total_files, 'file')}")
 
 
 class PlainLines:

@@ -87,7 +87,7 @@ def headline(report: Report) -> str:
 
 
 def verified_text(report: Report) -> str:
-    """Which comparison with a reference held; or that nothing was compared, and how it would be."""
+    """Describe the comparison with a reference that held; or that nothing was compared, and how to."""
     checks = [rank.verification for rank in report.ranks if rank.verification and rank.verification.compared]
     if checks:
         worst = max(checks, key=lambda check: check.max_error)

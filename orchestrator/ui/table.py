@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from warmrank.orchestrator.text import (
+    brief_names,
     brief_ranks,
     count_text,
     first_lines,
+    grouped,
     runs_text,
     seconds_text,
     size_text,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.build.retrace import CacheAudit
     from warmrank.orchestrator.config.lint import LintFinding
     from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
+    from warmrank.orchestrator.nodes import Node
+    from warmrank.orchestrator.seed.seeding import NodeSeed
     from warmrank.orchestrator.vllm_plugin.entries import Outcome
 
 
@@ -297,3 +301,39 @@ def render_outcomes(outcomes: Sequence[Outcome]) -> RenderableType:
     nothing = "nothing of its own to publish"
     lines = [f"{one.model}: {one.line()}\n  {one.published or nothing}" for one in outcomes]
     return Group(*map(Text, lines or ["no vLLM started here with WARMRANK_STORE"]))
+
+
+def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
+    """One line for each seeded node, then where the bytes came from, and reasons, equal ones together."""
+    from warmrank.orchestrator.nodes import distinct_names
+    from warmrank.orchestrator.seed.show import STYLES as SEED_STYLES
+
+    names = distinct_names(item.node for item in seeds)
+    table = table_of(
+        "node", "address", "outcome", ">partitions", ">files", ">there before", ">copied", ">seconds"
+    )
+    for item in seeds:
+        status = Text(item.status, style=SEED_STYLES[item.status])
+        numbers = (str(item.num_partitions), str(item.num_files), str(item.num_already_there))
+        moved = size_text(item.bytes_copied), seconds_text(item.seconds)
+        table.add_row(Text(names[item.node]), item.node.address or "-", status, *numbers, *moved)
+    return Group(table, *(Text(line) for line in (*_sources(seeds), *_reasons(seeds, names))))
+
+
+def _sources(seeds: Sequence[NodeSeed]) -> list[str]:
+    parts = (
+        ("from the store", sum(item.bytes_from_store for item in seeds)),
+        ("from node to node", sum(item.bytes_from_nodes for item in seeds)),
+    )
+    found = [f"{size_text(size_bytes)} {where}" for where, size_bytes in parts if size_bytes]
+    return [f"read: {', '.join(found)}"] if found else []
+
+
+def _reasons(seeds: Sequence[NodeSeed], names: Mapping[Node, str]) -> list[str]:
+    def lines(item: NodeSeed) -> dict[str, None]:
+        node = item.node_artifacts.words() if item.node_artifacts is not None else ()
+        faults = (fault for fault in item.faults if fault not in item.reason)
+        return dict.fromkeys((item.reason, *faults, *node))
+
+    reasons = grouped((line, names[item.node]) for item in seeds for line in lines(item))
+    return [f"{brief_names(hosts, max_names=MAX_LINES)}: {line}" for line, hosts in reasons.items()]

@@ -54,7 +54,7 @@ def found(
     return of
 
 
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(6000)
 @pytest.mark.parametrize(
     ("package", "mode", "name"),
     [case(*asked, name) for asked in product(FAMILIES, TOLERANCE) for name in FAMILIES[asked[0]]],
