@@ -166,6 +166,10 @@ class MadeUnit:
     variant: Any
     signatures: tuple[str, ...] = field(default=())
 
+    def bound(self) -> Any:
+        assert self.variant is not None
+        return self.variant
+
 
 def unit(name: str, size: int, variant: MadeVariant | None) -> Any:
     call = SimpleNamespace(args=(CACHE.clone(), torch.ones(size)), kwargs={})
