@@ -217,7 +217,7 @@ _HOLDERS = {"tuple": "({})", "list": "[{}]", "set": "{{{}}}", "frozenset": "froz
 
 
 def written(encoded: Any) -> str:
-    """An encoded constant as Python writes it, but for sets: their members are in one order in all processes."""
+    """An encoded constant as Python writes it; sets with their members in one order in all processes."""
     ((tag, held),) = encoded.items() if isinstance(encoded, dict) and len(encoded) == 1 else (("", ()),)
     if tag not in _HOLDERS or not held:
         return repr(plain(encoded))

@@ -246,7 +246,7 @@ class ValueHooks:
             made = original(variable, tx, args, kwargs)
         finally:
             held, self._held = self._held, outer
-        # What assume_constant_result marks below is not traced: its one refusal is for what calls it each time.
+        # What assume_constant_result marks is not traced, and refused for those that call it each time.
         is_marked = getattr(variable.wrapper_obj.__wrapped__, "_dynamo_marked_constant", False)
         asked = (held or is_marked) and not self._has_effects
         whole = _kept_call(variable.wrapper_obj, args, kwargs) if asked else None
