@@ -10,21 +10,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    Discriminator,
-    Field,
-    JsonValue,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from warmrank.cache_store.cache_dir.node_files import Collect
 from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict, Text
 from warmrank.worker import node_caches
 from warmrank.worker.device_kinds import DeviceKind
-from warmrank.worker.node_caches import Collect
 from warmrank.worker.runtime.options import EngineChoice, GuardMode
 
 AuditMode = Literal["one", "all", "off"]

@@ -1,4 +1,4 @@
-"""From a YAML file and ``--set`` overrides to a `Config`, or to one error that lists every problem.
+"""Read a YAML file and ``--set`` overrides into a `Config`, or raise one error that lists every problem.
 
 Relative paths (``cache_dir``, directories of the store, keys) resolve against the directory the launch is
 started in, so that one config serves a checkout, an installed package and a Ray job, whose working directory
@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from warmrank.cache_store.cache_dir.node_files import NodeCache
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
 from warmrank.orchestrator.config.problems import is_short, shown, translate
 from warmrank.orchestrator.config.store import absolute, is_url, locate_trust, warn_of_off
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.worker import node_caches
-from warmrank.worker.node_caches import NodeCache
 from warmrank.worker.settings import expanded, settings
 
 __all__ = ["Config", "groups", "load", "parse"]
@@ -217,9 +217,9 @@ def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
         node = loader.get_single_node()
         paths = [path[len(key) :] for path in _TEXTS if _leads(path, key)]
         data = None if node is None else loader.construct_document(_with_texts(node, paths))
-        _extent(data, {}, ())
-    except (RecursionError, _TooMuch) as error:
-        found = str(error) if isinstance(error, _TooMuch) else f"more than {_MOST_LEVELS} levels"
+        tuple(_not_plain(data, ()))  # walks all of it
+    except RecursionError:
+        found = "an alias of what it stands in, or hundreds of levels"
         raise ConfigError([problem(place, "", found, "a document of a person's size")]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -232,7 +232,7 @@ def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
 
 
 def _leads(path: tuple[str, ...], key: tuple[str, ...]) -> bool:
-    """Whether a key is a path's, or above it."""
+    """True if a key is a path's, or above it."""
     steps = zip(path, key, strict=False)
     return len(key) <= len(path) and all(
         step in {part, "{}"} or (step == "[]" and part.isdecimal()) for step, part in steps
@@ -256,7 +256,7 @@ def _with_texts(node: yaml.Node, paths: Sequence[tuple[str, ...]]) -> yaml.Node:
 
 
 def _below(paths: Sequence[tuple[str, ...]], key: yaml.Node) -> list[tuple[str, ...]]:
-    """What is left of paths below a key; below a merge (``<<``) all, also in each mapping of a list."""
+    """Rests of paths below a key; below a merge (``<<``) the whole paths, also in each mapping of a list."""
     if key.tag == "tag:yaml.org,2002:merge":
         return [*paths, *(("[]", *path) for path in paths)]
     return [path[1:] for path in paths if path[0] in {key.value, "{}"}]
@@ -290,30 +290,6 @@ def _not_plain(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str,
         isinstance(value, float) and math.isfinite(value)
     ):
         yield key, value
-
-
-_MOST_LEVELS = 64
-_MOST_VALUES = 100_000
-
-
-class _TooMuch(Exception):
-    """Aliases make more of a document than anybody wrote."""
-
-
-def _extent(value: object, known: dict[int, int], above: tuple[int, ...]) -> int:
-    """Number of values, those of an alias counted at each place; raises `_TooMuch`."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) in above:
-        raise _TooMuch("an alias of what it stands in")
-    if len(above) >= _MOST_LEVELS:
-        raise _TooMuch(f"more than {_MOST_LEVELS} levels")
-    if id(value) not in known:
-        items = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_extent(item, known, (*above, id(value))) for item in items)
-    if known[id(value)] > _MOST_VALUES:
-        raise _TooMuch(f"more than {_MOST_VALUES} values, with those of aliases")
-    return known[id(value)]
 
 
 class _Loader(yaml.SafeLoader):
@@ -354,7 +330,7 @@ def place_faults(config: Config) -> dict[str, str]:
 
 
 def declared_caches(config: Config) -> tuple[NodeCache, ...]:
-    """All that the config names, and engine torchair's own, whether or not they can be used here."""
+    """Node caches of the config, and engine torchair's own, usable here or not."""
     names = dict.fromkeys((*(node_caches.OWN if config.device == "npu" else ()), *config.node_caches))
     found = (_cache(config, name) for name in names)
     return tuple(cache for cache in found if cache is not None)

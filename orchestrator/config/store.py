@@ -209,8 +209,7 @@ class StoreConfig(Strict):
         return ", ".join(tier.path for tier in self.tiers)
 
 
-LOOK_S = 0.9
-"""Longest look at a place: it counts to the 5 s that a dead store may cost a launch."""
+LOOK_S = 0.9  # longest look at a place: it counts to the 5 s that a dead store may cost a launch
 
 
 def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
@@ -223,13 +222,26 @@ def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
     """
     from warmrank.cache_store.signing.keyring import read_keyring
 
-    keyring, revoked = _keyring(trust, base), trust.revoked
+    usual, key, revoked = settings().keyring, trust.signing_key, trust.revoked
+    keyring = absolute(trust.keyring, base) if trust.keyring else usual
+    if trust.keyring is not None or trust.names_a_key:
+        if keyring is None or not keyring.is_dir():
+            where = "store.trust.keyring" if trust.keyring else f"signing key {key}"
+            raise BadArgument(
+                f"{where}: expected a directory of keys, as it is at ~/.config/warmrank/keys where none is "
+                f"named; found no directory at {keyring}; make a key with warmrank keys generate, or correct "
+                "store.trust"
+            )
+    elif keyring is not None and not keyring.is_dir():
+        keyring = None
+    if key is not None:
+        key = keyring / f"{key}.pem" if keyring and trust.names_a_key else absolute(key, base)
     if trust.policy != "off":
         known = read_keyring(keyring).revoked if keyring else {}
         revoked = tuple(sorted({*revoked, *known}))
     return trust.model_copy(
         update={
-            "signing_key": _signing_key(trust, keyring, base),
+            "signing_key": key,
             "trusted_keys": {name: absolute(path, base) for name, path in trust.trusted_keys.items()},
             "keyring": keyring,
             "revoked": revoked,
@@ -272,33 +284,6 @@ def _choices(locations: Iterable[str]) -> dict[str, PolicyChoice]:
     found = all_within([partial(choose_policy, place) for place in places], timeout_s=LOOK_S)
     silent = PolicyChoice(policy="require", reason=f"it did not answer within {LOOK_S:g} s")
     return {place: choice or silent for place, choice in zip(places, found, strict=True)}
-
-
-def _keyring(trust: TrustConfig, base: Path) -> Path | None:
-    if trust.keyring is None:
-        usual = settings().keyring
-        return usual if usual is not None and usual.is_dir() else None
-    keyring = absolute(trust.keyring, base)
-    if not keyring.is_dir():
-        raise _missing_keyring("store.trust.keyring", f"no directory at {keyring}")
-    return keyring
-
-
-def _signing_key(trust: TrustConfig, keyring: Path | None, base: Path) -> Path | None:
-    """The private key's file: as it is named, or of that name in the keyring."""
-    key = trust.signing_key
-    if key is None or not trust.names_a_key:
-        return key and absolute(key, base)
-    if keyring is None:
-        raise _missing_keyring(f"signing key {key}", "no keyring")
-    return keyring / f"{key}.pem"
-
-
-def _missing_keyring(where: str, actual: str) -> BadArgument:
-    return BadArgument(
-        f"{where}: expected a directory of keys, as it is at ~/.config/warmrank/keys where none is named; "
-        f"found {actual}; make a key with warmrank keys generate, or correct store.trust"
-    )
 
 
 def absolute(path: Path, base: Path) -> Path:
