@@ -160,9 +160,9 @@ def _check_fields(entrypoint: str, workload: Workload) -> None:
 def _check_call(entrypoint: str, where: str, call: Call) -> None:
     from warmrank.worker.runtime.function import CachedFunction
 
-    function = call.function if isinstance(call, Call) else call
     expected = "warmrank.Call(function=<what cache_compile returned>, args=(...), kwargs={...})"
-    _expect(entrypoint, where, function, CachedFunction if function is not call else Call, expected)
+    _expect(entrypoint, where, call, Call, expected)
+    _expect(entrypoint, where, call.function, CachedFunction, expected)
     _expect(entrypoint, f"{where}.args", call.args, (tuple, list), "a tuple: (x,)")
     _expect(entrypoint, f"{where}.kwargs", call.kwargs, Mapping, "a dict of keyword arguments")
 
