@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.config.models import Config, EntrypointWorkload
+from warmrank.orchestrator.config.models import HASH_SEED, Config, EntrypointWorkload
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of, rank_spec
 from warmrank.orchestrator.gang.ray_session import import_paths
@@ -273,7 +273,10 @@ class OfflineLauncher:
         }
         # A session of its own: Ctrl-C is the driver's to handle, and what hangs is ended as a whole.
         nursery = subprocess.Popen(  # noqa: S603 - this very Python, and a constant
-            [sys.executable, "-c", BOOTSTRAP], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-c", BOOTSTRAP],
+            env=dict([*os.environ.items(), HASH_SEED]),
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         assert nursery.stdin is not None  # noqa: S101 - a pipe was asked for
         nursery.stdin.write(json.dumps(hello).encode() + b"\n")

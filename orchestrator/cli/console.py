@@ -269,7 +269,7 @@ _MAX_CHARS = 200  # characters of a line; Ray's have a thousand
 
 
 class _FoldedLines:
-    """Stderr, but for lines that are cut to `_MAX_CHARS` characters."""
+    """Stderr, but without colours, and with lines cut to `_MAX_CHARS` characters."""
 
     def __init__(self) -> None:
         self._stream, self._rest = sys.stderr, ""
@@ -280,7 +280,7 @@ class _FoldedLines:
     def write(self, text: str) -> int:
         """Pass whole lines on; the rest of one waits for its end."""
         *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
+        for line in (_COLOURS.sub("", each) for each in lines):
             is_long = len(line) > _MAX_CHARS
             cut = textwrap.shorten(line, _MAX_CHARS, placeholder=" ... (all of it with --debug)")
             self._stream.write(f"{cut if is_long else line}\n")

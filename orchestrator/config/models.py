@@ -87,9 +87,11 @@ def variable_of(cache: SyncedCache) -> str:
 
 ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 AXIS_PATTERN = r"^[a-z][a-z0-9]{0,15}$"
+HASH_SEED = ("PYTHONHASHSEED", "0")
+"""Variable of every rank, and its value: sets of strings then have one order in all launches."""
 OWN_VARIABLES = {
     **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"), "ranks"),
-    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "WARMRANK_RANK_MARK"), ""),
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", HASH_SEED[0], "WARMRANK_RANK_MARK"), ""),
     "OMP_NUM_THREADS": "ray.omp_num_threads",
     "WARMRANK_NO_COMPILE": "no_compile",
 }

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.config.models import HASH_SEED, RayConfig
 from warmrank.orchestrator.errors import CannotStart, first_line
 from warmrank.orchestrator.reaper import Process, children, kill, runs
 from warmrank.orchestrator.reaper_client import ReapedRanks
@@ -163,7 +163,7 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
             _check_listens(address)
             ray.init(address, namespace=_NAMESPACE, runtime_env=_shipped(config), **quiet)
         elif way == "local":
-            with inherited("PYTHONPATH", _python_path()):
+            with inherited("PYTHONPATH", _python_path()), inherited(*HASH_SEED):
                 ray.init(
                     "local",
                     namespace=_NAMESPACE,
@@ -447,14 +447,14 @@ def rank_environ(config: RayConfig, device: str, way: WayIn) -> dict[str, str]:
 def runtime_env(config: RayConfig, way: WayIn) -> dict[str, Any]:
     """Runtime environment that Ray must set up before a rank's process runs.
 
-    A Ray that was up before this launch does not know its import paths. Elsewhere nothing is asked for but
-    what the config wants, because Ray's agent for it costs a second; an own Ray inherits the paths.
+    A Ray that was up before this launch does not know what ranks need from their start. Of an own Ray they
+    inherit that, and nothing is asked for but what the config wants: Ray's agent for it costs a second.
     """
-    if way != "initialized":
+    if way == "local":
         return dict(config.runtime_env)
+    ours = dict([HASH_SEED, *([("PYTHONPATH", _python_path())] if way == "initialized" else [])])
     given = config.runtime_env.get("env_vars")
-    variables = given if isinstance(given, dict) else {}
-    return {**config.runtime_env, "env_vars": {"PYTHONPATH": _python_path(), **variables}}
+    return {**config.runtime_env, "env_vars": {**ours, **(given if isinstance(given, dict) else {})}}
 
 
 def _prepare_environ(way: WayIn) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.checkout import python
 from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import marked, still_there
 from warmrank.orchestrator.config.reading import Config, parse
@@ -77,6 +78,14 @@ def test_ranks_run_in_processes_of_their_own_which_end(cold_and_warm: Pair) -> N
     pids = {rank.pid for report in cold_and_warm for rank in report.ranks}
     assert len(pids - {os.getpid()}) == 4
     assert still_there(pids) == []
+
+
+def test_ranks_hash_alike_so_that_sets_have_one_order_in_every_launch(cluster: str, tmp_path: Path) -> None:
+    entrypoint = ENTRYPOINT.replace(":workload", ":hashes")
+    report = launch(config_of(tmp_path, workload={"entrypoint": entrypoint}))
+    (hashed,) = {rank.verification.max_error for rank in report.ranks if rank.verification is not None}
+    seeded = python("-c", 'print(hash("warmrank") % 1_000_000)', PYTHONHASHSEED="0")
+    assert hashed == float(seeded)
 
 
 def test_log_of_each_rank_holds_its_own_lines(cold_and_warm: Pair) -> None:

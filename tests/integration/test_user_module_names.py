@@ -26,6 +26,8 @@ assert all(module.OWNER == "user" for module in ({names},))
 
 class Model(torch.nn.Module):
     def forward(self, x):
+        for name in {{"a", "b", "c", "d", "e"}}:  # in one order in every launch
+            x = x * len(name) + 0
         return x * utils.SCALE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,6 +56,16 @@ def workload(context: RankContext, *, rows: int = 3, fault: str = "", faulty_ran
 
     calls = (Call(function=model.cached_twice, args=(x,)), Call(function=model.cached_increment, args=(x,)))
     return Workload(model=model, calls=calls, check=check)
+
+
+def hashes(context: RankContext) -> Workload:
+    """A workload whose check tells how its process hashes strings."""
+    hashed = hash("warmrank") % 1_000_000
+
+    def check() -> Verification:
+        return Verification(ok=True, max_error=float(hashed), tolerance=1e6, compared="nothing")
+
+    return replace(workload(context), check=check)
 
 
 def _raise() -> Any:

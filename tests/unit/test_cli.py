@@ -29,7 +29,7 @@ from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.cli.console import ExitCode, exit_code_of, output
+from warmrank.orchestrator.cli.console import ExitCode, exit_code_of, others_on_stderr, output
 from warmrank.orchestrator.cli.demo import demo, prepare, run_process
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
@@ -373,3 +373,9 @@ def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch
     result = run("launch", write_config(tmp_path), "--json", "-")
     assert replace(from_json(result.stdout), config=()) == make_report()
     assert "Llama.prefill" in result.stderr
+
+
+def test_lines_of_libraries_go_to_stderr_without_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    with others_on_stderr():
+        sys.stdout.write("\x1b[33m(raylet)\x1b[0m A worker died\n")
+    assert capsys.readouterr().err == "(raylet) A worker died\n"

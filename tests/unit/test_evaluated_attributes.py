@@ -475,6 +475,15 @@ def constant() -> int:
     return 3
 
 
+INSTALLED = {"factor": 3}
+
+
+@functools.lru_cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch's has no types
+def kept(name: str) -> int:
+    return INSTALLED[name]
+
+
 class AsksClass(nn.Module):
     """Asks an object that it keeps."""
 
@@ -500,6 +509,9 @@ class AsksClass(nn.Module):
 
     def constant(self, x: torch.Tensor) -> torch.Tensor:
         return torch.mul(x, constant())
+
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, kept("factor"))
 
 
 def add_attribute(owner: Any) -> None:
@@ -535,3 +547,17 @@ def test_answer_that_nothing_can_check_is_refused(method: str, named: str) -> No
 
     with pytest.raises(NotPortable, match=named):
         compiled(getattr(AsksClass(Owner()), method), X)
+
+
+def test_constant_that_is_kept_for_the_process_is_asked_for_again_by_a_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = AsksClass(None)
+    artifact = compiled(module.kept, X)
+    assert misfits(artifact, module.kept, X) == ()
+    monkeypatch.setitem(INSTALLED, "factor", 4)
+    assert misfits(artifact, module.kept, X) == ()  # as eager has it still
+    kept.cache_clear()
+    (reason,) = misfits(artifact, module.kept, X)
+    assert reason.endswith("kept, ('factor',), {}): 3 -> 4")
+    kept.cache_clear()

@@ -6,6 +6,7 @@ It does not load what relied on them, and compiles the rest to the same bytes.
 from __future__ import annotations
 
 import json
+import keyword
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.checkout import printed_by
 from tests.support.small_models import Cached
 from tests.support.tracing import compiled, in_mode, misfits, since
 from warmrank.inference import cache_compile
+from warmrank.worker.rank.units import print_of
 from warmrank.worker.runtime.artifact import parse
 
 X = torch.ones(2)
@@ -90,6 +92,11 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
 @since("2.13", "Dynamo traces neither hash nor pop of a set")
 def test_frame_and_graph_are_equal_bytes_in_both_processes(fits: dict[str, bool]) -> None:
     assert fits["equal bytes"]
+
+
+@since("2.13", "Dynamo traces neither hash nor pop of a set")
+def test_audit_finds_no_difference_between_traces_of_both_processes(fits: dict[str, bool]) -> None:
+    assert fits["equal prints"]
 
 
 @since("2.13", "Dynamo traces neither hash nor pop of a set")
@@ -165,6 +172,10 @@ def _compile_or_look(directory: Path) -> None:
     stored, written = directory / "stored", compiled(Cached().store, torch.ones(2, 4)).to_bytes()
     fits["equal bytes"] = stored.exists() and stored.read_bytes() == written
     stored.write_bytes(written)
+    asks = Asks(lambda self: len("if") if keyword.iskeyword("if") else 1)  # a method of a constant set
+    parts, printed = print_of(compiled(asks.forward, X)).parts, directory / "printed"
+    fits["equal prints"] = printed.exists() and printed.read_text() == json.dumps(parts)
+    printed.write_text(json.dumps(parts))
     sys.stdout.write(json.dumps(fits) + "\n")
 
 

@@ -13,7 +13,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import pytest
@@ -533,6 +533,8 @@ def made(constant: int) -> Callable[..., int]:
         (F, ["module", "torch.nn.functional"]),
         (Plain, ["class", "tests.support.small_models", "Plain", class_digest(Plain)]),
         (torch.nn.Linear, ["class", "torch.nn.modules.linear", "Linear"]),
+        (Generic, ["class", "typing", "Generic"]),
+        (list[int], ["generic", ["class", "builtins", "list"], ["class", "builtins", "int"]]),
         (add, ["function", __name__, "add", ADD_DIGEST]),
         (F.relu, ["function", "torch.nn.functional", "relu", ""]),
         (len, ["builtin", "builtins", "len"]),

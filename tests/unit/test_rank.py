@@ -146,6 +146,12 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
 # Compile.
 
 
+@pytest.mark.parametrize(("max_error", "is_ok"), [("0.5", True), ("0.6", False), ("nan", False)])
+def test_check_is_ok_within_its_tolerance_only(cache: Path, max_error: str, is_ok: bool) -> None:
+    rank = built(cache, entrypoint="tests.support.workloads:claims", arguments={"max_error": max_error})
+    assert rank.verify().ok is is_ok
+
+
 def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> None:
     rank = built(cache, entrypoint="tests.support.workloads:half_unfit")
     bad, good = rank.compile(("Unfit.breaks", "Plain.affine"))

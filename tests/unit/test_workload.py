@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,32 @@ def test_misspelt_argument_is_told_with_the_parameter_that_is_meant(monkeypatch)
     with pytest.raises(WorkloadError, match="Did you mean 'layers'") as raised:
         build_workload("tests.support.small_models:entry", context(), {"layer": 3, "width": 1})
     assert "'width'" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda call: {"calls": call}, "calls is Call; expected a tuple"),
+        (lambda call: {"calls": (each for each in (call,))}, "calls is generator; expected a tuple"),
+        (lambda call: {"calls": (call.function,)}, r"calls\[0\] is CachedFunction; expected warmrank.Call"),
+        (
+            lambda call: {"calls": (replace(call, args=torch.ones(2)),)},
+            r"calls\[0\].args is Tensor; expected a",
+        ),
+        (
+            lambda call: {"calls": (replace(call, kwargs=(1,)),)},
+            r"calls\[0\].kwargs is tuple; expected a dict",
+        ),
+        (lambda call: {"check": True}, "check is bool; expected a function"),
+        (lambda call: {"model": None}, "model is NoneType; expected a torch.nn.Module"),
+    ],
+)
+def test_field_of_another_kind_is_refused_by_name(change: Any, said: str, returned: Any) -> None:
+    model = Plain()
+    call = Call(function=cache_compile(model.affine), args=(torch.ones(2),))
+    workload = Workload(**{"model": model, "calls": (call,), **change(call)})
+    with pytest.raises(WorkloadError, match=f"small_models:entry: {said}"):
+        build_workload(returned(workload), context(), {})
 
 
 def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(returned):

@@ -41,7 +41,7 @@ from warmrank.worker.runtime.artifact import (
     parse,
 )
 from warmrank.worker.runtime.asked import text as call_text
-from warmrank.worker.runtime.describe import check_words, plain, readable_shape
+from warmrank.worker.runtime.describe import check_words, readable_shape, written
 
 WIDTH = 100
 
@@ -119,7 +119,7 @@ def conditions_by_line(guards: PortableGuards, known: Origins) -> Iterator[tuple
     for name, text in guards.runtime_state.items():
         yield "runtime state that was declared", f"{name} is {text}"
     for call in guards.asked:
-        yield "asked of the process", f"{call_text(call)} is {plain(call[3])}"
+        yield "asked of the process", f"{call_text(call)} is {written(call[3])}"
     by_line: dict[str, list[str]] = {}
     for check in guards.checks:
         remark = (

@@ -257,7 +257,8 @@ class RankWorker:
                 "(ok, max_error, tolerance, compared)"
             )
             raise WorkloadError(msg, entrypoint=entrypoint)
-        return found
+        # Not a number is within no tolerance, though nothing that a check compares it with may say so.
+        return replace(found, ok=found.ok and found.max_error <= found.tolerance)
 
     def keep_for_node(self, files: tuple[NodeFile, ...]) -> None:
         """Take node artifacts into the manifest of this rank, the first one of its node."""

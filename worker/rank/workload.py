@@ -100,11 +100,7 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
     workload = function(context, **arguments)
     if not isinstance(workload, Workload):
         raise no_workload(entrypoint, type(workload).__qualname__)
-    if not workload.calls:
-        msg = f"entrypoint {entrypoint} returned no calls to warm up with; give at least one warmrank.Call."
-        raise WorkloadError(msg, entrypoint=entrypoint)
-    for position, call in enumerate(workload.calls):
-        _check_call(entrypoint, position, call)
+    _check_fields(entrypoint, workload)
     _declare(entrypoint, workload)
     return workload
 
@@ -147,17 +143,34 @@ def _declare(entrypoint: str, workload: Workload) -> None:
         raise WorkloadError(msg, entrypoint=entrypoint) from error
 
 
-def _check_call(entrypoint: str, position: int, call: object) -> None:
+def _check_fields(entrypoint: str, workload: Workload) -> None:
+    """Refuse fields of another kind, such as a lone call or tensor where a comma was forgotten."""
+    import torch
+
+    _expect(entrypoint, "model", workload.model, torch.nn.Module, "a torch.nn.Module")
+    _expect(entrypoint, "calls", workload.calls, (tuple, list), "a tuple: (warmrank.Call(...),)")
+    _expect(entrypoint, "check", workload.check, (Callable, type(None)), "a function without arguments")
+    if not workload.calls:
+        msg = f"entrypoint {entrypoint} returned no calls to warm up with; give at least one warmrank.Call."
+        raise WorkloadError(msg, entrypoint=entrypoint)
+    for position, call in enumerate(workload.calls):
+        _check_call(entrypoint, f"calls[{position}]", call)
+
+
+def _check_call(entrypoint: str, where: str, call: Call) -> None:
     from warmrank.worker.runtime.function import CachedFunction
 
-    if isinstance(call, Call) and isinstance(call.function, CachedFunction):
-        return
-    found = type(call.function).__qualname__ if isinstance(call, Call) else type(call).__qualname__
-    msg = (
-        f"entrypoint {entrypoint}: calls[{position}] is {found}; expected "
-        "warmrank.Call(function=<what cache_compile returned>, args=(...), kwargs={...})."
-    )
-    raise WorkloadError(msg, entrypoint=entrypoint, position=position)
+    expected = "warmrank.Call(function=<what cache_compile returned>, args=(...), kwargs={...})"
+    _expect(entrypoint, where, call, Call, expected)
+    _expect(entrypoint, where, call.function, CachedFunction, expected)
+    _expect(entrypoint, f"{where}.args", call.args, (tuple, list), "a tuple: (x,)")
+    _expect(entrypoint, f"{where}.kwargs", call.kwargs, Mapping, "a dict of keyword arguments")
+
+
+def _expect(entrypoint: str, where: str, given: object, kinds: Any, expected: str) -> None:
+    if not isinstance(given, kinds):
+        msg = f"entrypoint {entrypoint}: {where} is {type(given).__qualname__}; expected {expected}."
+        raise WorkloadError(msg, entrypoint=entrypoint, field=where)
 
 
 def no_workload(entrypoint: str, returned: str) -> WorkloadError:

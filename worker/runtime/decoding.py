@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import types
-import typing
 from collections import OrderedDict
 from typing import Any
 
@@ -133,7 +132,7 @@ def describe_named(value: Any) -> list[Any] | None:
         return ["function", value.__module__, value.__qualname__, digest, *replaced]
     if isinstance(value, _BUILTINS):
         return ["builtin", _owner_of(value), value.__name__]
-    if isinstance(value, type) and typing.get_origin(value) is None:
+    if issubclass(type(value), type):  # `list[int]` only looks like one
         return ["class", *re.split("[:#]", type_name(value))]
     return None
 

@@ -60,12 +60,12 @@ def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]
         return f"{where}: another {expected[0]} than {_identity_name(expected)}"
     if kind in ("equals", "keys", "order", "length", "empty"):
         return _describe_value(where, kind, value, expected)
-    return f"{where}: {kind.replace('_', ' ')} {plain(expected)!r} no longer holds"
+    return f"{where}: {kind.replace('_', ' ')} {written(expected)} no longer holds"
 
 
 def _describe_value(where: str, kind: str, value: Any, expected: Any) -> str:
     if kind == "equals":
-        return f"{where}: {plain(expected)!r} -> {_short(value)}"
+        return f"{where}: {written(expected)} -> {_short(value)}"
     if kind == "order" and isinstance(value, set | frozenset):
         return f"order of {where}: {[plain(key) for key in expected]} -> {_short(list(value))}"
     if kind == "keys" and hasattr(value, "keys"):
@@ -101,7 +101,7 @@ def _identity_name(described: Sequence[Any]) -> str:
     if kind == "partial":
         return _identity_name(described[1])
     if kind == "constant":
-        return repr(plain(described[1]))
+        return written(described[1])
     return str(described[1] if kind in ("module", "code", "operator", "operators", "group") else described[2])
 
 
@@ -172,7 +172,7 @@ def _expected(kind: str, expected: Any) -> str:
         return " ".join(filter(None, map(str, expected)))
     if kind in ("keys", "order"):
         return repr([plain(key) for key in expected])
-    return repr(plain(expected))
+    return written(expected)
 
 
 def describe_shape(
@@ -213,12 +213,27 @@ def plain(encoded: Any) -> Any:
         return payload
 
 
+_HOLDERS = {"tuple": "({})", "list": "[{}]", "set": "{{{}}}", "frozenset": "frozenset({{{}}})"}
+
+
+def written(encoded: Any) -> str:
+    """An encoded constant as Python writes it; sets with their members in one order in all processes."""
+    ((tag, held),) = encoded.items() if isinstance(encoded, dict) and len(encoded) == 1 else (("", ()),)
+    if tag not in _HOLDERS or not held:
+        return repr(plain(encoded))
+    return _HOLDERS[tag].format(", ".join(map(written, held)) + "," * ((tag, len(held)) == ("tuple", 1)))
+
+
 def _short(value: Any) -> str:
     """A present value in a few words; never the content of a tensor."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of {value.dtype} {list(value.shape)}"
-    shown = " ".join(repr(value).split())
-    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
+    words = ""
+    if isinstance(value, set | frozenset):
+        with contextlib.suppress(WorkerError):  # of members without a name
+            words = written(constants.encode(value))
+    words = words or " ".join(repr(value).split())
+    return words if len(words) <= MAX_SHOWN else f"{words[:MAX_SHOWN]}..."
 
 
 _MAX_CANDIDATES = 16

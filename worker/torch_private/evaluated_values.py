@@ -241,12 +241,17 @@ class ValueHooks:
         if not hasattr(variable.wrapper_obj, "cache_info"):
             return original(variable, tx, args, kwargs)
         outer, self._held = self._held, []
+        refused, num_refused = self._evaluations.refused, len(self._evaluations.refused)
         try:
             made = original(variable, tx, args, kwargs)
         finally:
             held, self._held = self._held, outer
-        asked = held and not self._has_effects
+        # What assume_constant_result marks is not traced, and refused for those that call it each time.
+        is_marked = getattr(variable.wrapper_obj.__wrapped__, "_dynamo_marked_constant", False)
+        asked = (held or is_marked) and not self._has_effects
         whole = _kept_call(variable.wrapper_obj, args, kwargs) if asked else None
+        if is_marked and whole is not None:
+            del refused[num_refused:]
         for call in held if whole is None else [whole]:
             self._note_call(*call)
         return made
