@@ -43,7 +43,7 @@ class AskedCall(Value):
 
 
 class Evaluations:
-    """What one trace relies on beside its guards; filled while the trace runs."""
+    """Facts that one trace relies on beside its guards; filled while the trace runs."""
 
     def __init__(self) -> None:
         self.facts: dict[Evaluated, None] = {}  # about objects, in their order

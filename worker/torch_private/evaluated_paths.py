@@ -137,7 +137,7 @@ def _corrected(source: Any) -> Any:
 
 
 def _has_state(function: Any) -> bool:
-    """Whether a function is the user's, and holds values beside its code."""
+    """True if a function is the user's, and holds values beside its code."""
     if not isinstance(function, FunctionType) or is_pinned_module(globals_module(function)):
         return False
     return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)

@@ -112,7 +112,7 @@ class ValueHooks:
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
     @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
     def _build(self, original: Any, builder_or_tx: Any, value: Any) -> Any:
-        """From the first constant with own methods on, look at each call that Python makes."""
+        """Look at each call that Python makes, from the first constant with own methods on."""
         kind = type(value)
         if issubclass(kind, set | frozenset):
             self._refuse_own_equality(value)
@@ -295,7 +295,7 @@ class ValueHooks:
 
 
 def _is_look_up(tx: Any) -> bool:
-    """Whether the hash of an enum's member or of a dataclass is made, of which only equality counts.
+    """True if the hash of an enum's member or of a dataclass is made, of which only equality counts.
 
     Where user code asks for the hash of such an object, that call is the one that notes it.
     """

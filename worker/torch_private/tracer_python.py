@@ -100,7 +100,7 @@ class PythonChanges:
 
 
 def _can_be_entered(kind: type) -> bool:
-    """Whether a class has an ``__enter__`` and an ``__exit__`` of the user's."""
+    """True if a class has an ``__enter__`` and an ``__exit__`` of the user's."""
     methods = [getattr(kind, name, None) for name in ("__enter__", "__exit__")]
     return all(
         isinstance(method, FunctionType) and not is_pinned_module(globals_module(method))
@@ -109,7 +109,7 @@ def _can_be_entered(kind: type) -> bool:
 
 
 def _with_texts(tx: Any, template: str, given: Any) -> Any:
-    """What a template is filled with: texts in place of objects that it asks for their texts."""
+    """Fill a template with texts in place of objects that it asks for their texts."""
     from torch._dynamo.variables import TupleVariable
     from torch._dynamo.variables.base import VariableTracker
 
