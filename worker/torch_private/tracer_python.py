@@ -90,7 +90,7 @@ class PythonChanges:
             made.__class__ = GenericContextWrappingVariable
         return made
 
-    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified(items)")
+    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified", is_optional=True)
     @steps_in("torch._dynamo.variables.lists:BaseListVariable", "sq_repeat_impl", is_optional=True)
     def _made_of_deque(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(variable, *args, **kwargs)
