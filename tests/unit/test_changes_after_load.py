@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 from collections import defaultdict
@@ -136,6 +137,32 @@ def test_a_rebound_global_is_noticed(tmp_path, monkeypatch, name, value):
     function(ROWS)
     monkeypatch.setitem(globals(), name, value)
     assert torch.equal(function(ROWS), model.scaled(ROWS))
+
+
+class Counts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in range(3):
+            x = x + number
+        return x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_builtin_that_nobody_can_work_with_is_refused_by_name(tmp_path: Path, *, is_loaded: bool) -> None:
+    model = Counts()
+    function = cached(model.forward, tmp_path)
+    function(X)
+    function = function if is_loaded else cached(model.forward, tmp_path)
+    original = range
+
+    def called() -> None:  # pytest cannot work with it either
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(builtins, "range", lambda *_: original(2))
+            function(X)
+
+    with pytest.raises(NotPortable, match=r"builtins\.range"):
+        called()
+    torch.testing.assert_close(function(X), model(X))
 
 
 def plus_one(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -164,6 +164,8 @@ def has_identity(value: Any) -> bool:
         return not _is_found_by_name(value)
     if issubclass(kind, tuple) and kind not in (tuple, torch.Size):
         return True  # a named tuple, which may hold anything
+    if kind is float and value != value:  # noqa: PLR0124 - NaN, which containers look for by identity
+        return True
     return not issubclass(kind, _INTERCHANGEABLE) and not is_group(kind)
 
 

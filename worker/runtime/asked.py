@@ -197,8 +197,11 @@ def text(call: Call) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping) and len(value) == 1:
         ((tag, payload),) = value.items()
-        named = tag.startswith((_GROUP, _MODULE, _LOGGER))
-        return str(payload) if named else repr(decode(dict(value)))
+        if tag.startswith((_GROUP, _MODULE, _LOGGER)):
+            return str(payload)
+        from warmrank.worker.runtime.describe import plain
+
+        return repr(plain(dict(value)))  # which may be what is no longer there: a member of an enum
     return str(value)
 
 

@@ -6,6 +6,7 @@ sibling partitions; only then is the function traced, and the new artifact saved
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import itertools
@@ -25,7 +26,7 @@ from warmrank.worker import collection
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
-from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, StateChanged
+from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged, WorkerError
 from warmrank.worker.keys.request import Request, code_in_options, request
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.find import (
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torchair")
 OFFERED = "offered"
+
+
+_BUILTINS = {name: value for name, value in vars(builtins).items() if not name.startswith("_")}
 
 
 class CachedFunction:
@@ -298,7 +302,24 @@ class CachedFunction:
         Raises:
             CompileForbidden: nothing fits, and compiling was forbidden.
             GearError: no gear stands for the sizes of the call.
+            NotPortable: a builtin was replaced by what torch and warmrank cannot work with.
         """
+        try:
+            return self._ensure(args, kwargs)
+        except WorkerError:
+            raise
+        except Exception as error:
+            replaced = [name for name, value in _BUILTINS.items() if vars(builtins).get(name) is not value]
+            if not replaced:
+                raise
+            msg = (
+                f"{self.name} could not be looked up ({type(error).__name__}: {error}) where builtins."
+                f"{replaced[0]} was replaced, on which torch and warmrank rely; put it back, and give yours "
+                "another name, or make it a global of your module"
+            )
+            raise NotPortable(msg, what=f"builtins.{replaced[0]}") from error
+
+    def _ensure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
         with self._lock:
             started = perf_counter()
             if sys.stdout is not None and sys.stdout.isatty():

@@ -211,7 +211,7 @@ class ValueHooks:
 
     @steps_in(_BUILTIN, "call_function")
     def _builtin(self, original: Any, builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if builtin.fn is hash:
+        if builtin.fn is hash and not _is_look_up(tx):
             self._note_hashes(args)
         elif builtin.fn in PRINTING:
             self._note_sets(args)
@@ -297,6 +297,16 @@ class ValueHooks:
             self._evaluations.note_call(function, given, result)
         else:
             self._held.append((function, given, result))
+
+
+def _is_look_up(tx: Any) -> bool:
+    """True if the hash of an enum's member or of a dataclass is made, of which only equality counts.
+
+    Where user code asks for the hash of such an object, that call is the one that notes it.
+    """
+    code: CodeType = tx.f_code
+    is_made = code.co_qualname.startswith("__create_fn__") or is_pinned_module(tx.f_globals.get("__name__"))
+    return code.co_name == "__hash__" and is_made
 
 
 def _methods_of(kind: type) -> Iterator[CodeType]:

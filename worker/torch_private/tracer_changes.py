@@ -4,8 +4,7 @@
   Dynamo traces how they look one up, through objects that no later process has.
 * NumPy scalars are constants, computed with by NumPy and guarded by value; ``operator.itemgetter`` and its
   kin, made before the trace, are made anew within it; ``ContextVar.get()`` gives the variable's value,
-  guarded under ``var.get()``; ``functools.cached_property`` takes no lock, as from Python 3.12 on;
-  ``functools.partialmethod`` binds its function without ``__get__``.
+  guarded under ``var.get()``.
 * A metaclass's ``__call__`` makes the instances of its classes; Dynamo takes Python's own in its place.
 * Calls that tell people something (logging, ``warnings.warn``, ``print``, filters of warnings) are left out
   of what is compiled, with one line in the log. What a call asks a logger (its level) is a condition.
@@ -34,7 +33,6 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -44,11 +42,9 @@ import torch
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 
 FACTS = {
-    "functools:cached_property": "__get__",
-    "functools:partialmethod": "__get__",
     "torch._dynamo.config": "ignore_logging_functions patch",
     "torch._dynamo.exc": "ObservedKeyError",
     "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
@@ -103,8 +99,6 @@ class TracerChanges:
         with (
             dynamo_config.patch(ignore_logging_functions=ignored),
             intercepted(hooks_of(self)),
-            replaced(functools.cached_property, "__get__", _get_cached),  # which Dynamo traces
-            replaced(functools.partialmethod, "__get__", _get_partial),  # likewise
         ):
             yield
         if self._left_out:
@@ -303,29 +297,6 @@ def _kinds() -> _Kinds:
             return LoggingLoggerVariable(self.value(*(item.as_python_constant() for item in args)))
 
     return _Kinds(NumpyScalarVariable, ContextVariable, GetterVariable, LookupVariable)
-
-
-def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
-    """``functools.cached_property.__get__`` without its lock."""
-    del owner
-    if instance is None:
-        return self
-    cache = instance.__dict__
-    if self.attrname not in cache:
-        cache[self.attrname] = self.func(instance)
-    return cache[self.attrname]
-
-
-def _get_partial(self: Any, instance: Any, owner: Any = None) -> Any:
-    """``functools.partialmethod.__get__``, for a function without its ``__get__``, which Dynamo has not."""
-    if isinstance(self.func, FunctionType):
-        bound = () if instance is None else (instance,)
-        return partial(self.func, *bound, *self.args, **self.keywords)
-    get = getattr(self.func, "__get__", None)
-    method = self.func if get is None else get(instance, owner)
-    if method is self.func:
-        return self._make_unbound_method().__get__(instance, owner)
-    return partial(method, *self.args, **self.keywords)
 
 
 def _maker(tx: Any, metaclass: type, source: Any, start: int) -> Any:

@@ -39,6 +39,7 @@ from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.switches import dict_keys
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
+from warmrank.worker.torch_private.tracer_python import PythonChanges
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ FACTS = {
     "torch._dynamo.exc": "TorchDynamoException UncapturedHigherOrderOpError Unsupported UserError",
     "torch._dynamo.side_effects:SideEffects": "_get_modified_vars store_attr_mutations",
     "torch._dynamo.utils": "dynamo_timed get_metrics_context",
-    "torch._dynamo.variables": "ConstantVariable",
+    "torch._dynamo.variables": "ConstantVariable DeletedVariable",
     "torch._dynamo.variables.base": "AttributeMutationNew ValueMutationNew",
     "torch._dynamo.variables.builder:VariableBuilder": "source",
     "torch._guards": "TracingContext tracing",
@@ -75,7 +76,9 @@ class TracedWrite(Value):
 class TraceNotes:
     """Steps in where Dynamo looks at objects and writes the frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str, str, Any], None]) -> None:
+        """``note`` takes a fact about an object: kind, expression and detail."""
+        self._note = note
         self.objects: dict[str, Any] = {}  # that it looked at, by their source expressions
         self.writes: dict[TracedWrite, None] = {}  # of the frame, in their order
 
@@ -91,6 +94,7 @@ class TraceNotes:
 
     @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
     def _update(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+        from torch._dynamo.variables import DeletedVariable
         from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
 
         for variable in effects._get_modified_vars():
@@ -105,7 +109,15 @@ class TraceNotes:
                     continue  # made by the tracer itself, so no condition hangs on it
             names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
             self.writes.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
+            for name in (name for name in names if isinstance(names[name], DeletedVariable)):
+                self._note_presence(source, vars(variable).get("value"), name)
         original(effects, *args, **kwargs)
+
+    def _note_presence(self, source: str, value: Any, name: str) -> None:
+        """Note whether an attribute is there that the call deletes: the frame deletes what was there."""
+        self._note("has_attr" if hasattr(value, name) else "no_attr", source, name)
+        if hasattr(value, "__dict__"):
+            self._note("has_key" if name in vars(value) else "no_key", f"{source}.__dict__", name)
 
 
 Built = TypeVar("Built")
@@ -177,9 +189,10 @@ def trace(
         evaluated.noted(),
     ):
         started = perf_counter()
-        notes, name = TraceNotes(), getattr(method, "__qualname__", repr(method))
+        notes, name = TraceNotes(evaluated.note), getattr(method, "__qualname__", repr(method))
         with (
             TracerChanges(name, evaluated.note_call).made(),
+            PythonChanges().made(),
             ViewsByThemselves().made(),
             intercepted(hooks_of(notes)),
         ):
@@ -210,7 +223,7 @@ def trace(
                 ViewsByThemselves().made()
             ):  # who makes fake tensors of the inputs anew must not see bases either
                 built = build(lowered)
-        guards, tree = traced_guards(output, _function_of(method).__code__)
+        guards, tree = _guards(output, method, name)
         made = _made_globals(method)
         traced_method = Trace(
             lowered=lowered,
@@ -235,6 +248,24 @@ def trace(
             shape_lines=shape_lines(output.output_graph.shape_env),
         )
         return traced_method, built
+
+
+def _guards(output: Any, method: Callable[..., Any], name: str) -> tuple[tuple[TracedGuard, ...], GuardTree]:
+    """Dynamo's guards, and their tree.
+
+    Raises:
+        NotPortable: Dynamo cannot write them, because it cannot look again at an object that it looked at.
+    """
+    try:
+        return traced_guards(output, _function_of(method).__code__)
+    except WorkerError:
+        raise
+    except Exception as error:  # the tracer's own are of all kinds
+        msg = (
+            f"Dynamo cannot write the conditions of {name} ({type(error).__name__}: {error}): it does not "
+            "find again what the function reads, as under a key that is NaN; keep it as a plain attribute"
+        )
+        raise NotPortable(msg, what=name) from error
 
 
 def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:

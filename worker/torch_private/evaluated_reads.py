@@ -1,0 +1,426 @@
+"""Reads of objects that leave no guard, noted as they are evaluated; see `evaluated`.
+
+* Attributes that were absent, or asked for presence only: a missing member whose exception is caught;
+  ``hasattr`` of a module, a function or a partial; what a class has from its metaclass; annotations. What it
+  takes for absent and is there (attributes of a partial) is traced, or refused.
+* Kinds: ``ABC.register`` and runtime protocols answer ``isinstance`` from what the process registered; a
+  user's metaclass may answer anything.
+* Keys of an object's ``__dict__``, which a ``SideEffectsProxyDict`` answers with the object's variable in
+  ``item`` and its content in ``item_dict``; in 2.11 a variable with ``name`` ``"__dict__"`` and ``obj``.
+* Names of process groups that reach user code: a collective's group counts by its role; a name that traced
+  code outside torch holds counts literally. ``push`` sees the same object as was read.
+
+Tested in ``tests/unit/test_evaluated_*.py`` and ``test_process_groups.py``, with torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.torch_private.lowering import source_name
+from warmrank.worker.torch_private.patching import named, steps_in, steps_in_variables
+
+if TYPE_CHECKING:
+    from warmrank.worker.torch_private.evaluated import Evaluations
+
+FACTS = {
+    "torch._dynamo.exc": "ObservedAttributeError handle_observed_exception(tx)",
+    "torch._dynamo.source": "AttrSource",
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code",
+    "torch._dynamo.variables": "dicts",
+    "torch._dynamo.variables.base": "VariableTracker",
+    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
+    "torch._dynamo.variables.functions": "UserMethodVariable",
+    "torch._dynamo.variables.lazy:LazyVariableTracker": "is_realized peek_value",
+    "torch._dynamo.variables.misc": "GetAttrVariable",
+}
+
+_GETTERS = ("var_getattr", "tp_getattro_impl")
+_REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a module asks them
+_BUILTINS = "torch._dynamo.variables.builtin"
+_BUILTIN = f"{_BUILTINS}:BuiltinVariable"
+_PROXY = "torch._dynamo.variables.dicts:SideEffectsProxyDict"
+_MEMBER = "torch._dynamo.variables.misc:GetAttrVariable"
+_KEYS = ("__iter__", "__contains__", "__getitem__")
+_NOTHING = object()
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
+_FUNCTIONS = (".functions", ".builtin", ".torch")  # modules of Dynamo's variables for them
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class ReadHooks:
+    """Steps in where traced code asks objects."""
+
+    def __init__(self, evaluations: Evaluations) -> None:
+        self._evaluations = evaluations
+        self._asking: list[tuple[int, str]] = []  # callers that may find it elsewhere after all
+        self._names: dict[int, tuple[Any, Any]] = {}  # of groups, by address, kept alive with the variable
+
+    # Attributes.
+
+    @steps_in(_BUILTIN, "call_getattr", is_optional=True)  # to torch 2.12
+    def _read_named(self, original: Any, builtin: Any, tx: Any, owner: Any, name: Any, *default: Any) -> Any:
+        return _read(tx, owner, name, lambda: original(builtin, tx, owner, name, *default))
+
+    @steps_in(f"{_BUILTINS}:GetAttrBuiltinVariable", "_call_getattr", is_optional=True)  # torch 2.13
+    def _read_by_args(self, original: Any, builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return _read(tx, args[0], args[1], lambda: original(builtin, tx, args, kwargs))
+
+    @steps_in("torch._dynamo.symbolic_convert", "generic_getattr", is_optional=True)  # from torch 2.14 on
+    @steps_in(_BUILTINS, "generic_getattr", is_optional=True)
+    def _read(self, original: Any, tx: Any, owner: Any, name: str, *default: Any) -> Any:
+        if owner.is_tensor():
+            _refuse_own_property(name)
+        return _read(tx, owner, name, lambda: original(tx, owner, name, *default))
+
+    @steps_in_variables(*_GETTERS, is_optional=True)
+    def _get(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or (id(variable), name) in self._asking:
+            return original(variable, tx, name, *args, **kwargs)
+        _refuse_of_unknown_method(tx, variable, name)
+        with self._asked(variable, name):
+            answer = self._found(original, variable, tx, name)
+            self._note_found_elsewhere(tx, variable, name)
+            answer = _guarded(tx, variable, name, answer)
+        if name == "group_name" and (group := _real_group(variable)) is not None:
+            self._names[id(answer)] = (answer, group)
+        if is_number_of_device(variable, name):
+            self._evaluations.refused.append(
+                "index of a tensor's device differs from rank to rank; use the device as it is, or keep the "
+                "number as an attribute"
+            )
+        return answer
+
+    @steps_in_variables("call_obj_hasattr")
+    def _has(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or (id(variable), name) in self._asking:
+            return original(variable, tx, name, *args, **kwargs)
+        _refuse_of_unknown_method(tx, variable, name)
+        with self._asked(variable, name):
+            answer = self._found(original, variable, tx, name)
+        if not answer.is_python_constant():
+            return answer
+        present = bool(answer.as_python_constant())
+        if not present and _really(_owner(tx, variable, name), name) is not _NOTHING:
+            present, answer = True, type(answer).create(True)
+        self._note_unless_written(tx, variable, name, present=present)
+        return answer
+
+    @contextlib.contextmanager
+    def _asked(self, variable: Any, name: str) -> Iterator[None]:
+        self._asking.append((id(variable), name))
+        try:
+            yield
+        finally:
+            self._asking.pop()
+
+    def _found(self, original: Any, variable: Any, tx: Any, name: str) -> Any:
+        from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
+
+        try:
+            return original(variable, tx, name)
+        except ObservedAttributeError:
+            value = self._overlooked(tx, variable, name)
+            if value is None:
+                self._note_unless_written(tx, variable, name, present=False)
+                raise
+            handle_observed_exception(tx)
+            return value
+
+    def _overlooked(self, tx: Any, variable: Any, name: str) -> Any:
+        """A variable for what an object has and Dynamo says it has not, as a partial's attributes; else None.
+
+        Raises:
+            NotPortable: the user's code asks for what the object has from its class.
+        """
+        from torch._dynamo.source import AttrSource
+        from torch._dynamo.variables.base import VariableTracker
+
+        owner = _owner(tx, variable, name)
+        if _really(owner, name) is _NOTHING:
+            return None
+        own = _own(owner) or {}
+        if name in own and not any(name in vars(base) for base in type(owner).__mro__):
+            return VariableTracker.build(tx, own[name], AttrSource(variable.source, name))
+        if not is_pinned_module(tx.f_globals.get("__name__")):
+            raise _untraced(type(owner).__qualname__, name)
+        return None
+
+    def _note_unless_written(self, tx: Any, variable: Any, name: str, *, present: bool) -> None:
+        """Note the answer of an object from before the call, unless the call wrote to it."""
+        source = _source_before_the_call(tx, variable, name)
+        if source is None or (not present and _really(_owner(tx, variable, name), name) is not _NOTHING):
+            return
+        self._evaluations.note("has_attr" if present else "no_attr", source, name)
+
+    def _note_found_elsewhere(self, tx: Any, variable: Any, name: str) -> None:
+        """Note that ``__getattr__`` was asked: neither object nor class has the name."""
+        value, source = vars(variable).get("value"), _source_before_the_call(tx, variable, name)
+        if source is None or isinstance(value, type | ModuleType):
+            return
+        own = _own(value)
+        if own is None or name in own or any(name in vars(base) for base in type(value).__mro__):
+            return
+        self._evaluations.note("not_in_dict", source, name)
+        for registry in _REGISTRIES if isinstance(value, torch.nn.Module) else ():
+            if name in own.get(registry, ()):
+                break
+            self._evaluations.note("no_key", f"{source}.{registry}", name)
+
+    # Kinds.
+
+    @steps_in(_BUILTIN, "call_isinstance", "call_issubclass")
+    def _ask_kind(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
+        kind, answer = original.__name__.removeprefix("call_is"), original(builtin, tx, left, right)
+        if right.is_python_constant() and answer.is_python_constant():
+            classes = tuple(_classes(right.as_python_constant()))
+            answered = [cls for cls in classes if self._is_answered(cls, f"__{kind}check__")]
+            if answered and left.source is not None:
+                detail = classes, answer.as_python_constant()
+                self._evaluations.note(kind, source_name(left.source), detail)
+        return answer
+
+    def _is_answered(self, cls: type, hook: str) -> bool:
+        """True if a registry answers for a class; a user's own answer is refused."""
+        answering = getattr(type(cls), hook, None)
+        module = getattr(answering, "__module__", None) or getattr(answering, "__objclass__", type).__module__
+        if answering is getattr(type, hook) or type(cls).__module__.startswith("torch"):
+            return False
+        if not is_pinned_module(module):
+            self._evaluations.refused.append(
+                f"{type(cls).__qualname__}.{hook} answers whether an object is a {cls.__qualname__}, and a "
+                "change of the answer could not be noticed; ask for an attribute, or for type(object)"
+            )
+        return True
+
+    @steps_in("torch._dynamo.variables.functions", "fn_getattro_impl", is_optional=True)  # of torch 2.14
+    def _get_of_function(self, original: Any, tx: Any, function: Any, source: Any, name: str) -> Any:
+        guarded = _annotations(tx, function, source) if name == "__annotations__" else None
+        return original(tx, function, source, name) if guarded is None else guarded
+
+    # Keys of ``__dict__``.
+
+    @steps_in(_PROXY, *_KEYS, is_optional=True)
+    def _dict(self, original: Any, proxy: Any, *key: Any) -> Any:
+        self._note_keys(proxy.item, proxy.item_dict, *map(proxy._maybe_unwrap_key, key))
+        return original(proxy, *key)
+
+    @steps_in(_MEMBER, "call_method", is_optional=True)
+    def _dict_method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if not _has_proxy() and variable.name == "__dict__" and hasattr(variable.obj, "value"):
+            asked = [args[0].as_python_constant()] if args and args[0].is_python_constant() else []
+            self._note_keys(variable.obj, vars(variable.obj.value), *asked)
+        return original(variable, tx, name, args, kwargs)
+
+    def _note_keys(self, variable: Any, holds: Iterable[str], *keys: str) -> None:
+        """Note all keys of a dict, or the presence of those that were asked for."""
+        if variable.source is None:
+            return
+        source = f"{source_name(variable.source)}.__dict__"
+        if not keys:
+            self._evaluations.note("keys", source, tuple(holds))
+        for key in keys:
+            self._evaluations.note("has_key" if key in holds else "no_key", source, key)
+
+    # Names of groups.
+
+    @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "push(val)")
+    def _push(self, original: Any, translator: Any, variable: Any) -> None:
+        if id(variable) in self._names and not translator.f_code.co_filename.startswith(_TORCH):
+            group = self._names[id(variable)][1]
+            self._evaluations.group_names[str(group.group_name)] = group
+        original(translator, variable)
+
+
+def is_number_of_device(variable: Any, name: str) -> bool:
+    """True if code reads the index of a tensor's device, which differs by rank."""
+    device = vars(variable).get("value")
+    is_of_tensor = isinstance(device, torch.device) and variable.source is None
+    return name == "index" and is_of_tensor and device.index is not None
+
+
+def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
+    """A variable for what Dynamo does not guard: a class's (to 2.11), a metaclass's, annotations.
+
+    Raises:
+        NotPortable: Dynamo takes it for its descriptor.
+    """
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    if name == "__annotations__":
+        annotations = _annotations(tx, vars(variable).get("fn"), variable.source)
+        return answer if annotations is None else annotations
+    if isinstance(_value_of(answer), _DESCRIPTORS) and not isinstance(_value_of(variable), type):
+        raise _untraced(type(variable).__name__.removesuffix("Variable"), name)  # as ``__builtins__``
+    cls = vars(variable).get("value")  # of some others a property, which makes constants of all members
+    if not isinstance(cls, type) or variable.source is None:
+        return answer
+    owner = cls if any(name in vars(base) for base in cls.__mro__) else type(cls)
+    if owner is cls and answer.source is not None:
+        return answer
+    value = inspect.getattr_static(owner, name, _NOTHING)
+    if value is _NOTHING or hasattr(type(value), "__get__"):
+        return answer
+    return VariableTracker.build(tx, value, AttrSource(variable.source, name))
+
+
+def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
+    """Read an attribute by ``original``, unless Dynamo mistakes it.
+
+    A text, a number or None that a function, method or partial has (``__qualname__``; ``__name__`` in 2.15)
+    is read from its code, or taken for its descriptor; others for an object of no type.
+    """
+    from torch._dynamo.variables.misc import GetAttrVariable
+
+    known = name if isinstance(name, str) else name.is_python_constant() and name.as_python_constant()
+    if not isinstance(known, str):
+        return original()
+    is_function = type(owner.realize()).__module__.endswith(_FUNCTIONS)
+    if is_function and (plain := _plain_member(tx, owner, known)) is not None:
+        return plain
+    answer = original()
+    return (isinstance(answer, GetAttrVariable) and _plain_member(tx, owner, known)) or answer
+
+
+def _plain_member(tx: Any, variable: Any, name: str) -> Any:
+    """A guarded variable for a member that is a text, a number or None; else None."""
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    value = _really(_owner(tx, variable, name), name)
+    if value is not None and type(value) not in (str, bool, int, float):
+        return None
+    return VariableTracker.build(tx, value, AttrSource(variable.source, name))
+
+
+def _refuse_of_unknown_method(tx: Any, variable: Any, name: str) -> None:
+    """Refuse what user code asks of a method that an object holds: torch 2.11 loses sight of it.
+
+    Raises:
+        NotPortable: it does.
+    """
+    from torch._dynamo.variables.functions import UserMethodVariable
+
+    is_unknown = isinstance(variable, UserMethodVariable) and variable.source is None
+    if is_unknown and not is_pinned_module(tx.f_globals.get("__name__")):
+        raise _untraced("a method", name)
+
+
+def _refuse_own_property(name: str) -> None:
+    """Refuse a property that somebody gave tensors in place of torch's, which is traced all the same.
+
+    Raises:
+        NotPortable: there is one of that name.
+    """
+    found = inspect.getattr_static(torch.Tensor, name, None)
+    made_in = getattr(found.fget, "__module__", None) if isinstance(found, property) else "torch"
+    if not is_pinned_module(made_in) and hasattr(torch._C.TensorBase, name):
+        raise _untraced("torch.Tensor", name)
+
+
+def _value_of(variable: Any) -> Any:
+    """Value of a variable, as far as it tells."""
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    if isinstance(variable, LazyVariableTracker) and not variable.is_realized():
+        return variable.peek_value()
+    return vars(variable.realize()).get("value")
+
+
+def _untraced(kind: str, name: str) -> NotPortable:
+    msg = f"{kind}.{name} is not what traced code takes it for: read it before the call, and keep what it is "
+    return NotPortable(f"{msg}as an attribute", what=f"{kind}.{name}")
+
+
+def _annotations(tx: Any, function: Any, source: Any) -> Any:
+    """A variable for the annotations of a function; None where they are read by torch or Python.
+
+    These read them often, and for nothing that a graph depends on.
+    """
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    is_asked_by_torch = is_pinned_module(tx.f_globals.get("__name__"))
+    if source is None or is_asked_by_torch or not isinstance(function, FunctionType):
+        return None
+    return VariableTracker.build(tx, function.__annotations__, AttrSource(source, "__annotations__"))
+
+
+def _source_before_the_call(tx: Any, variable: Any, name: str) -> str | None:
+    """The expression for an object; None if the call made it, or wrote to the attribute."""
+    if variable.source is None or tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
+        return None
+    return source_name(variable.source)
+
+
+def _owner(tx: Any, variable: Any, name: str) -> Any:
+    """The caller's object itself, with the attribute as before the call; `_NOTHING` where there is none."""
+    source = _source_before_the_call(tx, variable, name)
+    try:
+        scopes = {"L": tx.output.local_scope, "G": tx.output.global_scope}
+        return _NOTHING if source is None else eval(source, scopes)  # noqa: S307 - as Dynamo
+    except Exception:  # noqa: BLE001 - no expression, or the user's own code
+        return _NOTHING
+
+
+def _really(owner: Any, name: str) -> Any:
+    """Attribute of an object; `_NOTHING` where it has none."""
+    try:
+        return _NOTHING if owner is _NOTHING else getattr(owner, name, _NOTHING)
+    except Exception:  # noqa: BLE001 - the user's own code
+        return _NOTHING
+
+
+def _own(owner: Any) -> Mapping[str, Any] | None:
+    """Namespace of an object itself, without its class; None for one without."""
+    try:
+        held: Mapping[str, Any] = object.__getattribute__(owner, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return held
+
+
+def _classes(asked: Any) -> Iterator[type]:
+    """The classes in the second argument of ``isinstance``."""
+    if issubclass(type(asked), type):
+        yield asked
+        return
+    for item in asked if isinstance(asked, tuple) else getattr(asked, "__args__", ()):
+        yield from _classes(item)
+
+
+def _real_group(variable: Any) -> Any:
+    """The process group that a variable stands for; None for another object."""
+    import torch.distributed as dist
+
+    value = getattr(variable, "value", None)
+    value = getattr(value, "real_obj", value)  # of a group that Dynamo takes for an opaque object
+    return value if dist.is_available() and isinstance(value, dist.ProcessGroup) else None
+
+
+def _has_proxy() -> bool:
+    from torch._dynamo.variables import dicts
+
+    return hasattr(dicts, "SideEffectsProxyDict")
+
+
+PROBES = {
+    f"attributes are read by {' or '.join(_GETTERS)}": lambda: any(
+        name in vars(named("torch._dynamo.variables.base:VariableTracker")) for name in _GETTERS
+    ),
+    "a __dict__ is read by methods of its own": lambda: (
+        all(hasattr(named(_PROXY), name) for name in (*_KEYS, "_maybe_unwrap_key"))
+        if _has_proxy()
+        else "call_method" in vars(named(_MEMBER))
+    ),
+}

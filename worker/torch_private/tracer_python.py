@@ -1,0 +1,183 @@
+"""Python's own library as Dynamo is to trace it, for one trace.
+
+* ``functools.cached_property`` takes no lock, as from Python 3.12 on; ``functools.partialmethod`` binds its
+  function without ``__get__``; ``functools.singledispatch`` and ``singledispatchmethod`` look up the bases of
+  a class in their registry, which is guarded. Where that holds an abstract class, the graph breaks.
+* ``"%s" % value`` takes the text of an object from its ``__str__`` or ``__repr__``, which are traced.
+* An object with an ``__enter__`` of the user's can be entered, whenever it was made.
+* Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
+
+Tested in ``tests/unit/test_like_eager.py`` and ``test_evaluated_paths.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import re
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from types import FunctionType
+from typing import Any, Final
+
+from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
+
+FACTS = {
+    "functools:cached_property": "__get__",
+    "functools:partialmethod": "__get__",
+    "functools:singledispatchmethod": "__get__",
+    "torch._dynamo.source": "AttrSource GetItemSource",
+    "torch._dynamo.variables": "TupleVariable UserDefinedObjectVariable",
+    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
+    "torch._dynamo.variables.ctx_manager": "GenericContextWrappingVariable",
+}
+
+_DISPATCHING: Final = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
+_CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
+_TEXTS: Final = {"s": str, "r": repr, "a": ascii}
+
+
+class PythonChanges:
+    """Steps in where Dynamo is to trace what the module's docstring says."""
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Put the changes in place."""
+        with (
+            intercepted(hooks_of(self)),
+            replaced(functools.cached_property, "__get__", _get_cached),  # which Dynamo traces
+            replaced(functools.partialmethod, "__get__", _get_partial),  # likewise
+            replaced(functools.singledispatchmethod, "__get__", _get_dispatching),  # likewise
+        ):
+            yield
+
+    @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
+    def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables.base import VariableTracker
+
+        function, bound, rest = variable, [], list(args)
+        if variable.fn is _call_method:
+            function, bound, rest = args[0].realize(), [args[1]], list(args[2:])
+        elif getattr(variable.fn, "__code__", None) is not _DISPATCHING:
+            return original(variable, tx, args, kwargs)
+        registry = _registry(tx, function)
+        if registry is None or not rest:
+            return original(variable, tx, args, kwargs)
+        kinds = rest[0].python_type().__mro__
+        known = next(position for position, kind in enumerate(kinds) if kind in function.fn.registry)
+        asked = VariableTracker.build(tx, kinds[: known + 1])
+        call = VariableTracker.build(tx, _call_registered)
+        return call.call_function(tx, [registry, asked, *bound, *rest], kwargs)
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function")
+    def _call_builtin(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        is_text = variable.fn in (operator.mod, operator.imod) and args[0].is_python_constant()
+        if is_text and isinstance(template := args[0].as_python_constant(), str):
+            args = [args[0], _with_texts(tx, template, args[1].realize())]
+        return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
+    def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
+        from torch._dynamo.variables import UserDefinedObjectVariable
+        from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
+
+        made = original(builder, value)
+        if type(made) is UserDefinedObjectVariable and _can_be_entered(type(value)):
+            vars(made)["cm_obj"] = value
+            made.__class__ = GenericContextWrappingVariable
+        return made
+
+    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified", is_optional=True)
+    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "sq_repeat_impl", is_optional=True)
+    def _made_of_deque(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(variable, *args, **kwargs)
+        if variable.python_type() is not deque:
+            return made
+        return type(made)(made.items, maxlen=variable.maxlen, mutation_type=made.mutation_type)
+
+
+def _can_be_entered(kind: type) -> bool:
+    """True if a class has an ``__enter__`` and an ``__exit__`` of the user's."""
+    methods = [getattr(kind, name, None) for name in ("__enter__", "__exit__")]
+    return all(
+        isinstance(method, FunctionType) and not is_pinned_module(globals_module(method))
+        for method in methods
+    )
+
+
+def _with_texts(tx: Any, template: str, given: Any) -> Any:
+    """Fill a template with texts in place of objects that it asks for their texts."""
+    from torch._dynamo.variables import TupleVariable
+    from torch._dynamo.variables.base import VariableTracker
+
+    items = given.items if isinstance(given, TupleVariable) else [given]
+    kinds = _CONVERSION.findall(template.replace("%%", ""))
+    if given.is_python_constant() or len(kinds) != len(items):
+        return given
+    return TupleVariable(
+        [
+            VariableTracker.build(tx, _TEXTS[kind]).call_function(tx, [item], {})
+            if kind in _TEXTS and not item.is_python_constant()
+            else item
+            for kind, item in zip(kinds, items, strict=True)
+        ]
+    )
+
+
+def _registry(tx: Any, function: Any) -> Any:
+    """A variable for the registry of what ``singledispatch`` made; None where it holds abstract classes."""
+    from torch._dynamo.source import AttrSource, GetItemSource
+    from torch._dynamo.variables.base import VariableTracker
+
+    source, dispatch = function.get_source(), function.fn.dispatch
+    if source is None or any(type(kind) is not type for kind in function.fn.registry):
+        return None
+    position = dispatch.__code__.co_freevars.index("registry")
+    cell = GetItemSource(AttrSource(AttrSource(source, "dispatch"), "__closure__"), position)
+    held = dispatch.__closure__[position].cell_contents
+    return VariableTracker.build(tx, held, AttrSource(cell, "cell_contents"))
+
+
+def _call_registered(registry: Any, kinds: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call what is registered for the first of some classes, the bases of a class in their order."""
+    for kind in kinds:
+        if kind in registry:
+            return registry[kind](*args, **kwargs)
+    raise TypeError
+
+
+def _call_method(function: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a method by the class of its argument; `PythonChanges` traces another call in its place."""
+    return function.dispatch(type(args[0]))(instance, *args, **kwargs)
+
+
+def _get_dispatching(self: Any, instance: Any, owner: Any = None) -> Any:
+    """``functools.singledispatchmethod.__get__``, for functions."""
+    del owner
+    return partial(_call_method, self.dispatcher, instance)
+
+
+def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
+    """``functools.cached_property.__get__`` without its lock."""
+    del owner
+    if instance is None:
+        return self
+    cache = instance.__dict__
+    if self.attrname not in cache:
+        cache[self.attrname] = self.func(instance)
+    return cache[self.attrname]
+
+
+def _get_partial(self: Any, instance: Any, owner: Any = None) -> Any:
+    """``functools.partialmethod.__get__``, for a function without its ``__get__``, which Dynamo has not."""
+    if isinstance(self.func, FunctionType):
+        bound = () if instance is None else (instance,)
+        return partial(self.func, *bound, *self.args, **self.keywords)
+    get = getattr(self.func, "__get__", None)
+    method = self.func if get is None else get(instance, owner)
+    if method is self.func:
+        return self._make_unbound_method().__get__(instance, owner)
+    return partial(method, *self.args, **self.keywords)
