@@ -120,16 +120,17 @@ def alone(options: argparse.Namespace, rank: int) -> float:
 
 def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     """Seconds of the compile of one rank's functions in this process."""
-    from warmrank.orchestrator.build.ranks import OfflineRankInit, imagined
+    from warmrank.orchestrator.build.ranks import init_of
     from warmrank.orchestrator.gang.rank_host import rank_spec
     from warmrank.worker.keys.environment import Target, environment
     from warmrank.worker.rank.offline import OfflineRank
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     import_tracer()
-    opening = OfflineRankInit(config=config_of(options, work), rank=rank, environment=environment())
     machines = Target(device_kind="cpu", environment=environment())
-    alone = OfflineRank(rank_spec(imagined(opening)), machines=machines, real_tensors=True)
+    alone = OfflineRank(
+        rank_spec(init_of(config_of(options, work), rank)), machines=machines, real_tensors=True
+    )
     alone.start()
     functions = alone.build()
     started = perf_counter()

@@ -18,8 +18,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -34,7 +35,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     write_whole,
 )
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final
+from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final, outcome_of
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.manifest import (
     Count,
@@ -197,33 +198,31 @@ def _names(directory: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 def _read_all(model: type[W], paths: list[Path], problems: list[str]) -> dict[Path, W]:
     found: dict[Path, W] = {}
+    what = "queued publish"
     for path in paths:
         try:
-            found[path] = _read(model, path)
+            data = read_private(path)
+            one = parse_document(model, data, what=what, where=str(path))
+            named = path.stem.rpartition("-")[2]
+            actual = one.key if isinstance(one, WaitingPartition) else digest_bytes(data).sha256
+            if named != actual:
+                expected = f"what is named {named[:12]}"
+                raise Corrupt(what=what, where=str(path), expected=expected, actual=actual[:12])
+            found[path] = one
         except StoreError as error:
             problems.append(str(error))
     return found
 
 
-def _read(model: type[W], path: Path) -> W:
-    what, data = "queued publish", read_private(path)
-    found = parse_document(model, data, what=what, where=str(path))
-    named = path.stem.rpartition("-")[2]
-    actual = found.key if isinstance(found, WaitingPartition) else digest_bytes(data).sha256
-    if named != actual:
-        raise Corrupt(what=what, where=str(path), expected=f"what is named {named[:12]}", actual=actual[:12])
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class QueueReport:
     """Outcome of publishing what waited; ``kept`` and ``dropped`` have reasons by what they are of."""
 
-    published: tuple[str, ...]  # keys of partitions that are in the store now
-    committed: tuple[str, ...]  # sha256s of launch records, likewise
-    kept: dict[str, str]
-    dropped: dict[str, str]
-    problems: tuple[str, ...]  # files that cannot be used
+    published: tuple[str, ...] = ()  # keys of partitions that are in the store now
+    committed: tuple[str, ...] = ()  # sha256s of launch records, likewise
+    kept: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()  # files that cannot be used
 
 
 def publish_pending(store: Store, cache_root: Path) -> QueueReport:
@@ -232,83 +231,60 @@ def publish_pending(store: Store, cache_root: Path) -> QueueReport:
     Partitions of other nodes count too, so the driver's node comes last.
     """
     waiting = pending(cache_root)
-    run = _Run(store=store, cache_root=cache_root)
+    report = QueueReport(problems=waiting.problems)
+    lost: set[str] = set()  # keys of partitions that can never be published
     for path, partition in waiting.partitions.items():
-        run.publish(path, partition)
+        label = f"{partition.manifest.partition} ({partition.key[:12]})"
+        publish = partial(store.publish_partition, partition.launch_key, partition.manifest, cache_root)
+        outcome = outcome_of(publish)
+        is_local = isinstance(outcome, Corrupt | UnusableCache)
+        if is_local and (why := _lost_artifact(cache_root, partition.manifest)):
+            lost.add(partition.key)
+            _drop(path, label, f"{why}; the next launch without it compiles it anew", report)
+        elif isinstance(outcome, StoreError):
+            report.kept[label] = str(outcome)
+        elif _is_done(store, path, label, report):
+            report.published += (partition.key,)
     for path, launch in waiting.launches.items():
-        run.commit(path, launch)
-    return QueueReport(
-        published=tuple(run.published),
-        committed=tuple(run.committed),
-        kept=run.kept,
-        dropped=run.dropped,
-        problems=waiting.problems,
-    )
+        _commit(store, path, launch, lost, report)
+    return report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """One pass over a queue, with the parts of its report, and keys of partitions that are lost."""
+def _commit(store: Store, path: Path, launch: WaitingLaunch, lost: set[str], report: QueueReport) -> None:
+    label = f"launch {launch.launch_key[:12]} of {launch.created}"
+    try:
+        refs = store.standing([awaited.manifest_key for awaited in launch.partitions])
+        missing = [awaited for awaited in launch.partitions if awaited.manifest_key not in refs]
+        ranks = ", ".join(str(item.rank) for item in missing[:8]) + ", ..." * (len(missing) > 8)
+        if not missing:
+            sha256 = store.commit_launch(launch.record(refs))
+            if _is_done(store, path, label, report):
+                report.committed += (sha256,)
+        elif any(awaited.manifest_key in lost for awaited in missing):
+            _drop(path, label, f"artifacts of ranks {ranks} are lost", report)
+        else:
+            remedy = f"publish first on their nodes, or remove {path} if they are lost there"
+            report.kept[label] = f"the partitions of ranks {ranks} are not in the store; {remedy}"
+    except StoreError as error:
+        if is_final(error):
+            raise
+        report.kept[label] = str(error)
 
-    store: Store
-    cache_root: Path
-    lost: set[str] = field(default_factory=set)
-    published: list[str] = field(default_factory=list)
-    committed: list[str] = field(default_factory=list)
-    kept: dict[str, str] = field(default_factory=dict)
-    dropped: dict[str, str] = field(default_factory=dict)
 
-    def publish(self, path: Path, waiting: WaitingPartition) -> None:
-        label = f"{waiting.manifest.partition} ({waiting.key[:12]})"
-        lost: str | None = None
-        with self._kept_otherwise(path, label, self.published) as done:
-            try:
-                self.store.publish_partition(waiting.launch_key, waiting.manifest, self.cache_root)
-            except (Corrupt, UnusableCache):
-                lost = _lost_artifact(self.cache_root, waiting.manifest)
-                raise
-            done.append(waiting.key)
-        if lost:
-            self._drop(path, label, f"{lost}; the next launch without it compiles it anew")
-            self.lost.add(waiting.key)
-
-    def commit(self, path: Path, waiting: WaitingLaunch) -> None:
-        label = f"launch {waiting.launch_key[:12]} of {waiting.created}"
-        with self._kept_otherwise(path, label, self.committed) as done:
-            refs = self.store.standing([awaited.manifest_key for awaited in waiting.partitions])
-            missing = [awaited for awaited in waiting.partitions if awaited.manifest_key not in refs]
-            ranks = ", ".join(str(item.rank) for item in missing[:8]) + ", ..." * (len(missing) > 8)
-            if not missing:
-                done.append(self.store.commit_launch(waiting.record(refs)))
-            elif self.lost & {awaited.manifest_key for awaited in missing}:
-                self._drop(path, label, f"artifacts of ranks {ranks} are lost")
-            else:
-                remedy = f"publish first on their nodes, or remove {path} if they are lost there"
-                self.kept[label] = f"the partitions of ranks {ranks} are not in the store; {remedy}"
-
-    def _drop(self, path: Path, label: str, reason: str) -> None:
+def _is_done(store: Store, path: Path, label: str, report: QueueReport) -> bool:
+    """Take what was published out of the queue, unless a place did not get it."""
+    away = [tier for tier in store.tiers if tier.state == "away" and tier.mode != "ro"]
+    if away:
+        report.kept[label] = "; ".join(f"{tier.location} is away: {tier.reason}" for tier in away)
+    else:
         forget(path)
-        self.kept.pop(label, None)
-        self.dropped[label] = reason
-        logger.warning("Forgot %s: %s", path, reason)
+    return not away
 
-    @contextlib.contextmanager
-    def _kept_otherwise(self, path: Path, label: str, finished: list[str]) -> Iterator[list[str]]:
-        """Note what the body lists as done, or as kept for a refusal, or a place that did not take it."""
-        done: list[str] = []
-        try:
-            yield done
-        except StoreError as error:
-            if is_final(error):
-                raise
-            self.kept[label] = str(error)
-            return
-        if done and self.store.is_behind:
-            away = [tier for tier in self.store.tiers if tier.state == "away" and tier.mode != "ro"]
-            self.kept[label] = "; ".join(f"{tier.location} is away: {tier.reason}" for tier in away)
-        elif done:
-            forget(path)
-            finished += done
+
+def _drop(path: Path, label: str, reason: str, report: QueueReport) -> None:
+    forget(path)
+    report.dropped[label] = reason
+    logger.warning("Forgot %s: %s", path, reason)
 
 
 def _lost_artifact(cache_root: Path, manifest: PartitionManifest) -> str | None:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from warmrank.cache_store.cache_dir.marks import Marks
-from warmrank.cache_store.cache_dir.node_files import Destinations, NodeFile, place_files
+from warmrank.cache_store.cache_dir.node_files import NodeCaches, NodeFile, place_files, refusal
 from warmrank.cache_store.changes import explain_miss
-from warmrank.cache_store.errors import StoreError, is_final, outcome_of
+from warmrank.cache_store.errors import StoreError, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome, FetchReport
+from warmrank.cache_store.fetch.node_artifacts import Launch
 from warmrank.cache_store.records.documents import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
@@ -73,7 +74,7 @@ class Wanted:
     environment: Mapping[str, str]
     world_size: int
     ranks: tuple[int, ...] | None = None  # this node's; None stands for all
-    node_caches: Destinations | None = None  # None: it gets no node artifacts
+    node_caches: NodeCaches | None = None  # None: it gets no node artifacts
 
 
 def seed(
@@ -96,7 +97,7 @@ def seed(
     records = [stored.record for stored in chosen]
     node = _seed_node(store, records, wanted, cache_root, options, faults)
     refs = _choose(store, records, wanted, cache_root, faults)
-    outcome = _fetch(store, refs, cache_root, options, faults)
+    outcome = _fetch(store, refs, chosen, cache_root, options, faults)
     fetched = _merge(outcome.partitions)
     if fetched:
         try:
@@ -227,11 +228,16 @@ def _choose(
 
 
 def _fetch(
-    store: Store, refs: Sequence[PartitionRef], cache_root: Path, options: FetchOptions, faults: list[str]
+    store: Store,
+    refs: Sequence[PartitionRef],
+    chosen: Sequence[StoredLaunch],
+    cache_root: Path,
+    options: FetchOptions,
+    faults: list[str],
 ) -> FetchOutcome:
     if not refs:
         return FetchOutcome()
-    outcome = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options))
+    outcome = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options, records=chosen))
     if isinstance(outcome, StoreError):
         faults.append(str(outcome))
         return FetchOutcome()
@@ -253,24 +259,26 @@ def _seed_node(
     """
     if wanted.node_caches is None:
         return NodeSeedReport()
-    destinations, refused = store.admitted(wanted.node_caches)
-    try:
-        sources: dict[PartitionRef, None] = {}
-        for record in records[:MAX_NODE_LAUNCHES]:
-            here = record.made_in(wanted.environment)
-            ranks = {ref.rank for ref in here}
-            is_known = record.world_size == wanted.world_size and ranks.issuperset(wanted.ranks or ())
-            sources |= dict.fromkeys(store.node_sources(here, wanted.ranks if is_known else None))
-        if not sources:
-            return NodeSeedReport(skipped=refused)
-        fetched = store.fetch_node_files(tuple(sources), destinations, cache_root, options=options)
-    except StoreError as error:
-        if is_final(error):
-            raise
-        faults.append(f"node artifacts: {error}")
+    reasons = {
+        name: refusal(Path(cache.directory), store.policy, store.revoked)
+        for name, cache in wanted.node_caches.items()
+    }
+    caches = {name: cache for name, cache in wanted.node_caches.items() if not reasons[name]}
+    refused = tuple(f"node cache {name}: {reason}" for name, reason in reasons.items() if reason)
+    launches: list[Launch] = []
+    for record in records[:MAX_NODE_LAUNCHES]:
+        here = record.made_in(wanted.environment)
+        ranks = {ref.rank for ref in here}
+        is_known = record.world_size == wanted.world_size and ranks.issuperset(wanted.ranks or ())
+        launches.append((here, wanted.ranks if is_known else None))
+    if not launches:
+        return NodeSeedReport(skipped=refused)
+    fetched = outcome_of(lambda: store.fetch_node_files(launches, caches, cache_root, options=options))
+    if isinstance(fetched, StoreError):
+        faults.append(f"node artifacts: {fetched}")
         return NodeSeedReport(skipped=refused)
     vouched = Marks(policy=store.policy, signers=fetched.signers)
-    placed = place_files(cache_root, fetched.files, destinations, vouched)
+    placed = place_files(cache_root, fetched.files, caches, vouched)
     return NodeSeedReport(
         files=fetched.files,
         num_fetched=fetched.num_copied,

@@ -10,26 +10,24 @@ so open it where it is used, and send its location elsewhere.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.deadline import Deadline
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
 from warmrank.cache_store.cache_dir.marks import admit
-from warmrank.cache_store.cache_dir.node_files import Destination, Destinations, admitted
+from warmrank.cache_store.cache_dir.node_files import NodeCaches
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, StoreUnavailable
-from warmrank.cache_store.fetch import fetch, manifests, node_artifacts
+from warmrank.cache_store.fetch import blobs, fetch
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome
-from warmrank.cache_store.fetch.manifests import Pinned
-from warmrank.cache_store.fetch.node_artifacts import NodeFetch
+from warmrank.cache_store.fetch.node_artifacts import Launch, NodeFetch, fetch_node_files
 from warmrank.cache_store.gc import pins, trash
 from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_places
 from warmrank.cache_store.gc.pins import Pin
@@ -39,14 +37,25 @@ from warmrank.cache_store.progress import OnProgress, while_asked
 from warmrank.cache_store.publish import publish
 from warmrank.cache_store.publish.publish import PublishReport
 from warmrank.cache_store.records import documents as records
-from warmrank.cache_store.records.directory_listing import StoredListing, newest_listings
-from warmrank.cache_store.records.documents import Documents, LaunchSummary, StoredLaunch, read_stored_form
+from warmrank.cache_store.records.directory_listing import newest_listings
+from warmrank.cache_store.records.documents import Documents, StoredLaunch, read_stored_form
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy
 from warmrank.cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
 from warmrank.cache_store.sync.push import PushReport, push
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _reading(verb: Callable[Concatenate[Documents, P], T]) -> Callable[Concatenate[Store, P], T]:
+    """A method that does ``verb`` on the places that answer."""
+
+    def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(lambda documents: verb(documents, *args, **kwargs))
+
+    method.__doc__ = verb.__doc__
+    return method
 
 
 class Store:
@@ -65,7 +74,6 @@ class Store:
         self._deadline = Deadline(tiers)
         self._trust = trust
         self._left_out = tuple(left_out)
-        self._record_names: dict[PartitionRef, str] = {}
         self.location = location
         self.problems = self._deadline.problems
         self.problems.extend(tier.reason for tier in left_out if tier.state == "away")
@@ -74,6 +82,11 @@ class Store:
     def policy(self) -> TrustPolicy:
         """The trust policy under which this process uses the store."""
         return self._trust.policy
+
+    @property
+    def revoked(self) -> Collection[str]:
+        """Ids of the keys that this process believes no more."""
+        return self._trust.revoked.keys()
 
     @property
     def tiers(self) -> tuple[TierState, ...]:
@@ -88,10 +101,6 @@ class Store:
     def admit(self, cache_root: Path) -> None:
         """Make sure that copies from here may go below ``cache_root``; see `marks.admit`."""
         admit(cache_root, self._trust.policy, self._trust.revoked)
-
-    def admitted(self, destinations: Destinations) -> tuple[dict[str, Destination], tuple[str, ...]]:
-        """The node caches that node artifacts from here may go to; see `node_files.admitted`."""
-        return admitted(destinations, self._trust.policy, self._trust.revoked)
 
     def put_blob(self, path: Path) -> tuple[Digest, bool]:
         """Add a private local file; see `publish.put_blob`."""
@@ -121,12 +130,12 @@ class Store:
         def fill(view: TieredBackend, reports: tuple[PublishReport, ...]) -> None:
             agreed = [pair for pair in zip(manifests, reports, strict=True) if not pair[1].conflicts]
             entries = {entry.sha256: entry for manifest, _ in agreed for entry in manifest.artifacts}
-            blobs = [
+            copies = [
                 _blob(files[sha256] if files is not None else entry.local_path(root), entry.digest)
                 for sha256, entry in entries.items()
             ]
             if agreed:
-                _fill(view, blobs, [manifest_name(report.key) for _, report in agreed])
+                _fill(view, copies, [manifest_name(report.key) for _, report in agreed])
 
         return self._write(
             lambda documents: publish.publish_partitions(documents, launch_key, manifests, files, root), fill
@@ -143,30 +152,18 @@ class Store:
         """Store a directory of another tool; see `cache_store.sync.push.push`."""
         return self._write(lambda documents: push(documents, tool, root, components), lambda *_: None)
 
+    launch_keys = _reading(records.launch_keys)
+    stored_launches = _reading(records.read_launches)
+    launch_summaries = _reading(records.summarize_launches)
+    take_launches = _reading(records.take_launches)
+    directories = _reading(newest_listings)
+    standing = _reading(blobs.standing_refs)
+    distinct_partitions = _reading(blobs.distinct_partitions)
+    fetch_blob = _reading(fetch.fetch_blob)
+
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
         """All launch records, or those of one key, newest first; see `documents.read_launches`."""
         return tuple(stored.record for stored in self.stored_launches(launch_key))
-
-    def stored_launches(self, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
-        """As `launches`, with the name that each record has in the store."""
-        found = self._noting(
-            lambda documents, problems: records.read_launches(documents, launch_key, problems)
-        )
-        if launch_key is not None:
-            self._note_names(found)
-        return found
-
-    def launch_summaries(self, launch_key: str) -> tuple[LaunchSummary, ...]:
-        """Summaries of the launches of one key, newest first; see `documents.summarize_launches`."""
-        return self._noting(
-            lambda documents, problems: records.summarize_launches(documents, launch_key, problems)
-        )
-
-    def take_launches(self, names: Sequence[str]) -> tuple[StoredLaunch, ...]:
-        """Records by their names, in their order; what cannot be used is skipped, as by `launches`."""
-        taken = self._noting(lambda documents, problems: records.take_launches(documents, names, problems))
-        self._note_names(taken)
-        return taken
 
     def last_uses(self) -> dict[str, datetime]:
         """When each record that has a mark of use was last used, by its name; see `trash.last_uses`."""
@@ -176,40 +173,11 @@ class Store:
     def mark_used(self, record_name: str) -> None:
         """Note that the record of that name was used; see `trash.mark_used`."""
         problem = self._run(lambda documents: trash.mark_used(documents.backend, record_name))
-        if problem and problem not in self.problems:
-            self.problems.append(problem)
-
-    def launch_keys(self) -> tuple[str, ...]:
-        """All launch keys, sorted."""
-        return self._run(records.launch_keys)
+        self._note([problem] if problem else [])
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
-        """The manifest of a partition; see `fetch.manifests.take_manifest`."""
-        return self._run(
-            lambda documents: (
-                manifests.take_manifest(documents, key, expected_sha256=expected_sha256).manifest
-            )
-        )
-
-    def standing(self, keys: Sequence[str]) -> dict[str, PartitionRef]:
-        """References, as in a launch record, to the manifests under ``keys``; absent ones are left out."""
-        return self._run(lambda documents: manifests.standing_refs(documents, keys))
-
-    def distinct_partitions(self, refs: Sequence[PartitionRef]) -> Pinned[str]:
-        """One reference for each distinct set of artifacts; see `manifests.distinct_partitions`."""
-        return self._run(lambda documents: manifests.distinct_partitions(documents, refs))
-
-    def fetch_blob(self, digest: str, function_dir: Path, *, cache_root: Path, beside: str = "") -> Path:
-        """Add the blob with that sha256 to a function below ``cache_root``; see `fetch.fetch_blob`."""
-        return self._run(
-            functools.partial(
-                fetch.fetch_blob,
-                sha256=digest,
-                function_dir=function_dir,
-                cache_root=cache_root,
-                beside=beside,
-            )
-        )
+        """The manifest of a partition; see `Documents.take_manifest`."""
+        return self._run(lambda it: it.take_manifest(key, expected_sha256=expected_sha256).manifest)
 
     def fetch_partitions(
         self,
@@ -217,11 +185,13 @@ class Store:
         cache_root: Path,
         *,
         options: FetchOptions | None = None,
+        records: Sequence[StoredLaunch] = (),
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> FetchOutcome:
         """Lay out partitions below ``cache_root``; see `fetch.fetch_partitions`.
 
-        One process of this node at a time, unless another one gets no further for ``lock_timeout_s``.
+        One process of this node at a time, unless another one gets no further for ``lock_timeout_s``. The
+        near place gets the blobs, the manifests, and those of ``records`` that name any.
         """
         trust, on_progress = self._trust, options.on_progress if options else None
         with _flight(cache_root, options, lock_timeout_s) as beating:
@@ -234,34 +204,28 @@ class Store:
                 )
             )
         beating.held(outcome.copies)
-        faulty = {fault.ref for fault in outcome.faults}
-        wanted = [ref for ref in refs if ref not in faulty]
-        named = {self._record_names[ref] for ref in wanted if ref in self._record_names}
-        self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *sorted(named)])
+        wanted = dict.fromkeys(refs)
+        for fault in outcome.faults:
+            wanted.pop(fault.ref, None)
+        named = (stored.name for stored in records if not wanted.keys().isdisjoint(stored.record.partitions))
+        self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *named])
         return outcome
-
-    def node_sources(
-        self, refs: Sequence[PartitionRef], ranks: Collection[int] | None
-    ) -> tuple[PartitionRef, ...]:
-        """Whose manifests have the node artifacts that a node needs; see `node_artifacts.node_sources`."""
-        return self._run(lambda documents: node_artifacts.node_sources(documents, refs, ranks))
 
     def fetch_node_files(
         self,
-        refs: Sequence[PartitionRef],
-        destinations: Destinations,
+        launches: Sequence[Launch],
+        caches: NodeCaches,
         cache_root: Path,
         *,
         options: FetchOptions | None = None,
     ) -> NodeFetch:
-        """Keep node artifacts of partitions below ``cache_root``; see `node_artifacts.fetch_node_files`.
+        """Keep node artifacts of launches below ``cache_root``; see `node_artifacts.fetch_node_files`.
 
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
-        fetch_files = node_artifacts.fetch_node_files
         with _flight(cache_root, options, LOCK_TIMEOUT_S) as beating:
             found = self._run(
-                lambda documents: fetch_files(documents, refs, destinations, cache_root, beating)
+                lambda documents: fetch_node_files(documents, launches, caches, cache_root, beating)
             )
         beating.held(found.copies)
         self._spread(found.copies, [])
@@ -273,11 +237,7 @@ class Store:
         """Restore a directory of another tool; see `cache_store.sync.pull`."""
         plan = self._run(lambda documents: plan_pull(documents, tool, root, components))
         with pull_lock(plan.root):
-            return self._run(lambda documents: pull(documents, plan, replace=replace))
-
-    def directories(self) -> tuple[StoredListing, ...]:
-        """The newest listing of each directory of another tool."""
-        return self._noting(newest_listings)
+            return self._run(lambda documents: pull(documents, plan, replaces=replace))
 
     def verify(
         self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
@@ -315,10 +275,6 @@ class Store:
         """All pins; see `pins.read_pins`."""
         return self._run(lambda documents: pins.read_pins(documents.backend))
 
-    def _note_names(self, found: Sequence[StoredLaunch]) -> None:
-        """Remember which record names a partition, for the places that get it with the partition."""
-        self._record_names.update({ref: stored.name for stored in found for ref in stored.record.partitions})
-
     def _spread(self, copies: Sequence[NewFile], names: Sequence[str]) -> None:
         """Put blobs, and documents by their names, into the near place."""
         if len(self._deadline.tiers) == 1:
@@ -331,13 +287,23 @@ class Store:
             self.problems.append(str(error))
 
     def _run(self, verb: Callable[[Documents], T]) -> T:
-        """Do ``verb`` on the places that answer.
+        """Do ``verb`` on the places that answer; what it skipped becomes problems.
 
         What it is handed is for it alone: it must not touch this object, because it may be left behind in
         its thread.
         """
         trust = self._trust
-        return self._deadline.run(lambda view: verb(Documents(backend=view, trust=trust)))
+
+        def with_problems(view: TieredBackend) -> tuple[T, list[str]]:
+            documents = Documents(backend=view, trust=trust)
+            return verb(documents), documents.problems
+
+        result, problems = self._deadline.run(with_problems)
+        self._note(problems)
+        return result
+
+    def _note(self, problems: Sequence[str]) -> None:
+        self.problems.extend(line for line in dict.fromkeys(problems) if line not in self.problems)
 
     def _write(self, verb: Callable[[Documents], T], fill: Callable[[TieredBackend, T], None]) -> T:
         """Do ``verb`` in the far place, then ``fill`` the near one, as `_run`."""
@@ -351,17 +317,6 @@ class Store:
 
         return self._deadline.run(both)
 
-    def _noting(self, verb: Callable[[Documents, list[str]], T]) -> T:
-        """As `_run`, for what skips faulty files: they become problems, each once whatever was repeated."""
-
-        def with_problems(documents: Documents) -> tuple[T, list[str]]:
-            problems: list[str] = []
-            return verb(documents, problems), problems
-
-        result, problems = self._run(with_problems)
-        self.problems.extend(problems)
-        return result
-
 
 @contextlib.contextmanager
 def _flight(cache_root: Path, options: FetchOptions | None, timeout_s: float) -> Iterator[FetchOptions]:
@@ -370,14 +325,14 @@ def _flight(cache_root: Path, options: FetchOptions | None, timeout_s: float) ->
         yield replace(options or FetchOptions(), beat=flight.beat)
 
 
-def _fill(view: TieredBackend, blobs: Sequence[NewFile], documents: Sequence[str]) -> None:
+def _fill(view: TieredBackend, copies: Sequence[NewFile], documents: Sequence[str]) -> None:
     def read(name: str) -> bytes | None:
         try:
             return read_stored_form(view, name)
         except StoreError:
             return None  # it was there a moment ago; the near place can do without
 
-    view.fill(blobs, documents, read)
+    view.fill(copies, documents, read)
 
 
 def _blob(path: Path, digest: Digest) -> NewFile:

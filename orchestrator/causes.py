@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-Budget = Literal["rank", "node", "hang", "start"]
-"""A key of the config's `retries`."""
+from pydantic import Field
+
+from warmrank.orchestrator.text import grouped
+
+
+def about(text: str) -> Any:
+    """Describe a field, for the schema of documents that have it."""
+    return Field(description=text)
+
+
+Budget = Literal["rank", "node", "hang", "start"]  # A key of the config's `retries`
 
 
 class FailureKind(StrEnum):
@@ -51,15 +60,11 @@ OF_THE_FUNCTION = frozenset({"GraphBreak", "NotPortable", "RandomOp", "BackwardN
 
 
 class Policy(NamedTuple):
-    """Policy for a kind of failure.
+    """Policy for a kind of failure."""
 
-    ``budget`` is what another attempt is counted against, None where it would fail alike; ``exit`` names the
-    exit code; ``remedy`` is for failures that name none, with ``{stage}`` for theirs.
-    """
-
-    budget: Budget | None = None
-    exit: Literal["FAILED", "BAD_INPUT", "FAULT", "LOST"] = "FAILED"
-    remedy: str = ""
+    budget: Budget | None = None  # of another attempt; None where it would fail alike
+    exit: Literal["FAILED", "BAD_INPUT", "FAULT", "LOST"] = "FAILED"  # name of the exit code
+    remedy: str = ""  # for failures that name none, with {stage} for theirs
 
 
 _PEER = Policy("hang", "LOST")
@@ -115,19 +120,15 @@ def policy_of(*kinds: str) -> Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFailure:
-    """A failure of one rank in one stage; plain data, so that it crosses Ray whatever was raised.
-
-    ``kind`` is a `FailureKind`, or the name of another exception's type. ``store_fault``: a launch may go on
-    without the store. ``traceback`` says where it was raised, or what the rank's threads were doing.
-    """
+    """A failure of one rank in one stage; plain data, so that it crosses Ray whatever was raised."""
 
     rank: int
     stage: str
-    kind: str
+    kind: str  # a `FailureKind`, or the name of another exception's type
     message: str
     function: str = ""
-    store_fault: bool = False
-    traceback: str = ""
+    store_fault: bool = False  # a launch may go on without the store
+    traceback: str = ""  # where it was raised, or what the rank's threads were doing
     remedy: str = ""
 
     def advice(self) -> str:
@@ -137,33 +138,21 @@ class WorkerFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Equal failures of some ranks.
+    """Equal failures of some ranks."""
 
-    Attributes:
-        ranks: on which, in order.
-        kind: name of the exception's type, or a word such as ``died``, ``node lost``, ``stopped``.
-        function: cached function that it concerns; empty when it concerns the ranks.
-        message: the error's text.
-        remedy: what to do; may be empty.
-        hosts: the nodes of these ranks, in order; empty where they had none yet.
-        traceback: of the first of these ranks: where it was raised, or what its threads were doing.
-    """
-
-    ranks: tuple[int, ...]
-    kind: str
-    function: str
-    message: str
-    remedy: str
-    hosts: tuple[str, ...] = ()
-    traceback: str = ""
+    ranks: Annotated[tuple[int, ...], about("on which, in order.")]
+    kind: Annotated[str, about("name of the exception's type, or a word such as died, node lost, stopped.")]
+    function: Annotated[str, about("cached function that it concerns; empty when it concerns the ranks.")]
+    message: Annotated[str, about("the error's text.")]
+    remedy: Annotated[str, about("what to do; may be empty.")]
+    hosts: Annotated[tuple[str, ...], about("of these ranks, in order; empty before they had any.")] = ()
+    traceback: Annotated[str, about("of the first: where it was raised, or its threads stood.")] = ""
 
 
 def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tuple[Cause, ...]:
     """Equal failures grouped; those that others follow from come first, then by rank."""
-    groups: dict[tuple[str, str, str, str], list[WorkerFailure]] = {}
-    for failure in sorted(failures, key=lambda failure: failure.rank):
-        cause = failure.kind, failure.function, failure.message, failure.advice()
-        groups.setdefault(cause, []).append(failure)
+    by_rank = sorted(failures, key=lambda failure: failure.rank)
+    groups = grouped(((each.kind, each.function, each.message, each.advice()), each) for each in by_rank)
     found = [
         Cause(
             ranks=tuple(failure.rank for failure in alike),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from warmrank.orchestrator.causes import FailureKind, WorkerFailure, causes_of, policy_of
-from warmrank.orchestrator.text import brief_names, brief_ranks, count_text
+from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, grouped
 
 
 class OrchestratorError(Exception):
@@ -33,16 +33,13 @@ class BadInput(OrchestratorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigProblem:
-    """One thing that is wrong in a config: in a file or an override ``place``, at a dotted ``key``.
-
-    ``key`` is empty for the file as a whole, ``nearest`` when no known key is near.
-    """
+    """One thing that is wrong in a config: in a file or an override ``place``, at a dotted ``key``."""
 
     place: str
-    key: str
+    key: str  # empty for the file as a whole
     found: str
     expected: str = ""
-    nearest: str = ""
+    nearest: str = ""  # empty when no known key is near
     remedy: str = ""
 
     def __str__(self) -> str:
@@ -125,9 +122,6 @@ class FunctionFailed(OrchestratorError):
 class VerificationFailed(OrchestratorError):
     """The warm model's output differs from its reference by more than is allowed."""
 
-    def __init__(self, *, max_error: float, tolerance: float, compared: str) -> None:
-        super().__init__(f"{compared}: largest difference {max_error:g}, allowed {tolerance:g}")
-
 
 class CannotStart(OrchestratorError):
     """The ranks could not be started; the message names what is missing and the remedy.
@@ -156,45 +150,11 @@ class LacksDevice(CannotStart, BadInput):
 
 
 class BuildFailed(OrchestratorError):
-    """Ranks that should be alike are not: ``witness`` was built to see, ``model`` stands for it."""
-
-    def __init__(self, witness: int, model: int, differences: Iterable[str]) -> None:
-        self.witness = witness
-        self.model = model
-        self.differences = tuple(differences)
-        head = (
-            f"rank {witness} differs from rank {model} in its data-parallel position only, and yet asks for "
-            "something else; build with --every-rank, or do not let the model depend on that position:"
-        )
-        super().__init__("\n".join([head, *(f"  {line}" for line in self.differences)]))
-
-
-class NothingThere(BadInput):
-    """Nothing of that name is there; the message says what is."""
-
-
-class NoStore(BadInput):
-    """The config names no store, so there is nothing to bring."""
+    """Ranks that should be alike are not."""
 
 
 class UnknownNode(BadInput):
     """A node that was asked for is not in the cluster, or its name fits several."""
-
-    def __init__(self, wanted: str, matches: Sequence[object], known: Sequence[object]) -> None:
-        self.wanted = wanted
-        self.known = tuple(known)
-        what = f"{len(matches)} nodes are called" if matches else "no alive node is called"
-        lines = "\n".join(f"  {node}" for node in known)
-        remedy = "name one by its node id" if matches else "expected a node id, an address or a host name"
-        super().__init__(f"{what} {wanted!r}; {remedy}. Alive nodes:\n{lines}")
-
-
-class SubmitFailed(OrchestratorError):
-    """The job could not be handed to a cluster."""
-
-
-class NotOurs(BadInput):
-    """The demo's directory exists, and no demo made it."""
 
 
 class DemoFailed(OrchestratorError):
@@ -212,6 +172,14 @@ class ForbiddenCompile:
     function: str
     reason: str
     ranks: tuple[int, ...]
+
+
+def forbidden_compiles(found: Iterable[tuple[str, str, int]]) -> tuple[ForbiddenCompile, ...]:
+    """Functions that would have to be compiled, with the reason, on a rank each; equal ones together."""
+    ranks = grouped(((function, reason), rank) for function, reason, rank in found)
+    return tuple(
+        ForbiddenCompile(function=name, reason=why, ranks=tuple(own)) for (name, why), own in ranks.items()
+    )
 
 
 class CompileForbidden(OrchestratorError):

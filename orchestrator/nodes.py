@@ -7,13 +7,13 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+from warmrank.orchestrator.causes import about
 from warmrank.orchestrator.errors import UnknownNode
-from warmrank.orchestrator.text import count_text, size_text
+from warmrank.orchestrator.text import count_text, grouped, size_text
 
-_MIN_PREFIX = 6
-"""So many characters of a node's id name it."""
+_MIN_PREFIX = 6  # so many characters of a node's id name it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,10 @@ def choose(nodes: Sequence[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
         if not matches:
             matches = [node for node in nodes if is_called(node, name)]
         if len(matches) != 1:
-            raise UnknownNode(name, matches, nodes)
+            what = f"{len(matches)} nodes are called" if matches else "no alive node is called"
+            known = "\n".join(f"  {node}" for node in nodes)
+            remedy = "name one by its node id" if matches else "expected a node id, an address or a host name"
+            raise UnknownNode(f"{what} {name!r}; {remedy}. Alive nodes:\n{known}")
         chosen += matches
     return tuple(dict.fromkeys(chosen)) if chosen else tuple(nodes)
 
@@ -62,16 +65,6 @@ def distinct_names(nodes: Iterable[Node]) -> dict[Node, str]:
     }
 
 
-def alive(nodes: Iterable[dict[str, Any]]) -> tuple[Node, ...]:
-    """The alive ones of what ``ray.nodes()`` returns, by host."""
-    found = (
-        Node(node_id=node["NodeID"], address=node["NodeManagerAddress"], host=node["NodeManagerHostname"])
-        for node in nodes
-        if node["Alive"]
-    )
-    return tuple(sorted(found, key=lambda node: (in_order(node.host), node.node_id)))
-
-
 def in_order(host: str) -> tuple[tuple[int, str], ...]:
     """Sorts host names as people do: ``n2`` before ``n10``."""
     return tuple((int(part or 0), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", host))
@@ -79,29 +72,17 @@ def in_order(host: str) -> tuple[tuple[int, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeArtifacts:
-    """Node artifacts of one node, for a launch's report.
+    """Node artifacts of one node, for a launch's report."""
 
-    Attributes:
-        num_files: node artifacts that the node's first rank has in its manifest.
-        size_bytes: their size.
-        num_new: how many of them this launch added or changed.
-        bytes_new: their size.
-        num_fetched: how many came from the store.
-        bytes_fetched: their size.
-        num_placed: how many were written to where the node's tools look for them.
-        num_there: how many lay there with the same bytes.
-        skipped: why others were not fetched, placed or kept, one line each, cut short.
-    """
-
-    num_files: int = 0
-    size_bytes: int = 0
-    num_new: int = 0
-    bytes_new: int = 0
-    num_fetched: int = 0
-    bytes_fetched: int = 0
-    num_placed: int = 0
-    num_there: int = 0
-    skipped: tuple[str, ...] = ()
+    num_files: Annotated[int, about("node artifacts that the node's first rank has in its manifest.")] = 0
+    size_bytes: Annotated[int, about("their size.")] = 0
+    num_new: Annotated[int, about("how many of them this launch added or changed.")] = 0
+    bytes_new: Annotated[int, about("their size.")] = 0
+    num_fetched: Annotated[int, about("how many came from the store.")] = 0
+    bytes_fetched: Annotated[int, about("their size.")] = 0
+    num_placed: Annotated[int, about("how many were written to where the node's tools look for them.")] = 0
+    num_there: Annotated[int, about("how many lay there with the same bytes.")] = 0
+    skipped: Annotated[tuple[str, ...], about("why others were not fetched, placed or kept.")] = ()
 
     def words(self) -> tuple[str, ...]:
         """Their outcome in lines; nothing where the node has none."""
@@ -115,42 +96,30 @@ class NodeArtifacts:
         )
 
 
-SHORT_ID = 12
-"""Characters of a node's id that people see."""
+SHORT_ID = 12  # characters of a node's id that people see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where one rank was placed.
-
-    ``node_id``, unlike ``host``, is never shared by two nodes, and another one once Ray there was started
-    anew.
-    """
+    """Placement of one rank."""
 
     rank: int
     local_rank: int
     local_world_size: int
     node_rank: int
-    node_id: str
+    node_id: str  # never shared by two nodes; another one once Ray there was started anew
     host: str
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """All ranks of a launch, and where they meet.
+    """All ranks of a launch, and where they meet."""
 
-    Attributes:
-        seats: every rank, in order; ranks of one node follow each other.
-        master_addr: address that every rank reaches rank 0's node by.
-        master_port: port that was free there; 0 for ranks that make no process groups.
-        logs: pattern of the ranks' log files; empty when they run in the driver's process.
-    """
-
-    seats: tuple[Seat, ...]
-    master_addr: str
-    master_port: int
-    logs: str = ""
+    seats: tuple[Seat, ...]  # every rank, in order; ranks of one node follow each other
+    master_addr: str  # address that every rank reaches rank 0's node by
+    master_port: int  # port that was free there; 0 for ranks that make no process groups
+    logs: str = ""  # pattern of the ranks' log files; empty when they run in the driver's process
 
     def first_of_each_node(self) -> tuple[Seat, ...]:
         """The seat with local rank 0 of every node, in order."""
@@ -158,10 +127,7 @@ class Gang:
 
     def by_node(self) -> dict[int, list[Seat]]:
         """The seats of every node, in order."""
-        found: dict[int, list[Seat]] = {}
-        for seat in self.seats:
-            found.setdefault(seat.node_rank, []).append(seat)
-        return found
+        return grouped((seat.node_rank, seat) for seat in self.seats)
 
     def log_of(self, rank: int) -> str:
         """The log file of one rank; empty when there is none."""
@@ -170,28 +136,23 @@ class Gang:
 
 def distinct_hosts(seats: Sequence[Seat]) -> dict[int, str]:
     """Each rank's host, with the beginning of its node's id where another node has that host name."""
-    nodes: dict[str, set[str]] = {}
-    for seat in seats:
-        nodes.setdefault(seat.host, set()).add(seat.node_id)
+    nodes = grouped((seat.host, seat.node_id) for seat in seats)
     return {
-        seat.rank: f"{seat.host} {seat.node_id[:SHORT_ID]}" if len(nodes[seat.host]) > 1 else seat.host
+        seat.rank: f"{seat.host} {seat.node_id[:SHORT_ID]}" if len(set(nodes[seat.host])) > 1 else seat.host
         for seat in seats
     }
 
 
-def straddling_groups(seats: Sequence[Seat], group_size: int) -> tuple[range, ...]:
-    """The groups of ranks that follow each other which are on more than one node."""
+def straddle_text(axis: str, group_size: int, seats: Sequence[Seat]) -> str:
+    """Name the groups of consecutive ranks that are on more than one node, for people; empty for none."""
     starts = range(0, len(seats) - group_size + 1, group_size)
-    groups = (range(start, start + group_size) for start in starts)
-    return tuple(group for group in groups if len({seats[rank].node_rank for rank in group}) > 1)
-
-
-def straddle_text(axis: str, groups: Sequence[range], seats: Sequence[Seat]) -> str:
-    """That groups are not on one node each, for people."""
-    first = groups[0]
-    hosts = ", ".join(dict.fromkeys(seats[rank].host for rank in first))
+    groups = [seats[start : start + group_size] for start in starts]
+    astray = [group for group in groups if len({seat.node_rank for seat in group}) > 1]
+    if not astray:
+        return ""
+    first, hosts = astray[0], ", ".join(dict.fromkeys(seat.host for seat in astray[0]))
     return (
-        f"{len(groups)} of {len(seats) // len(first)} {axis} groups straddle nodes, such as ranks {first[0]}-"
-        f"{first[-1]} on {hosts}: no node has room for a whole one. Their collectives take the network; free "
-        f"or add nodes, or let ray.pack name the axis that is to stay together (now {axis})"
+        f"{len(astray)} of {len(groups)} {axis} groups straddle nodes, such as ranks {first[0].rank}-"
+        f"{first[-1].rank} on {hosts}: no node has room for a whole one. Their collectives take the network; "
+        f"free or add nodes, or let ray.pack name the axis that is to stay together (now {axis})"
     )

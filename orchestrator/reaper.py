@@ -47,14 +47,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-LOOK_S = 1.0
-"""Interval between looks for descendants of ranks, and at the ranks."""
+LOOK_S = 1.0  # interval between looks for descendants of ranks, and at the ranks
 
 MARK = "WARMRANK_RANK_MARK"
 """Variable that every rank sets to a text of its own, so that what it starts inherits it."""
 
-_HELD_UP_S = 5.0
-"""A look that comes so late was held up: by a stop, a frozen container, a machine that moved."""
+_HELD_UP_S = 5.0  # A look that comes so late was held up: by a stop, a frozen container, a machine that moved
 
 _ASKED_S = 2.0
 """Time for ranks that Ray was asked to end: to a kill it would say that a worker died by accident."""
@@ -69,11 +67,9 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 
-Process = tuple[int, int]
-"""A pid, and the ticks since boot at which it was started."""
+Process = tuple[int, int]  # A pid, and the ticks since boot at which it was started
 
-Children = Callable[[int], list[Process]]
-"""Gives the children of a pid."""
+Children = Callable[[int], list[Process]]  # gives the children of a pid
 
 
 def stat_of(pid: int) -> tuple[int, int, str] | None:
@@ -147,7 +143,7 @@ def listed(pid: int) -> list[Process]:
 
 
 def below(children_of: Children, roots: set[int]) -> set[Process]:
-    """All that descends from some pids, without these."""
+    """Descendants of some pids, without these."""
     found: set[Process] = set()
     waiting = list(roots)
     while waiting:
@@ -158,7 +154,7 @@ def below(children_of: Children, roots: set[int]) -> set[Process]:
 
 
 def marked(processes: dict[int, tuple[int, int]], marks: set[str]) -> set[Process]:
-    """All that were started with one of the marks in their environment."""
+    """Processes started with one of the marks in their environment."""
     wanted = {f"{MARK}={mark}".encode() for mark in marks}
     found: set[Process] = set()
     for pid, (_, started) in processes.items():
@@ -172,7 +168,7 @@ def marked(processes: dict[int, tuple[int, int]], marks: set[str]) -> set[Proces
 
 
 def users(processes: dict[int, tuple[int, int]], directories: list[str]) -> set[Process]:
-    """All that have a file below one of the directories open, or name one on their command line."""
+    """Processes with an open file below one of the directories, or one of them on their command line."""
     return {(pid, started) for pid, (_, started) in processes.items() if _uses(pid, directories)}
 
 

@@ -1,4 +1,4 @@
-"""Durations, sizes, counts, moments, ranks and names as people read them; pure.
+"""Durations, sizes, counts, moments, ranks and names as people read them, equal things together; pure.
 
 Invariant: the text of many ranks or names has a bound that does not grow with their number.
 """
@@ -6,6 +6,7 @@ Invariant: the text of many ranks or names has a bound that does not grow with t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from warmrank.cache_store.text import count_text, time_text
 
@@ -14,14 +15,17 @@ __all__ = [
     "brief_ranks",
     "count_text",
     "first_lines",
+    "grouped",
     "runs_text",
     "seconds_text",
     "size_text",
     "time_text",
 ]
 
-MAX_RUNS = 6
-"""Runs of neighbouring ranks that a text names before it counts the others."""
+K = TypeVar("K")
+V = TypeVar("V")
+
+MAX_RUNS = 6  # runs of neighbouring ranks that a text names before it counts the others
 
 
 def seconds_text(seconds: float) -> str:
@@ -72,3 +76,11 @@ def first_lines(lines: Iterable[str], *, max_lines: int, what: str = "more") -> 
     every = list(lines)
     more = len(every) - max_lines
     return [*every[:max_lines], *([f"and {more:,} {what}"] if more > 0 else [])]
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, in order."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 
 class _Pauses:
-    """Who pauses the collector now."""
+    """Pauses of the garbage collector, which may nest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ _KINDS: dict[str, str] = {}
 
 
 def stand_for(memory: str, kind: str) -> None:
-    """From now on tensors on ``memory`` (``cpu``) count as being on a device of ``kind`` (``npu``)."""
+    """Let tensors on ``memory`` (``cpu``) count as being on a device of ``kind`` (``npu``)."""
     _KINDS[memory] = kind
 
 

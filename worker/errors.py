@@ -53,7 +53,7 @@ class PortInUse(WorkerError):
 
 
 class BadFunction(WorkerError, ValueError):
-    """What was handed to `cache_compile` is no undecorated method of a module instance."""
+    """The argument of `cache_compile` is no undecorated method of a module instance."""
 
 
 class ConfigMismatch(WorkerError, ValueError):

@@ -32,7 +32,7 @@ def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
 
 
 def is_group(kind: type[Any]) -> bool:
-    """Whether a class is one of process groups, which another process knows by their roles.
+    """True if a class is one of process groups, which another process knows by their roles.
 
     Not of an object, which torch would ask for attributes, and so may run code of the user's.
     """

@@ -54,7 +54,7 @@ def append_forbidden(function: str, reason: str) -> None:
 
 
 def _file(artifact: str) -> Path | None:
-    """Where this process writes; the partition of an artifact knows the rank better than torchrun does."""
+    """Journal file of this process; the partition of an artifact knows the rank better than torchrun does."""
     found = settings()
     if found.journal is not None or found.journal_dir is None:
         return found.journal

@@ -47,11 +47,11 @@ import shutil
 import tarfile
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from warmrank.cache_store.cache_dir.node_files import Destination, is_reserved
+from warmrank.cache_store.cache_dir.node_files import Collect, NodeCache, is_reserved
 from warmrank.cache_store.cache_dir.private_files import (
     create_private,
     digest_owned,
@@ -68,7 +68,6 @@ from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.paths import path_fault
 from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.settings import Settings, expanded, settings
-from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch import nn
@@ -76,7 +75,6 @@ if TYPE_CHECKING:
     from warmrank.worker.engines import Site
 
 _log = logging.getLogger(__name__)
-Collect = Literal["new", "all", "none"]
 STATIC_KERNELS = "static_kernels"
 GE = "ge"
 OPERATORS = "operators"
@@ -85,30 +83,6 @@ OWN = (STATIC_KERNELS, GE)
 _OWN_DIRECTORY = "node_caches"
 ARTIFACT_CHARS = 32
 """How much of an artifact's digest names its directory there."""
-
-
-class NodeCache(Value):
-    """A node cache of this node.
-
-    Attributes:
-        patterns: which files below it belong to it; a ``*`` stands for slashes too.
-        collect: ``new``: what a launch adds or changes; ``all``: also what was there before; ``none``.
-        in_sets: engine torchair fills it with an archive for each artifact.
-    """
-
-    name: str
-    directory: str
-    patterns: tuple[str, ...] = ("*",)
-    collect: Collect = "new"
-    in_sets: bool = False
-
-
-def destinations(caches: Iterable[NodeCache]) -> dict[str, Destination]:
-    """Where what comes from the store goes."""
-    return {
-        cache.name: Destination(path=Path(cache.directory), patterns=cache.patterns, in_sets=cache.in_sets)
-        for cache in caches
-    }
 
 
 def place_faults(caches: Sequence[NodeCache], cache_dir: Path, own: Mapping[str, Path]) -> dict[str, str]:
@@ -136,7 +110,7 @@ def place_faults(caches: Sequence[NodeCache], cache_dir: Path, own: Mapping[str,
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two directories are one, or one lies within the other."""
+    """True if two directories are one, or one lies within the other."""
     first, second = (f"{path.rstrip(os.sep)}{os.sep}" for path in (one, other))
     return first.startswith(second) or second.startswith(first)
 

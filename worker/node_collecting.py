@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from warmrank.cache_store.cache_dir.node_files import (
     NODE,
-    Destination,
     Identity,
+    NodeCache,
     NodeFile,
     identity_of,
     is_reserved,
@@ -31,65 +31,55 @@ from warmrank.cache_store.cache_dir.node_files import (
 from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES
-from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.keys import canonical_json, key_of
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.paths import MAX_PARTS, collisions
+from warmrank.cache_store.records.manifest import (
+    MAX_ENTRIES,
+    MAX_FILE_BYTES,
+    MAX_PARTITION_BYTES,
+    ArtifactEntry,
+    PartitionManifest,
+)
 from warmrank.cache_store.sync.tools import is_left_out
-from warmrank.worker.node_caches import ARTIFACT_CHARS, NodeCache, archive_name
+from warmrank.worker.node_caches import ARTIFACT_CHARS, archive_name
 from warmrank.worker.values import Value
 
-if TYPE_CHECKING:
-    from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
-
 _log = logging.getLogger(__name__)
-
 _ENTRY_BYTES = 512  # of a document, for what an entry says besides its path
 _ARCHIVE_PARTS = 3  # <artifact>/<storage formats>/<archive>
+Listing = Mapping[tuple[str, str], Identity]
+"""What lies in node caches: name and path of each file -> what changes when it is written."""
 
 
 class Room(Value):
-    """What the manifest of a node's first rank holds by itself, and so leaves to the node.
+    """What the manifest of a node's first rank leaves to the node."""
 
-    Attributes:
-        artifacts: beginnings of the digests of its artifacts, as prefixes of an engine's files.
-    """
-
+    # beginnings of the digests of its artifacts, as prefixes of an engine's files
     artifacts: frozenset[str] = frozenset()
     num_files: int = MAX_FILES
     size_bytes: int = MAX_BYTES
     document_bytes: int = 8 << 20
-    file_bytes: int = 16 << 30
 
 
 class Collected(Value):
-    """What the first rank of a node found.
+    """What the first rank of a node found."""
 
-    Attributes:
-        files: the node artifacts of its manifest; the cache directory keeps their bytes.
-        left_out: why other files are not among them, one line each.
-    """
-
+    # the node artifacts of its manifest; the cache directory keeps their bytes
     files: tuple[NodeFile, ...] = ()
     num_new: int = 0
     bytes_new: int = 0
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # why other files are not among them, one line each
 
 
 def room_in(manifest: PartitionManifest) -> Room:
     """The room that a rank's artifacts leave."""
-    from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
-    from warmrank.cache_store.records.manifest import (
-        MAX_ENTRIES,
-        MAX_FILE_BYTES,
-        MAX_PARTITION_BYTES,
-    )
-
     used_bytes = sum(entry.size_bytes for entry in manifest.artifacts)
     return Room(
         artifacts=frozenset(entry.sha256[:ARTIFACT_CHARS] for entry in manifest.artifacts),
         num_files=min(MAX_FILES, MAX_ENTRIES - len(manifest.artifacts)),
         size_bytes=min(MAX_BYTES, MAX_PARTITION_BYTES - used_bytes),
         document_bytes=MAX_DOCUMENT_BYTES - len(manifest.to_bytes()) - _ENTRY_BYTES,
-        file_bytes=MAX_FILE_BYTES,
     )
 
 
@@ -108,19 +98,28 @@ def collect(
     the launch got from the store), or of the same artifact of an engine, takes its place. ``room`` is what
     the manifest leaves to the node; ``refusal`` says why a directory's files are not to be taken by now.
     """
-    taking = _Taking(cache_root, room)
+    taking = _Taking(cache_root=cache_root, room=room)
+    declared = {cache.name: cache for cache in caches}
+    known = {
+        file.path: file
+        for file in carried
+        if (cache := declared.get(file.cache)) is not None
+        and (not cache.in_sets or file.relative.split("/")[0] in room.artifacts)
+    }
     found = {cache: _found(cache, room.artifacts, before or {}, taking.leave_out) for cache in caches}
-    known = {file.path: file for file in _declared(carried, caches, room.artifacts)}
-    names = [_path(cache, relative) for cache in caches for relative in found[cache]]
-    taking.known = known
-    taking.bad = dict(collisions(dict.fromkeys([*names, *known])))
+    names = [f"{NODE}/{cache.name}/{relative}" for cache in caches for relative in found[cache]]
+    taking.bad.update(collisions(dict.fromkeys([*names, *known])))
     for cache in caches:
         for relative, status in found[cache].items():
-            taking.take_new(cache, relative, status)
+            taking.take_new(cache, relative, status, known)
         if found[cache] and (reason := refusal(Path(cache.directory))):
-            taking.drop(cache.name, reason)
+            taking.files = {path: file for path, file in taking.files.items() if file.cache != cache.name}
+            taking.leave_out(f"node cache {cache.name}: {reason}")
     new = [file for file in taking.files.values() if known.get(file.path) != file]
-    taking.carry(known.values(), {cache.name for cache in caches if cache.in_sets})
+    made = {(file.cache, declared[file.cache].unit_of(file.relative)) for file in taking.files.values()}
+    for file in known.values():
+        if (file.cache, declared[file.cache].unit_of(file.relative)) not in made:
+            taking.carry(file)
     for reason in taking.left_out[:8]:
         _log.info("Not a node artifact: %s", reason)
     return Collected(
@@ -133,9 +132,6 @@ def collect(
 
 def entries(files: Iterable[NodeFile]) -> tuple[ArtifactEntry, ...]:
     """What a manifest says of node artifacts; nobody can tell what determined their bytes."""
-    from warmrank.cache_store.keys import key_of
-    from warmrank.cache_store.records.manifest import ArtifactEntry
-
     return tuple(
         ArtifactEntry(
             scope="node",
@@ -150,85 +146,68 @@ def entries(files: Iterable[NodeFile]) -> tuple[ArtifactEntry, ...]:
     )
 
 
+@dataclass(slots=True, kw_only=True)
 class _Taking:
     """What is taken so far, by path, and why other files are not."""
 
-    def __init__(self, cache_root: Path, room: Room) -> None:
-        self.files: dict[str, NodeFile] = {}
-        self.left_out: list[str] = []
-        self.bad: dict[str, str] = {}
-        self.known: Mapping[str, NodeFile] = {}
-        self._cache_root, self._room = cache_root, room
-        self._num_files = self._size_bytes = self._document_bytes = 0
+    cache_root: Path
+    room: Room
+    files: dict[str, NodeFile] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    bad: dict[str, str] = field(default_factory=dict)  # paths that cannot stand beside others
+    used: tuple[int, ...] = (0, 0, 0)  # files, bytes, bytes of the document
 
     def leave_out(self, reason: str) -> None:
         """Note why a file is not taken; its name may be no text."""
         self.left_out.append(reason.encode("utf-8", "backslashreplace").decode("utf-8"))
 
-    def take_new(self, cache: NodeCache, relative: str, status: os.stat_result) -> None:
+    def take_new(
+        self, cache: NodeCache, relative: str, status: os.stat_result, known: Mapping[str, NodeFile]
+    ) -> None:
         """Keep a file."""
-        path = _path(cache, relative)
+        path = f"{NODE}/{cache.name}/{relative}"
         if not self._admit(path, status.st_size):
             return
-        known = self.known.get(path)
+        expected = known[path].digest if path in known else None
+        source = Path(cache.directory) / relative
         try:
-            digest = keep(
-                self._cache_root,
-                Path(cache.directory) / relative,
-                seen=identity_of(status),
-                expected=known.digest if known is not None else None,
-            )
+            digest = keep(self.cache_root, source, seen=identity_of(status), expected=expected)
         except UnusableCache as error:
             self.leave_out(str(error))
             return
-        if cache.in_sets and archive_name(digest) != Path(relative).name:
+        if cache.in_sets and archive_name(digest) != source.name:
             self.leave_out(f"{path}: its bytes are not those that its name says")
-            return
-        self.files[path] = NodeFile(cache=cache.name, relative=relative, digest=digest)
+        else:
+            self.files[path] = NodeFile(cache=cache.name, relative=relative, digest=digest)
 
-    def drop(self, cache: str, reason: str) -> None:
-        """Take nothing of a node cache after all."""
-        self.files = {path: file for path, file in self.files.items() if file.cache != cache}
-        self.leave_out(f"node cache {cache}: {reason}")
-
-    def carry(self, files: Iterable[NodeFile], in_sets: Collection[str]) -> None:
-        """Take what the launch got from the store, where the node made nothing in its place."""
-        made = {_unit(file) for file in self.files.values() if file.cache in in_sets}
-        for file in files:
-            if file.path in self.files or (file.cache in in_sets and _unit(file) in made):
-                continue
-            path = kept_path(self._cache_root, file.digest.sha256)
-            if not path.exists():
-                self.leave_out(f"{file.path}: its kept copy is gone; the next fetch brings it again")
-            elif self._admit(file.path, file.digest.size_bytes):
-                note_use(path)
-                self.files[file.path] = file
+    def carry(self, file: NodeFile) -> None:
+        """Take what the launch got from the store."""
+        path = kept_path(self.cache_root, file.digest.sha256)
+        if not path.exists():
+            self.leave_out(f"{file.path}: its kept copy is gone; the next fetch brings it again")
+        elif self._admit(file.path, file.digest.size_bytes):
+            note_use(path)
+            self.files[file.path] = file
 
     def _admit(self, path: str, size_bytes: int) -> bool:
         """Take room for a file, if it may be taken; else note why not."""
-        room, reason = self._room, ""
+        limits = (self.room.num_files, self.room.size_bytes, self.room.document_bytes)
+        more = (1, size_bytes, len(canonical_json(path)) + _ENTRY_BYTES) if path.isprintable() else (0, 0, 0)
+        used = tuple(map(sum, zip(self.used, more, strict=True)))
         if split_node_path(path) is None:
             reason = f"{path!r}: no name that another node could have"
-        elif size_bytes > room.file_bytes:
-            reason = f"{path}: {size_bytes} bytes, more than {room.file_bytes}"
+        elif size_bytes > MAX_FILE_BYTES:
+            reason = f"{path}: {size_bytes} bytes, more than {MAX_FILE_BYTES}"
         elif path in self.bad:
             reason = f"{path}: {self.bad[path]}"
-        elif not self._reserve(size_bytes, len(canonical_json(path)) + _ENTRY_BYTES):
-            limits = f"{room.num_files} files, {room.size_bytes} bytes, {room.document_bytes} bytes of names"
-            reason = f"{path}: more than there is room for in the manifest ({limits})"
-        if reason:
-            self.leave_out(reason)
-        return not reason
-
-    def _reserve(self, size_bytes: int, document_bytes: int) -> bool:
-        room = self._room
-        num_files = self._num_files + 1
-        size_bytes += self._size_bytes
-        document_bytes += self._document_bytes
-        if num_files > room.num_files or size_bytes > room.size_bytes or document_bytes > room.document_bytes:
-            return False
-        self._num_files, self._size_bytes, self._document_bytes = num_files, size_bytes, document_bytes
-        return True
+        elif any(one > limit for one, limit in zip(used, limits, strict=True)):
+            said = "{} files, {} bytes, {} bytes of names".format(*limits)
+            reason = f"{path}: more than there is room for in the manifest ({said})"
+        else:
+            self.used = used
+            return True
+        self.leave_out(reason)
+        return False
 
 
 def _found(
@@ -248,98 +227,48 @@ def _found(
     for path in sorted(found, key=lambda path: found[path].st_mtime_ns):
         parts = path.split("/")
         if len(parts) == _ARCHIVE_PARTS and parts[0] in artifacts:
-            newest["/".join(parts[:2])] = path
+            newest[cache.unit_of(path)] = path
     return {path: found[path] for path in newest.values()}
-
-
-def _declared(
-    carried: Iterable[NodeFile], caches: Iterable[NodeCache], artifacts: Collection[str]
-) -> Iterable[NodeFile]:
-    """Of what came from the store, what belongs to this node, and to an artifact of this manifest."""
-    in_sets = {cache.name: cache.in_sets for cache in caches}
-    for file in carried:
-        if file.cache in in_sets and (not in_sets[file.cache] or file.relative.split("/")[0] in artifacts):
-            yield file
-
-
-def _unit(file: NodeFile) -> tuple[str, ...]:
-    return (file.cache, *file.relative.split("/", 2)[:2])
-
-
-def _path(cache: NodeCache, relative: str) -> str:
-    return f"{NODE}/{cache.name}/{relative}"
-
-
-Listing = Mapping[tuple[str, str], Identity]
-"""What lies in node caches: name and path of each file -> what changes when it is written."""
 
 
 def listing(caches: Iterable[NodeCache]) -> Listing:
     """What lies there now and does not count as new later; what cannot be looked at is left out."""
-    news = [cache for cache in caches if cache.collect == "new"]
     return {
         (cache.name, path): identity_of(status)
-        for cache in news
+        for cache in caches
+        if cache.collect == "new"
         for path, status in walk(cache, lambda _: None)
     }
 
 
-def walk(cache: NodeCache, leave_out: Callable[[str], None]) -> Iterator[tuple[str, os.stat_result]]:
+def walk(
+    cache: NodeCache, leave_out: Callable[[str], None], prefix: str = ""
+) -> Iterator[tuple[str, os.stat_result]]:
     """Files of a node cache by their paths below it, in order; why others are not among them."""
-    root = Path(cache.directory)
-    takes = Destination(path=root, patterns=cache.patterns).takes
+    directory = Path(cache.directory) / prefix
     try:
-        with os_errors_are_unusable("directory", root):
-            if not root.exists():
+        with os_errors_are_unusable("directory", directory):
+            if not prefix and not directory.exists():
                 return
-            check_owned(root, root.stat(), directory=True)
-    except UnusableCache as error:
-        leave_out(str(error))
-        return
-    waiting = [""]
-    while waiting:
-        directories: list[str] = []
-        prefix = waiting.pop()
-        for name, status in _entries(root / prefix, leave_out, _usual(prefix, takes)):
-            if status is None:
-                directories.append(f"{prefix}{name}/")
-            else:
-                yield f"{prefix}{name}", status
-        waiting += reversed(directories)
-
-
-def _usual(prefix: str, takes: Callable[[str], bool]) -> Callable[[os.DirEntry[str]], bool]:
-    """Which entries of a directory are looked at at all."""
-    is_deepest = prefix.count("/") + 1 >= MAX_PARTS
-
-    def usual(entry: os.DirEntry[str]) -> bool:
-        is_directory = entry.is_dir(follow_symlinks=False)
-        if is_reserved(entry.name) or is_left_out(entry.name, directory=is_directory):
-            return False
-        return not is_deepest if is_directory else takes(f"{prefix}{entry.name}")
-
-    return usual
-
-
-def _entries(
-    directory: Path, leave_out: Callable[[str], None], is_usual: Callable[[os.DirEntry[str]], bool]
-) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Names in a directory; with each file its status, with a directory None."""
-    try:
-        with os_errors_are_unusable("directory", directory), os.scandir(directory) as scanned:
-            found = sorted(scanned, key=lambda entry: entry.name)
+            check_owned(directory, directory.stat() if not prefix else directory.lstat(), directory=True)
+            with os.scandir(directory) as scanned:
+                found = sorted(scanned, key=lambda entry: entry.name)
     except UnusableCache as error:
         leave_out(str(error))
         return
     for entry in found:
+        path = f"{prefix}{entry.name}"
         try:
             with os_errors_are_unusable("file", directory / entry.name):
-                if not is_usual(entry):
-                    continue
                 is_directory = entry.is_dir(follow_symlinks=False)
-                status = entry.stat(follow_symlinks=False)
-                check_owned(directory / entry.name, status, directory=is_directory)
+                if is_reserved(entry.name) or is_left_out(entry.name, directory=is_directory):
+                    continue
+                if is_directory:
+                    if path.count("/") + 1 < MAX_PARTS:
+                        yield from walk(cache, leave_out, f"{path}/")
+                elif cache.takes(path):
+                    status = entry.stat(follow_symlinks=False)
+                    check_owned(directory / entry.name, status)
+                    yield path, status
         except UnusableCache as error:
             leave_out(str(error))
-        else:
-            yield entry.name, None if is_directory else status

@@ -16,7 +16,7 @@ def order_of_set(*members: Any) -> list[Any]:
 
 
 def kept_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a function makes that keeps its results (``functools.lru_cache``), in plain values.
+    """Result of a function that keeps its results (``functools.lru_cache``), in plain values.
 
     ``name`` is the function's ``module:name``; its arguments are constants.
     """

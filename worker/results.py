@@ -41,7 +41,7 @@ def function_of_unit(name: str) -> str:
 
 
 class FunctionProbe(Value):
-    """What one rank found for one cached function, before anything was compiled.
+    """One rank's look-up of one cached function, before anything was compiled.
 
     Attributes:
         request_key: hex key of what was asked; equal on ranks that ask for the same.
@@ -76,7 +76,7 @@ class StageSeconds(Value):
 
 
 class FunctionResult(Value):
-    """What became of one function on one rank.
+    """Outcome of one function on one rank.
 
     Attributes:
         ok: false when the stage failed on this rank for this function; ``reason`` then says why.
@@ -107,12 +107,12 @@ class FunctionResult(Value):
 
     @property
     def guard_failed(self) -> bool:
-        """Whether the artifact was offered and its guards do not hold here."""
+        """True if the artifact was offered and its guards do not hold here."""
         return self.failure is Failure.GUARDS
 
 
 class TraceResult(Value):
-    """What a rank traced of a function, to be compared with what others made of it.
+    """One rank's trace of a function, to be compared with other ranks'.
 
     Attributes:
         trace: digest of the trace; empty where it failed.
@@ -126,7 +126,7 @@ class TraceResult(Value):
 
 
 class Retraced(Value):
-    """What came of tracing a function again, to be compared with the artifact that a rank would load.
+    """A new trace of a function, to be compared with the artifact that a rank would load.
 
     Attributes:
         outcome: ``equal``; ``differs``; ``missing``: there is no artifact; ``failed``: it cannot be traced.
@@ -182,7 +182,7 @@ class Verification(Value):
 
 
 class Published(Value):
-    """What became of one rank's partition at the end of a launch.
+    """Outcome of publishing one rank's partition at the end of a launch.
 
     Attributes:
         ref: what a launch record says of it; None for one that is not in the store.

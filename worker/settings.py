@@ -15,7 +15,7 @@ _ASCEND = ("ASCEND_", "ATB_", "HCCL_")
 
 
 class Settings:
-    """What the environment of this process says; each variable is read when it is asked for."""
+    """Settings in this process's environment variables; each is read when it is asked for."""
 
     @property
     def cache_home(self) -> Path:
@@ -39,7 +39,7 @@ class Settings:
 
     @property
     def journals(self) -> bool:
-        """Whether outcomes of look-ups are appended to a file."""
+        """True if outcomes of look-ups are appended to a file."""
         return self.journal is not None or self.journal_dir is not None
 
     @property

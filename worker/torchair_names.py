@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import importlib
 import importlib.util
 import sys
@@ -56,6 +57,8 @@ _ELSEWHERE = {
 }
 """Modules that come from torch_npu where it is installed, and otherwise from us."""
 _FLAT_CONFIG = ("npugraph_ex", "npugraph_ex.configs.compiler_config")
+_FLAT_DEFAULTS = {"cache_compile": "config", "get_npu_backend": "compiler_config"}
+"""Functions whose configuration defaults to npugraph_ex's in that package -> the parameter that takes it."""
 _ALIASES = {"torch_npu.dynamo.torchair": "torchair", "torch_npu.dynamo.npugraph_ex": "npugraph_ex"}
 _VENDORS = ("torchair", "npugraph_ex", "torch_npu", "warmrank")
 _MACHINERY = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
@@ -85,7 +88,7 @@ def from_vendor(path: str, name: str) -> Any:
 
 
 def has_torch_npu() -> bool:
-    """Whether the real package is imported, or can be; a stand-in has no place."""
+    """True if the real package is imported, or can be; a stand-in has no place."""
     known = sys.modules.get("torch_npu")
     if known is not None:
         return bool(known.__path__)
@@ -138,7 +141,9 @@ class Facade(ModuleType):
             module = importlib.import_module(ours)
             public = getattr(module, "__all__", None)
             if (public is None or name in public) and hasattr(module, name):
-                return getattr(module, name)
+                found = getattr(module, name)
+                parameter = _FLAT_DEFAULTS.get(name) if self._path.startswith("npugraph_ex") else None
+                return found if parameter is None else _flat(found, parameter)
         return from_vendor(self._path, name)
 
     def _names(self) -> list[str]:
@@ -149,6 +154,18 @@ class Facade(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *self._names()})
+
+
+def _flat(function: Any, parameter: str) -> Any:
+    """The function with npugraph_ex's configuration as its default."""
+
+    @functools.wraps(function)
+    def flat(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get(parameter) is None and kwargs.get("backend") is None:
+            kwargs[parameter] = facade("npugraph_ex").CompilerConfig()
+        return function(*args, **kwargs)
+
+    return flat
 
 
 _facades: dict[str, Facade] = {}
@@ -219,9 +236,8 @@ def redirect() -> None:
         module = _module(path)
         if fromlist:
             for wanted in fromlist:
-                if path not in OURS and wanted != "*" and not hasattr(module, wanted):
-                    with contextlib.suppress(ModuleNotFoundError):
-                        function(f"{path}.{wanted}")
+                if wanted != "*" and not hasattr(module, wanted):
+                    _import_from(module, path, wanted, function)
             return module
         if not name.startswith("torch_npu."):
             return facade(path.partition(".")[0])
@@ -238,6 +254,18 @@ def redirect() -> None:
         return found
 
     builtins.__import__, importlib.import_module = imported, import_module
+
+
+def _import_from(module: ModuleType, path: str, name: str, import_module: Any) -> None:
+    """Import what ``from module import name`` did not find in it; the statement would hide the reason."""
+    if path not in OURS:
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module(f"{path}.{name}")
+        return
+    try:
+        getattr(module, name)
+    except AttributeError as error:
+        raise ImportError(str(error), name=path) from error
 
 
 def _module(path: str) -> ModuleType:

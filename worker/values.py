@@ -17,7 +17,7 @@ V = TypeVar("V", bound="Value")
 
 @cache
 def _template() -> Field[Any]:
-    """What the fields of values are copied from, so that they are dataclasses' own in every respect."""
+    """Template of the fields of values, so that they are dataclasses' own in every respect."""
 
     @dataclass
     class Template:

@@ -17,38 +17,41 @@ _CANN = """
 from tests.npu_emulator.cann import write_tree
 os.environ['ASCEND_HOME_PATH'] = str(write_tree(Path(DIRECTORY, 'cann'), version='{}'))
 """
-_NPU_VERSION = """
-import importlib.metadata, torch_npu
-real = importlib.metadata.version
-importlib.metadata.version = lambda name: '2.13.0.post9' if name == 'torch_npu' else real(name)
-torch_npu.__version__ = '2.13.0.post9'
-"""
-_TORCH_VERSION = """
-import importlib.metadata, types
-import warmrank.worker.keys.environment
-text = Path(torch.__file__).with_name('version.py').read_text().replace("'2.13.0", "'2.13.9")
-fake = Path(DIRECTORY, 'torch')
+# A package of another release, as far as its ``version.py`` and the package itself say.
+_RELEASE = """
+import importlib.metadata, importlib.util, re, types
+import {package}, warmrank.worker.keys.environment as key
+text = Path({package}.__file__).with_name('version.py').read_text()
+fake = Path(DIRECTORY, '{package}')
 fake.mkdir(exist_ok=True)
-(fake / 'version.py').write_text(text)
+(fake / 'version.py').write_text(re.sub(r"(__version__.*= )'[^']*'", r"\\g<1>'{version}'", text))
 found = types.SimpleNamespace(origin=str(fake / '__init__.py'))
-warmrank.worker.keys.environment.importlib = types.SimpleNamespace(
-    util=types.SimpleNamespace(find_spec=lambda name: found), metadata=importlib.metadata)
-torch.__version__ = '2.13.9'
+find = importlib.util.find_spec
+key.importlib = types.SimpleNamespace(
+    util=types.SimpleNamespace(find_spec=lambda name: found if name == '{package}' else find(name)),
+    metadata=importlib.metadata)
+{package}.__version__ = '{version}'
 """
-_SOC = """
-import torch_npu, warmrank.worker.keys.environment
+_NPU_VERSION = _RELEASE.format(package="torch_npu", version="2.13.0.post9")
+_TORCH_VERSION = _RELEASE.format(package="torch", version="2.13.9")
+# A machine that has something of Ascend's, beside the CANN that there is.
+_MACHINE = """
+import torch_npu, warmrank.worker.ascend.places as places
+from tests.support import ascend_machine
+from warmrank.worker.values import replace
+root = Path(DIRECTORY, 'machine')
+ascend_machine.{laid_out}
+real, other = places.here(), ascend_machine.ascend_places(root)
+found = replace(real, ascend=other.ascend, devices=other.devices, npu_smi=other.npu_smi)
+places.here = lambda: found
+"""
+_SOC = (
+    _MACHINE.format(laid_out="lay_out_npus(root, '910_9391', 1)")
+    + """
 torch_npu.npu.get_soc_version = lambda: 250
-warmrank.worker.keys.environment.soc_of = lambda _: 'Ascend910_9391'
 """
-_DRIVER = """
-import dataclasses
-from warmrank.worker.ascend import versions
-driver = Path(DIRECTORY, 'ascend', 'driver')
-driver.mkdir(parents=True, exist_ok=True)
-(driver / 'version.info').write_text('Version=25.9.9\\npackage_version=25.9.9\\n')
-real = versions.here
-versions.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
-"""
+)
+_DRIVER = _MACHINE.format(laid_out="lay_out_driver(root, '25.9.9')")
 _GROUPS = """
 import torch.distributed as dist
 pair = dist.new_group([0, 1])

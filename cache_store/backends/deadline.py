@@ -100,8 +100,7 @@ class Deadline:
     def run(self, verb: Callable[[TieredBackend], T]) -> T:
         """Do ``verb`` on a view of the places that answer; return or raise as it does.
 
-        Raises:
-            StoreUnavailable: a required place, or every place, is left alone.
+        Raises `StoreUnavailable`: a required place, or every place, is left alone.
         """
         while True:
             view = TieredBackend(self._asked())

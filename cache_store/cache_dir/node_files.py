@@ -11,7 +11,7 @@ read. Its modification time says when it was last used, to a day.
 
 From there node artifacts go where the tools look for them: nowhere outside of the directories that this
 node's config declares, nor through a link, nor where another user can write. A file that is there is the
-node's own and stays, unless its path says what it holds (`Destination.in_sets`). What cannot be placed is a
+node's own and stays, unless its path says what it holds (`NodeCache.in_sets`). What cannot be placed is a
 reason, never an error: the tool compiles it again.
 """
 
@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from warmrank.cache_store.cache_dir.marks import Marks, check_marks, permit_copies
 from warmrank.cache_store.cache_dir.private_files import (
@@ -53,6 +54,36 @@ _TEMPORARY = ".warmrank-"
 _NOTED_S = 24 * 3600.0  # each note of a use changes what the digest index knows of the file
 _CACHE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 Identity = tuple[int, int, int, int]
+
+
+Collect = Literal["new", "all", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCache:
+    """A node cache of this node; ``patterns`` say which files below its directory belong to it.
+
+    One ``in_sets`` is filled by engine torchair, with archives ``<artifact>/<conditions>/<name>`` whose names
+    say what is in them; of one artifact, under the same conditions, one is enough.
+    """
+
+    name: str
+    directory: str  # which may be absent
+    patterns: tuple[str, ...] = ("*",)  # a ``*`` stands for slashes too
+    collect: Collect = "new"  # what a launch adds or changes; or also what was there before
+    in_sets: bool = False
+
+    def takes(self, relative: str) -> bool:
+        """Return True if a file of that path below the directory belongs to the node cache."""
+        return any(fnmatch.fnmatchcase(relative, pattern) for pattern in self.patterns)
+
+    def unit_of(self, relative: str) -> str:
+        """What of the node cache is taken together, from one launch: a file, or an artifact's archive."""
+        return "/".join(relative.split("/", 2)[:2]) if self.in_sets else relative
+
+
+NodeCaches = Mapping[str, NodeCache]
+"""The node caches of this node, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,27 +224,6 @@ def _changed(source: Path, actual: str) -> UnusableCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """A node cache of this node.
-
-    One ``in_sets`` has its files in ``<artifact>/<conditions>/``, and their names say what is in them
-    (`worker.node_caches`); of one artifact, under the same conditions, one is enough.
-    """
-
-    path: Path  # of its directory, which may be absent
-    patterns: tuple[str, ...] = ("*",)  # which files below belong to it; a ``*`` stands for slashes too
-    in_sets: bool = False
-
-    def takes(self, relative: str) -> bool:
-        """Return True if a file of that path below the directory belongs to the node cache."""
-        return any(fnmatch.fnmatchcase(relative, pattern) for pattern in self.patterns)
-
-
-Destinations = Mapping[str, Destination]
-"""The node caches of this node, by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """Node artifacts that were written, that were there with the same bytes, and why others are not there."""
 
@@ -231,29 +241,17 @@ def refusal(directory: Path, policy: str, revoked: Collection[str]) -> str:
     return ""
 
 
-def admitted(
-    destinations: Destinations, policy: str, revoked: Collection[str]
-) -> tuple[dict[str, Destination], tuple[str, ...]]:
-    """The node caches that may be used under a trust policy, and why others are left out."""
-    reasons = {name: refusal(found.path, policy, revoked) for name, found in destinations.items()}
-    usable = {name: found for name, found in destinations.items() if not reasons[name]}
-    return usable, tuple(f"node cache {name}: {reason}" for name, reason in reasons.items() if reason)
-
-
-def place_files(
-    cache_root: Path, files: Sequence[NodeFile], destinations: Destinations, vouched: Marks
-) -> Placed:
+def place_files(cache_root: Path, files: Sequence[NodeFile], caches: NodeCaches, vouched: Marks) -> Placed:
     """Copy node artifacts that ``cache_root`` keeps to where this node's tools look for them."""
     new: list[NodeFile] = []
     there: list[NodeFile] = []
     skipped: list[str] = []
     for file in files:
         try:
-            destination = _destination_of(file, destinations)
-            (new if _place(cache_root, file, destination, vouched) else there).append(file)
+            (new if _place(cache_root, file, _cache_of(file, caches), vouched) else there).append(file)
         except (_NotPlaced, UnusableCache) as reason:
             skipped.append(f"{file.path}: {reason}")
-    for directory in {(destinations[file.cache].path / file.relative).parent for file in new}:
+    for directory in {(Path(caches[file.cache].directory) / file.relative).parent for file in new}:
         sweep_debris(directory, _TEMPORARY)
     return Placed(new=tuple(new), there=tuple(there), skipped=tuple(skipped))
 
@@ -262,35 +260,36 @@ class _NotPlaced(Exception):
     """Reason why a file is not placed; within this module only."""
 
 
-def _destination_of(file: NodeFile, destinations: Destinations) -> Destination:
+def _cache_of(file: NodeFile, caches: NodeCaches) -> NodeCache:
     if split_node_path(file.path) is None:
         raise _NotPlaced("no path of a node artifact")
-    if (destination := destinations.get(file.cache)) is None:
+    if (cache := caches.get(file.cache)) is None:
         why = f"this node's config declares no node cache {file.cache!r}"
-    elif not destination.takes(file.relative):
+    elif not cache.takes(file.relative):
         why = f"no pattern of node cache {file.cache!r} takes it"
     else:
-        return destination
+        return cache
     raise _NotPlaced(f"left in the cache directory: {why}")
 
 
-def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: Marks) -> bool:
+def _place(cache_root: Path, file: NodeFile, cache: NodeCache, vouched: Marks) -> bool:
     """Place a file; return False where it was there."""
-    path = destination.path / file.relative
-    if _is_there(path, file, replaced=destination.in_sets):
+    root = Path(cache.directory)
+    path = root / file.relative
+    if _is_there(path, file, replaced=cache.in_sets):
         return False
     kept = find_kept(cache_root, file.digest)
     if kept is None:
         raise _NotPlaced("its kept copy is gone or damaged; the next fetch brings it again")
     note_use(kept)
-    check_parents(destination.path)
-    make_directories_below(destination.path, path.parent)
-    permit_copies(destination.path, vouched.policy, vouched.signers)
+    check_parents(root)
+    make_directories_below(root, path.parent)
+    permit_copies(root, vouched.policy, vouched.signers)
     temporary = path.parent / f"{_TEMPORARY}{temporary_name()}"
     try:
         with (
             os_errors_are_unusable("file", path),
-            open_private(kept_path(cache_root, file.digest.sha256)) as source,
+            open_private(kept) as source,
             create_private(temporary) as target,
         ):
             if copy_and_digest(source, target) != file.digest:
@@ -298,7 +297,7 @@ def _place(cache_root: Path, file: NodeFile, destination: Destination, vouched: 
             target.flush()
             os.fsync(target.fileno())  # a torn file would be taken for the node's own
         with os_errors_are_unusable("file", path):
-            if destination.in_sets:
+            if cache.in_sets:
                 temporary.replace(path)
                 return True
             try:

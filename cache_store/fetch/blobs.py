@@ -1,4 +1,4 @@
-"""Blobs out of the store into private files: looked for, copied and verified; more copies from the first.
+"""Manifests and blobs out of the store, these into private files: looked for, copied and verified.
 
 A file that these functions leave behind is whole. It never shares an inode with another, but its blocks where
 the file system can (a reflink), after which the private file is read once to verify it. Nothing is flushed: a
@@ -16,14 +16,21 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.durability import EarlyWriter
 from warmrank.cache_store.backends.places import read_from_any
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.cache_dir.private_files import create_private, open_private, os_errors_are_unusable
-from warmrank.cache_store.digests import CHUNK_BYTES, Digest, TooLong, copy_and_digest, digest_stream
+from warmrank.cache_store.digests import (
+    CHUNK_BYTES,
+    Digest,
+    TooLong,
+    copy_and_digest,
+    digest_bytes,
+    digest_stream,
+)
 from warmrank.cache_store.errors import (
     Corrupt,
     NotInStore,
@@ -31,14 +38,18 @@ from warmrank.cache_store.errors import (
     StoreUnavailable,
     is_final,
     os_errors_are_unavailable,
+    outcome_of,
 )
 from warmrank.cache_store.gc.trash import bring_back, whole_blobs
-from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.layout import blob_name, manifest_name
+from warmrank.cache_store.parallel import each
 from warmrank.cache_store.progress import OnProgress, nothing
-from warmrank.cache_store.records.documents import quarantine_if_damaged
-from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
+from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest, quarantine_if_damaged
+from warmrank.cache_store.records.manifest import MAX_FILE_BYTES, PartitionManifest, PartitionRef
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 MAX_BLOB_BYTES = MAX_FILE_BYTES
 """Limit for a blob of unknown size, which a place that compresses does not tell."""
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
@@ -233,3 +244,73 @@ def _counted(path: Path, count: CountBytes) -> Iterator[CountBytes]:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned(Generic[T]):
+    """Results of reading manifests, in the order asked for, errors of others, and ids of the signers."""
+
+    kept: dict[PartitionRef, T]
+    errors: dict[PartitionRef, StoreError]
+    signers: frozenset[str] = frozenset()
+
+
+def take_pinned(
+    documents: Documents, refs: Sequence[PartitionRef], keep: Callable[[PartitionRef, StandingManifest], T]
+) -> Pinned[T]:
+    """Read the manifests of several references, each once, a few at a time.
+
+    What an evict just took away is brought back from the trash. Of several references to one key, as those of
+    launches before and after it was published again, one that can be taken is enough. ``keep`` says what to
+    keep of a manifest; thousands of whole ones would not fit into memory.
+    """
+    distinct = list(dict.fromkeys(refs))
+    signers: set[str] = set()
+
+    def take(ref: PartitionRef) -> T:
+        standing = documents.take_manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
+        signers.add(standing.signer_id)
+        return keep(ref, standing)
+
+    def take_each(some: Sequence[PartitionRef]) -> dict[PartitionRef, T | StoreError]:
+        found = each(lambda ref: outcome_of(lambda: take(ref)), some, num_threads=READERS, size_bytes=0)
+        return dict(zip(some, found, strict=True))
+
+    answers = take_each(distinct)
+    gone = [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]
+    back = bring_back(documents.backend, (manifest_name(ref.manifest_key) for ref in gone))
+    again = [ref for ref in gone if manifest_name(ref.manifest_key) in back]
+    answers |= take_each(again)
+    errors = {ref: answer for ref, answer in answers.items() if isinstance(answer, StoreError)}
+    kept = {ref: answer for ref, answer in answers.items() if not isinstance(answer, StoreError)}
+    taken = {ref.manifest_key for ref in kept}
+    return Pinned(
+        kept=kept,
+        errors={ref: error for ref, error in errors.items() if ref.manifest_key not in taken},
+        signers=frozenset(signers - {""}),
+    )
+
+
+def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> Pinned[str]:
+    """Of references whose partitions hold the same artifacts, the first; raises as `take_pinned`."""
+    pinned = take_pinned(documents, refs, lambda _, found: artifacts_key(found.manifest))
+    first: dict[str, PartitionRef] = {}
+    for ref, key in pinned.kept.items():
+        first.setdefault(key, ref)
+    return Pinned(kept={ref: key for key, ref in first.items()}, errors=pinned.errors)
+
+
+def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
+    """References, as in a launch record, to the manifests under ``keys``; absent ones are left out."""
+    refs: dict[str, PartitionRef] = {}
+    for key in keys:
+        with contextlib.suppress(NotInStore):
+            refs[key] = documents.take_manifest(key).ref(key)
+    return refs
+
+
+def artifacts_key(manifest: PartitionManifest) -> str:
+    """Equal for partitions that hold the same artifacts; those of the node do not count."""
+    entries = (entry for entry in manifest.artifacts if entry.scope == "rank")
+    artifacts = sorted([entry.function, entry.sha256] for entry in entries)
+    return digest_bytes(canonical_json(artifacts)).sha256

@@ -41,8 +41,14 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, outcome_of
-from warmrank.cache_store.fetch.blobs import Blobs, CountBytes, FetchOptions, blob_faults, clone
-from warmrank.cache_store.fetch.manifests import take_pinned
+from warmrank.cache_store.fetch.blobs import (
+    Blobs,
+    CountBytes,
+    FetchOptions,
+    blob_faults,
+    clone,
+    take_pinned,
+)
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import SHORT_BYTES, each
@@ -180,8 +186,8 @@ def fetch_partitions(
     pinned = take_pinned(
         documents,
         refs,
-        lambda ref, manifest: _Partition(
-            ref=ref, functions=_targets_of(manifest, known), captures=manifest.captures
+        lambda ref, found: _Partition(
+            ref=ref, functions=_targets_of(found.manifest, known), captures=found.manifest.captures
         ),
     )
     partitions = tuple(pinned.kept.values())

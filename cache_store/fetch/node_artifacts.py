@@ -1,22 +1,23 @@
 """Node artifacts out of the store: which manifests have them, which of them a node takes, and the copies.
 
 The first rank of a node keeps the node's artifacts in its manifest, so the *source* of a rank is the nearest
-rank at or below it whose manifest has any. What belongs together is one *unit*, of which the first *offer* is
-taken that can be had whole. Whatever fails is a reason and keeps nothing else back.
+rank at or below it whose manifest has any. Of each unit (`NodeCache.unit_of`) the first file is taken that
+can be had. Whatever fails is a reason and keeps nothing else back.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
 from warmrank.cache_store.cache_dir.node_files import (
-    Destinations,
+    NodeCaches,
     NodeFile,
     find_kept,
     kept_path,
@@ -26,8 +27,7 @@ from warmrank.cache_store.cache_dir.node_files import (
 )
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, outcome_of
-from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, blob_faults
-from warmrank.cache_store.fetch.manifests import artifacts_key, take_pinned
+from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, artifacts_key, blob_faults, take_pinned
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.paths import collisions
@@ -41,9 +41,8 @@ MAX_FILES = 8192
 MAX_BYTES = 32 << 30
 MAX_NODE_RANKS = 64
 """Ranks below a node's first one that are asked for the node artifacts of the node that hosted it."""
-_SET_PARTS = 3  # <artifact>/<conditions>/<set>/...
-_Unit = tuple[str, str]
-_Offer = dict[str, NodeFile]
+Launch = tuple[Sequence[PartitionRef], Collection[int] | None]
+"""Manifests of a launch, and the ranks that the node hosts; None where its world is another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,200 +57,160 @@ class NodeFetch:
     copies: tuple[NewFile, ...] = ()  # of each blob the private copy
 
 
-def node_sources(
-    documents: Documents, refs: Sequence[PartitionRef], ranks: Collection[int] | None
-) -> tuple[PartitionRef, ...]:
-    """The references, of all of one launch, whose manifests have the node artifacts that a node needs.
-
-    ``ranks`` are those that the node hosts; None where that is not known, or the world is another one.
-    """
-    by_rank = {ref.rank: ref for ref in sorted(refs, key=lambda ref: ref.rank)}
-    if ranks is None:
-        return _sources_of_each_set(documents, by_rank.values())
-    own = [ref for rank, ref in by_rank.items() if rank in ranks]
-    found = [ref for ref, (_, has_files) in _look(documents, own).items() if has_files]
-    if own and own[0] not in found:
-        found = [*_nearest_below(documents, by_rank, own[0].rank), *found]
-    return tuple(found)
+class _Source(NamedTuple):
+    artifacts: str  # equal for ranks with the same artifacts of their own
+    files: tuple[NodeFile, ...]
+    signer_id: str
 
 
 def fetch_node_files(
     documents: Documents,
-    refs: Sequence[PartitionRef],
-    destinations: Destinations,
+    launches: Sequence[Launch],
+    caches: NodeCaches,
     cache_root: Path,
-    options: FetchOptions | None = None,
+    options: FetchOptions,
 ) -> NodeFetch:
-    """Keep node artifacts of the partitions that ``refs`` name in the cache directory, verified.
+    """Keep node artifacts of launches in the cache directory, verified.
 
-    Those of earlier partitions come before others; what belongs to no node cache of this node does not come.
+    Those of earlier ones in ``launches`` come before others; what belongs to no node cache does not come.
     """
-    trust = documents.trust
+    trust, skipped = documents.trust, list[str]()
     admit(cache_root, trust.policy, trust.revoked)
-    pinned = take_pinned(documents, refs, lambda _, manifest: manifest.node_files())
-    skipped = [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
-    found = [file for ref in refs for file in pinned.kept.get(ref, ())]
-    waiting = _offers(found, destinations, skipped)
-    if not waiting:
-        return NodeFetch(skipped=tuple(skipped), signers=pinned.signers)
-    options = options or FetchOptions()
+    sources = [source for launch in launches for source in _sources(documents, launch, skipped)]
+    signers = frozenset(source.signer_id for source in sources) - {""}
+    offers = _offers((file for source in sources for file in source.files), caches, skipped)
+    if not offers:
+        return NodeFetch(skipped=tuple(skipped), signers=signers)
     # Also where nothing will be copied: what is there already may have come from a tool of this node.
-    permit = permit_copies(cache_root, trust.policy, pinned.signers)
-    keeping = _Keeping(
-        blobs=Blobs(backend=documents.backend, permit=permit, shared=options.shared),
-        index=DigestIndex(cache_root, INDEX_NAME, reread=options.reread),
-        beat=options.beat,
-    )
-    taken = _take(waiting, skipped, keeping.keep)
-    keeping.index.save()
+    permit = permit_copies(cache_root, trust.policy, signers)
+    index = DigestIndex(cache_root, INDEX_NAME, reread=options.reread)
+    wanted = dict.fromkeys(file.digest for several in offers.values() for file in several)
+    kept = {digest: find_kept(cache_root, digest, digest_of=index.digest) for digest in wanted}
+    faults = blob_faults(documents.backend, [digest for digest, path in kept.items() if path is None])
+    taken = _chosen(offers, faults, skipped)
+    blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared)
+
+    def bring(digest: Digest) -> bool:
+        if (path := kept[digest]) is not None:
+            note_use(path)
+            return False
+        staged = temporary_kept(cache_root)
+        try:
+            blobs.copy(digest, staged, lambda _: options.beat())
+            index.remember_own(place_kept(cache_root, staged, digest), digest)
+        finally:
+            staged.unlink(missing_ok=True)
+        return True
+
+    distinct = list(dict.fromkeys(file.digest for file in taken))
+    answers = each(lambda digest: outcome_of(lambda: bring(digest)), distinct, num_threads=READERS)
+    brought = dict(zip(distinct, answers, strict=True))
+    index.save()
+    failed = {digest: error for digest, error in brought.items() if isinstance(error, StoreError)}
+    skipped += [f"{file.path}: {failed[file.digest]}" for file in taken if file.digest in failed]
+    copied = [digest for digest, is_new in brought.items() if is_new is True]
     return NodeFetch(
-        files=taken,
-        num_copied=len(keeping.copied),
-        bytes_copied=sum(digest.size_bytes for digest in keeping.copied),
+        files=tuple(file for file in taken if file.digest not in failed),
+        num_copied=len(copied),
+        bytes_copied=sum(digest.size_bytes for digest in copied),
         skipped=tuple(skipped),
-        signers=pinned.signers,
+        signers=signers,
         copies=tuple(
             NewFile(
                 name=blob_name(digest.sha256), source=kept_path(cache_root, digest.sha256), expected=digest
             )
-            for digest in dict.fromkeys(file.digest for file in taken)
+            for digest in distinct
+            if digest not in failed
         ),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Keeping:
-    """Brings blobs among the kept files of a cache directory, and notes which were ``copied``."""
-
-    blobs: Blobs
-    index: DigestIndex
-    beat: Callable[[], None]
-    copied: dict[Digest, None] = field(default_factory=dict)
-
-    def keep(self, digests: Iterable[Digest]) -> dict[Digest, StoreError]:
-        """Keep blobs, and return why some cannot be kept."""
-        absent = []
-        for digest in dict.fromkeys(digests):
-            if path := find_kept(self.blobs.permit.root, digest, digest_of=self.index.digest):
-                note_use(path)
-            else:
-                absent.append(digest)
-        faults = blob_faults(self.blobs.backend, absent)
-        copyable = [digest for digest in absent if digest not in faults]
-        answers = each(lambda digest: outcome_of(lambda: self._copy(digest)), copyable, num_threads=READERS)
-        faults |= {digest: error for digest, error in zip(copyable, answers, strict=True) if error}
-        self.copied.update(dict.fromkeys(digest for digest in copyable if digest not in faults))
-        return faults
-
-    def _copy(self, digest: Digest) -> None:
-        cache_root = self.blobs.permit.root
-        staged = temporary_kept(cache_root)
-        try:
-            self.blobs.copy(digest, staged, lambda _: self.beat())
-            self.index.remember_own(place_kept(cache_root, staged, digest), digest)
-        finally:
-            staged.unlink(missing_ok=True)
-
-
 def _offers(
-    files: Iterable[NodeFile], destinations: Destinations, left_out: list[str]
-) -> dict[_Unit, list[_Offer]]:
-    """The offers of each unit, in their order; why some are not taken goes to ``left_out``."""
+    files: Iterable[NodeFile], caches: NodeCaches, skipped: list[str]
+) -> dict[tuple[str, str], list[NodeFile]]:
+    """The files of each unit, in their order."""
     strange: Counter[str] = Counter()
-    by_unit: dict[_Unit, dict[str, _Offer]] = {}
+    offers: dict[tuple[str, str], dict[NodeFile, None]] = {}
     for file in files:
-        destination = destinations.get(file.cache)
-        if destination is None or not destination.takes(file.relative):
+        cache = caches.get(file.cache)
+        if cache is None or not cache.takes(file.relative):
             strange[file.cache] += 1
-            continue
-        unit, offer = (file.cache, file.relative), file.digest.sha256
-        if destination.in_sets:
-            artifact, conditions, offer = (*file.relative.split("/", _SET_PARTS), "", "")[:_SET_PARTS]
-            unit = (file.cache, f"{artifact}/{conditions}")
-        by_unit.setdefault(unit, {}).setdefault(offer, {}).setdefault(file.relative, file)
-    left_out += [
+        else:
+            offers.setdefault((cache.name, cache.unit_of(file.relative)), {})[file] = None
+    skipped += [
         f"node/{name}: {count_text(number, 'file')}, of which this node's config declares "
         "no directory or no pattern"
         for name, number in sorted(strange.items())
     ]
-    return {unit: list(offers.values()) for unit, offers in by_unit.items()}
+    return {unit: list(several) for unit, several in offers.items()}
 
 
-def _take(
-    waiting: dict[_Unit, list[_Offer]],
-    left_out: list[str],
-    keep: Callable[[list[Digest]], Mapping[Digest, StoreError]],
-) -> tuple[NodeFile, ...]:
-    """Take of each unit the first offer that can be had whole; ``keep`` says why blobs cannot be kept."""
-    taken: dict[str, NodeFile] = {}
-    while waiting:
-        asked = _next_offers(waiting, taken, left_out)
-        faults = keep([file.digest for offer in asked.values() for file in offer.values()]) if asked else {}
-        for unit, offer in asked.items():
-            failed = [file for file in offer.values() if file.digest in faults]
-            left_out += [f"{file.path}: {faults[file.digest]}" for file in failed]
-            if failed:
-                continue
-            waiting.pop(unit, None)
-            together = taken | {file.path: file for file in offer.values()}
-            if bad := dict(collisions(together)):
-                left_out += [f"{path}: {fault}" for path, fault in bad.items()]
-            else:
-                taken = together
-    return tuple(taken.values())
+def _chosen(
+    offers: Mapping[tuple[str, str], Sequence[NodeFile]],
+    faults: Mapping[Digest, StoreError],
+    skipped: list[str],
+) -> list[NodeFile]:
+    """Of each unit the first file that can be had, as far as there is room for it and its path."""
+    firsts: dict[str, NodeFile] = {}
+    digests: set[Digest] = set()
+    size_bytes = 0
+    for files in offers.values():
+        skipped += [f"{file.path}: {faults[file.digest]}" for file in files if file.digest in faults]
+        if (file := next((file for file in files if file.digest not in faults), None)) is None:
+            continue
+        more_bytes = 0 if file.digest in digests else file.digest.size_bytes
+        if len(firsts) == MAX_FILES or size_bytes + more_bytes > MAX_BYTES:
+            skipped.append(f"{file.path}: more than {MAX_FILES} files or {MAX_BYTES} bytes for one node")
+            continue
+        size_bytes += more_bytes
+        digests.add(file.digest)
+        firsts[file.path] = file
+    bad = dict(collisions(firsts))
+    skipped += [f"{path}: {fault}" for path, fault in bad.items()]
+    return [file for path, file in firsts.items() if path not in bad]
 
 
-def _next_offers(
-    waiting: dict[_Unit, list[_Offer]], taken: Mapping[str, NodeFile], left_out: list[str]
-) -> dict[_Unit, _Offer]:
-    """Of each unit that waits the next offer, as far as there is room for it beside what was taken."""
-    asked: dict[_Unit, _Offer] = {}
-    num_files, size_bytes = len(taken), _size_of(taken.values())
-    for unit in list(waiting):
-        offer = waiting[unit].pop(0)
-        if not waiting[unit]:
-            del waiting[unit]
-        files, more_bytes = num_files + len(offer), size_bytes + _size_of(offer.values())
-        if files > MAX_FILES or more_bytes > MAX_BYTES:
-            why = f"more than {MAX_FILES} files or {MAX_BYTES} bytes for one node"
-            left_out.append(f"node/{unit[0]}/{unit[1]}: {why}")
-        else:
-            num_files, size_bytes, asked[unit] = files, more_bytes, offer
-    return asked
+def _sources(documents: Documents, launch: Launch, skipped: list[str]) -> list[_Source]:
+    """The manifests of a launch that have the node artifacts that a node needs."""
+    refs, ranks = launch
+    by_rank = {ref.rank: ref for ref in sorted(refs, key=lambda ref: ref.rank)}
+    if ranks is None:
+        return _one_for_each_set(_look(documents, list(by_rank.values()), skipped))
+    own = [rank for rank in by_rank if rank in ranks]
+    found = _look(documents, [by_rank[rank] for rank in own], skipped)
+    with_files = [source for source in found.values() if source.files]
+    if own and not ((first := found.get(by_rank[own[0]])) and first.files):
+        below = [
+            by_rank[rank] for rank in range(own[0] - 1, own[0] - 1 - MAX_NODE_RANKS, -1) if rank in by_rank
+        ]
+        for start in range(0, len(below), READERS):
+            nearer = _look(documents, below[start : start + READERS], skipped).values()
+            if (source := next((source for source in nearer if source.files), None)) is not None:
+                return [source, *with_files]
+    return with_files
 
 
-def _size_of(files: Iterable[NodeFile]) -> int:
-    return sum(digest.size_bytes for digest in {file.digest for file in files})
-
-
-def _sources_of_each_set(documents: Documents, refs: Iterable[PartitionRef]) -> tuple[PartitionRef, ...]:
-    """The source of the first rank of each set of artifacts; ``refs`` are in the order of their ranks."""
-    sources: dict[PartitionRef, None] = {}
+def _one_for_each_set(found: Mapping[PartitionRef, _Source]) -> list[_Source]:
+    """The source of the first rank of each set of artifacts; ``found`` is in the order of the ranks."""
+    sources: list[_Source] = []
     known: set[str] = set()
-    source: PartitionRef | None = None
-    for ref, (artifacts, has_files) in _look(documents, list(refs)).items():
-        source = ref if has_files else source
-        if artifacts not in known and source is not None:
-            known.add(artifacts)
-            sources[source] = None
-    return tuple(sources)
+    nearest: _Source | None = None
+    for source in found.values():
+        nearest = source if source.files else nearest
+        if source.artifacts not in known and nearest is not None:
+            known.add(source.artifacts)
+            if nearest not in sources:
+                sources.append(nearest)
+    return sources
 
 
-def _nearest_below(
-    documents: Documents, by_rank: Mapping[int, PartitionRef], rank: int
-) -> tuple[PartitionRef, ...]:
-    lower = range(rank - 1, max(-1, rank - 1 - MAX_NODE_RANKS), -1)
-    below = [by_rank[other] for other in lower if other in by_rank]
-    for start in range(0, len(below), READERS):
-        for ref, (_, has_files) in _look(documents, below[start : start + READERS]).items():
-            if has_files:
-                return (ref,)
-    return ()
-
-
-def _look(documents: Documents, refs: Sequence[PartitionRef]) -> dict[PartitionRef, tuple[str, bool]]:
-    """Of manifests that can be read the key of their artifacts, and whether they have node artifacts."""
-    kept = take_pinned(
-        documents, refs, lambda _, found: (artifacts_key(found), bool(found.node_files()))
-    ).kept
-    return {ref: kept[ref] for ref in refs if ref in kept}
+def _look(
+    documents: Documents, refs: Sequence[PartitionRef], skipped: list[str]
+) -> dict[PartitionRef, _Source]:
+    pinned = take_pinned(
+        documents,
+        refs,
+        lambda _, found: _Source(artifacts_key(found.manifest), found.manifest.node_files(), found.signer_id),
+    )
+    skipped += [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
+    return {ref: pinned.kept[ref] for ref in refs if ref in pinned.kept}

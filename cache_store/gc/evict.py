@@ -27,7 +27,7 @@ from warmrank.cache_store.gc.inventory import UNSIGNED, Inventory, take_inventor
 from warmrank.cache_store.gc.trash import DEBRIS_S, RESOLUTION_S, restore_from
 from warmrank.cache_store.layout import BLOBS, MANIFESTS, is_record, split_trash_name, trash_name
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.records.documents import age, dated_ahead
+from warmrank.cache_store.records.documents import age
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step, reached
 from warmrank.cache_store.text import count_text
@@ -125,17 +125,12 @@ def evict_places(
     """
     writable = [tier for tier in tiers if tier.is_writable]
     chosen = [tier for tier in writable if place in (None, tier.name)]
-    away = [
-        state
-        for state in left_out
-        if state.state == "away" and state.mode != "ro" and place in (None, state.location)
-    ]
+    lost = [state for state in left_out if state.state == "away" and state.mode != "ro"]
+    away = [state for state in lost if place in (None, state.location)]
     if not chosen and not away:
-        raise NotInStore(
-            what=f"a writable place {place or 'at all'}",
-            where="the store's tiers",
-            remedy=f"writable are: {', '.join(tier.name for tier in writable) or 'none'}",
-        )
+        remedy = f"writable are: {', '.join(tier.name for tier in writable) or 'none'}"
+        what = f"a writable place {place or 'at all'}"
+        raise NotInStore(what=what, where="the store's tiers", remedy=remedy)
     reports, errors = in_each(
         chosen, lambda tier, view: evict(view, policy, trust=trust, location=tier.name, dry_run=dry_run)
     )
@@ -172,30 +167,23 @@ def evict(
         taken = tuple(choice for choice in taken if choice.name not in returned)
         restored = (*restored, *sorted(returned))
     bytes_taken = sum(choice.stored_bytes for choice in taken)
+    bytes_deleted = sum(info.stored_bytes for info in deleted)
     remaining_bytes = plan.remaining_bytes + sum(choice.stored_bytes for choice in plan.take) - bytes_taken
-    report = EvictReport(
+    if not dry_run:
+        said = "Evicted %d files, %d bytes, from %s; restored %d; deleted %d for good, %d bytes"
+        logger.info(said, len(taken), bytes_taken, location, len(restored), len(deleted), bytes_deleted)
+    return EvictReport(
         location=location,
         taken=taken,
         kept=plan.keep,
         restored=restored,
         bytes_taken=bytes_taken,
         num_deleted=len(deleted),
-        bytes_deleted=sum(info.stored_bytes for info in deleted),
+        bytes_deleted=bytes_deleted,
         remaining_bytes=remaining_bytes,
         over_bytes=0 if policy.max_bytes is None else max(remaining_bytes - policy.max_bytes, 0),
         problems=plan.problems,
     )
-    if not dry_run:
-        logger.info(
-            "Evicted %d files, %d bytes, from %s; restored %d; deleted %d for good, %d bytes",
-            len(taken),
-            bytes_taken,
-            location,
-            len(restored),
-            len(deleted),
-            report.bytes_deleted,
-        )
-    return report
 
 
 def store_time_s(backend: BlobBackend) -> float:
@@ -285,14 +273,13 @@ def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
     restore = [name for name in needed if name not in inventory.files and name in inventory.trash]
     missing = [name for name in needed if name not in inventory.files and name not in inventory.trash]
     nowhere = (f"{name} is needed, and neither in the store nor in its trash" for name in missing)
-    dates = {name: item.created_s for name, item in inventory.documents.items() if is_record(name)}
     return Plan(
         take=tuple(taken),
         keep=tuple(kept),
         restore=tuple(sorted(restore, key=blobs_first)),
         delete=tuple(_spent(inventory, policy, needed)),
         remaining_bytes=room.remaining_bytes,
-        problems=(*nowhere, *inventory.problems, *dated_ahead(inventory.files, dates)),
+        problems=(*nowhere, *inventory.problems),
     )
 
 
@@ -305,18 +292,13 @@ def _last_use_s(inventory: Inventory, record: str) -> float:
 
 def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
     if not inventory.files and not inventory.trash:
-        what, reason = "the listing", "it is empty, as that of a store that is not mounted"
+        reason = "it is empty, as that of a store that is not mounted"
     elif policy.expects_records and not any(map(is_record, inventory.files)) and inventory.files:
-        files = count_text(len(inventory.files), "file")
-        what, reason = "the listing", f"it has {files} and not one record of a launch"
+        reason = f"it has {count_text(len(inventory.files), 'file')} and not one record of a launch"
     else:
         return
-    raise EvictRefused(
-        what=what,
-        where="the store",
-        reason=reason,
-        remedy="check the path and the mount; if no launch was committed on purpose, use --no-records",
-    )
+    remedy = "check the path and the mount; if no launch was committed on purpose, use --no-records"
+    raise EvictRefused(what="the listing", where="the store", reason=reason, remedy=remedy)
 
 
 def _choose_records(

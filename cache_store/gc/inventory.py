@@ -151,12 +151,10 @@ def take_inventory(
 def _check_listing(backend: BlobBackend, unlisted: Iterable[str]) -> None:
     """Refuse a listing without records that are pinned or were used, and stand."""
     if found := sorted(backend.stat(name for name in unlisted if is_record(name))):
-        raise EvictRefused(
-            what=f"{len(found)} records stand in the store but not in its listing",
-            where=found[0],
-            reason="a listing that leaves things out would make an evict take what is needed",
-            remedy="evict again; if it stays, ask whoever runs this file system or object store",
-        )
+        what = f"{len(found)} records stand in the store but not in its listing"
+        reason = "a listing that leaves things out would make an evict take what is needed"
+        remedy = "evict again; if it stays, ask whoever runs this file system or object store"
+        raise EvictRefused(what=what, where=found[0], reason=reason, remedy=remedy)
 
 
 class _Reader:
@@ -192,10 +190,7 @@ class _Reader:
         return documents | self._read_all(taken)
 
     def _read_all(self, wanted: list[tuple[str, str]]) -> dict[str, Document]:
-        """Read documents, each by its own name and that under which it lies.
-
-        What is gone is left out, and what cannot be read and nobody here needs to believe.
-        """
+        """Read documents, each by its own name and that under which it lies, without useless ones."""
         found = zip(wanted, each(self._read, wanted, num_threads=READERS), strict=True)
         return {name: document for (name, _), document in found if document is not None}
 
@@ -211,28 +206,25 @@ class _Reader:
                 return None  # nobody can use it, so it needs nothing
             raise _unreadable(error, _REPAIR) from error
         except NewerFormat as error:
-            refusal = self._refusal(name, sealed, self._trust)
+            refusal = _refusal(name, sealed, self._trust)
             if refusal is None:
                 raise _unreadable(error, _UPGRADE) from error
             self.problems.append(f"{name} is kept, though what it needs is not known: {refusal}")
             return None
-        return replace(document, trust_rank=self._rank(name, sealed))
-
-    def _rank(self, name: str, sealed: bytes) -> int:
-        """Rank a record by its signer, also where the policy does not ask."""
         if not is_record(name):
-            return TRUSTED
-        doubt = self._refusal(name, sealed, replace(self._trust, policy="require"))
-        return TRUSTED if doubt is None else SIGNED if doubt.reason == "unknown_signer" else UNSIGNED
+            return document
+        doubt = _refusal(name, sealed, replace(self._trust, policy="require"))
+        rank = TRUSTED if doubt is None else SIGNED if doubt.reason == "unknown_signer" else UNSIGNED
+        return replace(document, trust_rank=rank)
 
-    @staticmethod
-    def _refusal(name: str, sealed: bytes, trust: Trust) -> Untrusted | None:
-        """Reason why this process must not use a document."""
-        kind, key, _ = made_for(name)
-        try:
-            return trust.refusal(kind, key, sealed, where=name)
-        except NewerFormat:
-            return None
+
+def _refusal(name: str, sealed: bytes, trust: Trust) -> Untrusted | None:
+    """Reason why this process must not use a document."""
+    kind, key, _ = made_for(name)
+    try:
+        return trust.refusal(kind, key, sealed, where=name)
+    except NewerFormat:
+        return None
 
 
 def _unreadable(error: StoreError, remedy: str) -> EvictRefused:

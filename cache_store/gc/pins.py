@@ -17,14 +17,7 @@ from typing import Literal
 
 from warmrank.cache_store.backends.backend import BlobBackend, new_document
 from warmrank.cache_store.backends.places import TieredBackend
-from warmrank.cache_store.errors import (
-    Conflict,
-    Corrupt,
-    NewerFormat,
-    NotInStore,
-    StoreError,
-    StoreUnavailable,
-)
+from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, StoreUnavailable
 from warmrank.cache_store.gc.inventory import references
 from warmrank.cache_store.gc.trash import restore
 from warmrank.cache_store.layout import (
@@ -160,10 +153,11 @@ def _check_stands(backend: BlobBackend, record: str) -> None:
 def _read(backend: BlobBackend, record: str) -> Pin:
     name = pin_name(record)
     try:
-        data = read_stored_form(backend, name)
-        found = parse_document(PinDocument, data, what="pin", where=name)
-    except (Corrupt, NewerFormat) as error:
-        return Pin(record=record, reason=f"({error})", created="")
+        found = parse_document(PinDocument, read_stored_form(backend, name), what="pin", where=name)
     except NotInStore:
         return Pin(record=record, reason="(removed meanwhile)", created="")
+    except StoreUnavailable:
+        raise
+    except StoreError as error:
+        return Pin(record=record, reason=f"({error})", created="")
     return Pin(record=record, reason=found.reason, created=found.created)

@@ -145,8 +145,10 @@ class Audit:
     ) -> VerifyReport:
         """Do it; ``clock`` is in epoch seconds, as the store's own would need a write."""
         now_s = clock()
-        launches, num_launches = self._read_launches()
-        listings, num_listings = self._read_listings()
+        all_launches = self._read_records(LAUNCHES, read_launch)
+        all_listings = self._read_records(DIRECTORIES, _read_listing)
+        launches = {name: record for name, record in all_launches.items() if record is not None}
+        listings = {name: blobs for name, blobs in all_listings.items() if blobs is not None}
         self._bring_back(
             manifest_name(ref.manifest_key) for record in launches.values() for ref in record.partitions
         )
@@ -162,26 +164,20 @@ class Audit:
         return VerifyReport(
             num_blobs=len(sizes),
             num_manifests=len(manifests),
-            num_launches=num_launches,
-            num_listings=num_listings,
+            num_launches=len(all_launches),
+            num_listings=len(all_listings),
             bytes_hashed=sum(sizes.values()),
             faults=tuple(self.faults),
             repairs=tuple(self.repairs),
         )
 
-    def _read_launches(self) -> tuple[dict[str, LaunchRecord], int]:
-        names = [info.name for info in self.documents.backend.list(LAUNCHES)]
-        found = self._judge_documents(names, read_launch)
-        return {name: record for name, record in found.items() if record is not None}, len(names)
-
-    def _read_listings(self) -> tuple[dict[str, dict[str, Digest]], int]:
-        """The blobs that each listing needs, by their names."""
-        names = [info.name for info in self.documents.backend.list(DIRECTORIES)]
-        good = [name for name in names if is_record(name)]
-        strangers = (name for name in names if not is_record(name))
-        self.faults.extend(f"{name}: no name of a listing" for name in strangers)
-        found = self._judge_documents(good, _read_listing)
-        return {name: blobs for name, blobs in found.items() if blobs is not None}, len(names)
+    def _read_records(self, prefix: str, read: Callable[[Documents, str], _T]) -> dict[str, _T | None]:
+        """Records by name; None for one that cannot be used."""
+        names = [info.name for info in self.documents.backend.list(prefix)]
+        if prefix == DIRECTORIES:
+            self.faults.extend(f"{name}: no name of a listing" for name in names if not is_record(name))
+            names = [name for name in names if is_record(name)]
+        return self._judge_documents(names, read)
 
     def _read_manifests(self, records: Iterable[LaunchRecord]) -> dict[str, StandingManifest | None]:
         """Manifests by name, also those that only another place had; None where one cannot be used."""
@@ -222,11 +218,11 @@ class Audit:
         self, names: Sequence[str], read: Callable[[Documents, str], _T]
     ) -> dict[str, _T | None]:
         def look(name: str) -> tuple[_T | None, str, bool]:
-            answer = _attempt(read, self.documents, name)
-            if not isinstance(answer, StoreError):
-                return answer, "", False
-            is_revoked = isinstance(answer, Untrusted) and answer.reason == "revoked"
-            return None, self._said(answer), is_damage(answer) or is_revoked
+            try:
+                return read(self.documents, name), "", False
+            except StoreError as error:
+                is_revoked = isinstance(error, Untrusted) and error.reason == "revoked"
+                return None, self._said(error), is_damage(error) or is_revoked
 
         return self._judge(names, look, lambda name: self._taken_over(name, read))
 
@@ -279,12 +275,13 @@ class Audit:
     def _taken_over(self, name: str, read: Callable[[Documents, str], _T]) -> _T | None:
         """A document that another place has whole, and this one now; None where none has."""
         for place in self.places:
-            documents = Documents(backend=place, trust=self.documents.trust)
-            answer = _attempt(read, documents, name)
-            if not isinstance(answer, StoreError):
-                self.documents.write(name, read_stored_form(place, name))
-                self.repairs.append(f"{name}: put again from another place of the store")
-                return answer
+            try:
+                found = read(Documents(backend=place, trust=self.documents.trust), name)
+            except StoreError:
+                continue
+            self.documents.write(name, read_stored_form(place, name))
+            self.repairs.append(f"{name}: put again from another place of the store")
+            return found
         return None
 
     def _put_again(self, needed: Mapping[str, Digest]) -> None:
@@ -373,13 +370,6 @@ class Audit:
         if isinstance(error, Untrusted) and error.reason == "unknown_signer":
             return str(error)
         return str(error.but(remedy=_ELSEWHERE))
-
-
-def _attempt(read: Callable[[Documents, str], _T], documents: Documents, name: str) -> _T | StoreError:
-    try:
-        return read(documents, name)
-    except StoreError as error:
-        return error
 
 
 def _read_manifest(documents: Documents, name: str) -> StandingManifest:

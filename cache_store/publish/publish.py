@@ -9,8 +9,8 @@ that is looked at again afterwards, and brought back; where that fails a record 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, new_document
@@ -142,12 +142,9 @@ def publish_partitions(
             partition = keyed[key].partition
             said = "%s of %s compiled to other bytes than those published first: nondeterministic"
             logger.warning(said, function, partition)
+    names = ", ".join(manifest.partition for manifest in manifests[:_SHOWN])
     logger.info(
-        "Published %d partitions, %d of them new, %d new blobs: %s",
-        len(keyed),
-        len(created),
-        len(new),
-        ", ".join(manifest.partition for manifest in manifests[:_SHOWN]),
+        "Published %d partitions, %d new, %d new blobs: %s", len(keyed), len(created), len(new), names
     )
     return tuple(
         PublishReport(
@@ -186,13 +183,10 @@ def conflicts_of(standing: StandingManifest | None, manifest: PartitionManifest)
     """Functions for which the manifest that stands has other bytes than this one."""
     if standing is None:
         return ()
-    digests = {(entry.function, entry.path): entry.sha256 for entry in standing.manifest.artifacts}
-    differing = {
-        entry.function
-        for entry in manifest.artifacts
-        if digests.get((entry.function, entry.path)) != entry.sha256
-    }
-    return tuple(sorted(differing))
+    known = {(entry.function, entry.path, entry.sha256) for entry in standing.manifest.artifacts}
+    entries = manifest.artifacts
+    differing = (entry for entry in entries if (entry.function, entry.path, entry.sha256) not in known)
+    return tuple(sorted({entry.function for entry in differing}))
 
 
 def commit_launch(documents: Documents, record: LaunchRecord) -> str:
@@ -225,9 +219,8 @@ def commit_launch(documents: Documents, record: LaunchRecord) -> str:
     except (NotInStore, Conflict, Corrupt) as error:
         quarantine(backend, name, f"not whole: {error}")
         raise
-    logger.info(
-        "Committed launch %s of %d ranks as %s", record.launch_key[:12], record.world_size, sha256[:12]
-    )
+    said = "Committed launch %s of %d ranks as %s"
+    logger.info(said, record.launch_key[:12], record.world_size, sha256[:12])
     return sha256
 
 
@@ -245,7 +238,8 @@ def _write_record(documents: Documents, name: str, sealed: bytes) -> None:
 def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
     # Only the newest counts: an older equal record must be made the newest again.
     wanted = (record.world_size, record.environments)
-    for summary in summarize_launches(documents, record.launch_key, []):
+    documents = replace(documents, problems=[])
+    for summary in summarize_launches(documents, record.launch_key):
         if (summary.world_size, summary.environments) != wanted:
             continue
         # Its name is the digest of its bytes: an equal one need not be read.
@@ -253,7 +247,7 @@ def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
         name = record_name("launch", record.launch_key, digest_bytes(same.to_bytes()).sha256)
         if summary.name == name:
             return name
-        if take_launches(documents, [summary.name], []):
+        if take_launches(documents, [summary.name]):
             return None  # another one, and usable
     return None
 
@@ -279,13 +273,10 @@ def _check_manifests(documents: Documents, record: LaunchRecord) -> None:
         remedy = "publish these partitions, then commit again"
         raise NotInStore(what=f"manifests {what}", where=where, remedy=remedy)
     if differing := [ref for ref in record.partitions if found[ref.manifest_key] != ref.manifest_sha256]:
-        raise Conflict(
-            what=f"manifests of {', '.join(ref.partition for ref in differing)}",
-            where=where,
-            expected="the stored form that the record pins",
-            actual="another",
-            remedy="publish these partitions again, and commit what that reports",
-        )
+        what, expected = ", ".join(ref.partition for ref in differing), "the stored form that the record pins"
+        remedy = "publish these partitions again, and commit what that reports"
+        what = f"manifests of {what}"
+        raise Conflict(what=what, where=where, expected=expected, actual="another", remedy=remedy)
 
 
 def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str | None]:
@@ -336,7 +327,8 @@ class LocalBlobs:
         sources = self._sources()
         absent = absent_blobs(backend, {name: self.digests[path] for name, path in sources.items()})
         copied = {path for name, path in sources.items() if name in absent}
-        self._check_all(self._unknown(copied))
+        # Not found by threads, which would take longer.
+        self._check_all([path for path in self.digests if path not in copied and self._is_unknown(path)])
         wanted = [name for name in sources if make_durable or name in absent]
         read_ns = self.index.now_ns()
         created = set(self._put(backend, wanted, sources))
@@ -376,19 +368,11 @@ class LocalBlobs:
             [NewFile(name=name, source=Path(path), expected=self.digests[path]) for name, path in pairs]
         )
 
-    def _unknown(self, copied: Container[str]) -> list[str]:
-        """Files that are not copied and must be read; not found by threads, which would take longer."""
-        unknown: list[str] = []
-        for path, digest in self.digests.items():
-            if path in copied:
-                continue
-            try:
-                if self.index.known(path) == digest:
-                    continue
-            except OSError:  # the check says what is wrong
-                pass
-            unknown.append(path)
-        return unknown
+    def _is_unknown(self, path: str) -> bool:
+        try:
+            return self.index.known(path) != self.digests[path]
+        except OSError:
+            return True  # the check says what is wrong
 
     def _check_all(self, paths: Sequence[str]) -> None:
         num_threads = threads_for(len(paths), sum(self.digests[path].size_bytes for path in paths))

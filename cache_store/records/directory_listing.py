@@ -15,7 +15,7 @@ explained.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,13 +29,7 @@ from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import DIRECTORIES, record_prefix
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing
-from warmrank.cache_store.records.documents import (
-    Documents,
-    age,
-    dated_ahead,
-    seconds_of,
-    take_usable,
-)
+from warmrank.cache_store.records.documents import Documents, age, seconds_of, take_usable
 from warmrank.cache_store.records.manifest import BlobEntry, Components, Document, Utc, utc_now
 from warmrank.cache_store.signing.trust import signer_id
 from warmrank.cache_store.text import time_text
@@ -116,16 +110,14 @@ class StoredListing:
     signer_id: str  # of the key that signed it; empty where nobody did
 
 
-def newest_listing(documents: Documents, key: str, problems: list[str]) -> StoredListing:
-    """The newest usable listing under ``key``; what is newer and cannot be used goes to ``problems``.
+def newest_listing(documents: Documents, key: str) -> StoredListing:
+    """The newest usable listing under ``key``; see `take_usable` for what is newer.
 
     Older ones are not read: each may have many MiB. Raises `NotInStore`.
     """
-    infos = {info.name: info for info in documents.backend.list(record_prefix("directory", key))}
-    if found := _newest_of(documents, infos.values(), problems):
-        problems += dated_ahead(infos, {found.name: seconds_of(found.listing.created)})
-        return found
     where = record_prefix("directory", key)
+    if found := _newest_of(documents, documents.backend.list(where)):
+        return found
     raise NotInStore(what=f"listing {key[:12]}", where=where, remedy="push it first")
 
 
@@ -133,30 +125,27 @@ def nearest_listing(documents: Documents, tool: str, components: dict[str, str])
     """One line that says which components differ from the nearest of the newest listings of ``tool``."""
     candidates = [
         (f"the directory pushed {time_text(found.listing.created)}", found.listing.components)
-        for found in newest_listings(documents, [])
+        for found in newest_listings(replace(documents, problems=[]))
         if found.listing.tool == tool
     ]
     return explain_miss(components, candidates)
 
 
-def newest_listings(documents: Documents, problems: list[str]) -> tuple[StoredListing, ...]:
-    """The newest usable listing of each key; what cannot be used goes to ``problems``."""
+def newest_listings(documents: Documents) -> tuple[StoredListing, ...]:
+    """The newest usable listing of each key; see `take_usable`."""
     infos = sorted(documents.backend.list(DIRECTORIES), key=lambda info: info.name)
     newest = (
-        _newest_of(documents, same_key, problems)
+        _newest_of(documents, same_key)
         for _, same_key in groupby(infos, lambda info: info.name.rpartition("/")[0])
     )
     return tuple(found for found in newest if found is not None)
 
 
-def _newest_of(documents: Documents, infos: Iterable[FileInfo], problems: list[str]) -> StoredListing | None:
+def _newest_of(documents: Documents, infos: Iterable[FileInfo]) -> StoredListing | None:
     newest_first = sorted(infos, key=lambda info: (-info.written_s, info.name))
     for _, at_once in groupby(newest_first, lambda info: info.written_s):
         by_name = {info.name: info for info in at_once}
-        found = take_usable(
-            documents.backend, list(by_name), lambda name: read_listing(documents, name), problems
-        )
-        if found:
+        if found := take_usable(documents, list(by_name), read_listing):
             return min(found, key=lambda one: age(by_name[one.name], seconds_of(one.listing.created)))
     return None
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import BinaryIO, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +21,7 @@ from warmrank.cache_store.backends.places import TieredBackend, read_from_any
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import (
+    Conflict,
     Corrupt,
     NotInStore,
     StoreError,
@@ -51,14 +52,13 @@ from warmrank.cache_store.records.manifest import (
     parse_manifest,
 )
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, signer_id
-from warmrank.cache_store.text import count_text
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R", LaunchRecord, "_Head")
+L = TypeVar("L", "StoredLaunch", "LaunchSummary")
 READERS: Final = 8
-MAX_AHEAD_S = 60.0
-"""By so much may a record's own date be later than the store's, before it is said."""
+_RECORD = "launch record"
 _MAX_ENVELOPE_BYTES = MAX_DOCUMENT_BYTES + 4096
 _USUAL_BYTES = 64 << 10  # a buffer of the limit's size would be mapped and unmapped for each of thousands
 
@@ -83,6 +83,7 @@ class Documents:
 
     backend: BlobBackend
     trust: Trust
+    problems: list[str] = field(default_factory=list)  # a line for each document that was skipped
 
     def write(self, name: str, sealed: bytes) -> bool:
         """Create a sealed document; False when the name is taken."""
@@ -100,7 +101,7 @@ class Documents:
 
     def read_record(self, kind: RecordKind, name: str) -> tuple[str, bytes, bytes]:
         """Read the record that ``name`` announces: its key, bytes and stored form; raises as `read`."""
-        what, parts = "launch record" if kind == "launch" else "listing", split_record_name(name)
+        what, parts = _RECORD if kind == "launch" else "listing", split_record_name(name)
         if parts is None or parts.kind != kind:
             raise Corrupt(what=what, where=name, expected="a name of the layout", actual="another")
         payload, sealed = self.read(kind, parts.key, name)
@@ -113,13 +114,25 @@ class Documents:
         manifest, sha256 = parse_manifest(payload, name), digest_bytes(sealed).sha256
         return StandingManifest(manifest=manifest, sha256=sha256, signer_id=signer_id(sealed))
 
-    def take_manifest(self, key: str) -> StandingManifest:
-        """Read a manifest for use: as `read_manifest`, but what is damaged goes into quarantine."""
+    def take_manifest(self, key: str, *, expected_sha256: str | None = None) -> StandingManifest:
+        """Read a manifest for use: what is damaged goes into quarantine.
+
+        Raises `Conflict` where it is not the one that a launch record pins, else as `read_manifest`.
+        """
         try:
-            return self.read_manifest(key)
+            standing = self.read_manifest(key)
         except StoreError as error:
             quarantine_if_damaged(self.backend, manifest_name(key), error)
             raise
+        if expected_sha256 in (None, standing.sha256):
+            return standing
+        raise Conflict(
+            what=f"manifest {key[:12]}",
+            where=manifest_name(key),
+            expected=f"the stored form {str(expected_sha256)[:12]}",
+            actual=standing.sha256[:12],
+            remedy="it was published again since; the next launch commits a record that fits",
+        )
 
 
 def read_stored_form(backend: BlobBackend, name: str) -> bytes:
@@ -173,21 +186,21 @@ def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
 
 
 def take_usable(
-    backend: BlobBackend, names: Sequence[str], read: Callable[[str], T], problems: list[str]
+    documents: Documents, names: Sequence[str], read: Callable[[Documents, str], T]
 ) -> tuple[T, ...]:
     """Results of ``read`` for the documents that can be used, in the order of ``names``, several at a time.
 
-    Damaged ones go into quarantine; ``problems`` gets one line for each that was skipped.
+    Of those that cannot, the damaged go into quarantine, and ``documents`` notes each as a problem.
     """
     found: list[T] = []
-    outcomes = each(lambda name: outcome_of(lambda: read(name)), names, num_threads=READERS)
+    outcomes = each(lambda name: outcome_of(lambda: read(documents, name)), names, num_threads=READERS)
     for name, outcome in zip(names, outcomes, strict=True):
         if not isinstance(outcome, StoreError):
             found.append(outcome)
         elif not isinstance(outcome, NotInStore):  # else evicted, or put into quarantine, since the listing
             logger.info("Skipped a document: %s", outcome)  # callers show the problems
-            problems.append(str(outcome))
-            quarantine_if_damaged(backend, name, outcome)
+            documents.problems.append(str(outcome))
+            quarantine_if_damaged(documents.backend, name, outcome)
     return tuple(found)
 
 
@@ -201,28 +214,17 @@ def seconds_of(created: str) -> float:
     return datetime.fromisoformat(created).timestamp()
 
 
-def dated_ahead(infos: Mapping[str, FileInfo], created_s: Mapping[str, float]) -> tuple[str, ...]:
-    """One line if records, by name, are dated later than the store got them; none otherwise."""
-    ahead = {name: date - infos[name].written_s for name, date in created_s.items() if name in infos}
-    wrong = sorted((seconds, name) for name, seconds in ahead.items() if seconds > MAX_AHEAD_S)
-    if not wrong:
-        return ()
-    seconds, name = wrong[-1]
-    records = count_text(len(wrong), "record") + (" are" if len(wrong) > 1 else " is")
-    how_far = timedelta(seconds=round(seconds))
-    line = (
-        f"{records} dated in the future, by up to {how_far} ({name}): the clock of the node that made it "
-        "is off; set it. What is newest is told by the store's own"
-    )
-    return (line,)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLaunch:
     """A launch record and its name in the store."""
 
     name: str
     record: LaunchRecord
+
+    @property
+    def created(self) -> str:
+        """The record's own date."""
+        return self.record.created
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,39 +259,19 @@ def read_launch(documents: Documents, name: str) -> LaunchRecord:
     return _read(documents, name, parse_launch_record)
 
 
-def read_launches(
-    documents: Documents, launch_key: str | None, problems: list[str]
-) -> tuple[StoredLaunch, ...]:
-    """Read all records, or those of one key, newest first.
-
-    A record that cannot be used is skipped, logged, and described in ``problems``; a damaged one goes into
-    quarantine. Raises `StoreUnavailable` where the store cannot be listed.
-    """
-    infos = _infos(documents, launch_key)
-    found = take_launches(documents, list(infos), problems)
-    order = _newest_first(infos, {stored.name: stored.record.created for stored in found}, problems)
-    return tuple(sorted(found, key=lambda stored: order[stored.name]))
+def read_launches(documents: Documents, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
+    """Read all records that can be used, or those of one key, newest first; see `take_usable`."""
+    return _newest_first(documents, launch_key, _read_whole)
 
 
-def take_launches(
-    documents: Documents, names: Sequence[str], problems: list[str]
-) -> tuple[StoredLaunch, ...]:
-    """Read records whole, in the order of ``names``; what cannot be used is skipped as by `read_launches`."""
-
-    def read(name: str) -> StoredLaunch:
-        return StoredLaunch(name=name, record=read_launch(documents, name))
-
-    return take_usable(documents.backend, names, read, problems)
+def take_launches(documents: Documents, names: Sequence[str]) -> tuple[StoredLaunch, ...]:
+    """Read records whole, in the order of ``names``; see `take_usable`."""
+    return take_usable(documents, names, _read_whole)
 
 
-def summarize_launches(
-    documents: Documents, launch_key: str, problems: list[str]
-) -> tuple[LaunchSummary, ...]:
-    """Summaries of the records of one key, newest first; skips what cannot be used, as `read_launches`."""
-    infos = _infos(documents, launch_key)
-    found = take_usable(documents.backend, list(infos), lambda name: _summarize(documents, name), problems)
-    order = _newest_first(infos, {item.name: item.created for item in found}, problems)
-    return tuple(sorted(found, key=lambda item: order[item.name]))
+def summarize_launches(documents: Documents, launch_key: str) -> tuple[LaunchSummary, ...]:
+    """Summaries of the records of one key, newest first; see `take_usable`."""
+    return _newest_first(documents, launch_key, _summarize)
 
 
 def launch_keys(documents: Documents) -> tuple[str, ...]:
@@ -298,34 +280,30 @@ def launch_keys(documents: Documents) -> tuple[str, ...]:
     return tuple(sorted({parts.key for parts in names if parts}))
 
 
-def _infos(documents: Documents, launch_key: str | None) -> dict[str, FileInfo]:
-    prefix = LAUNCHES if launch_key is None else record_prefix("launch", launch_key)
-    return {info.name: info for info in documents.backend.list(prefix)}
-
-
 def _newest_first(
-    infos: Mapping[str, FileInfo], created: Mapping[str, str], problems: list[str]
-) -> dict[str, tuple[float, float, str]]:
-    dates = {name: seconds_of(date) for name, date in created.items()}
-    problems += dated_ahead(infos, dates)
-    return {name: age(infos[name], date) for name, date in dates.items()}
+    documents: Documents, launch_key: str | None, read: Callable[[Documents, str], L]
+) -> tuple[L, ...]:
+    prefix = LAUNCHES if launch_key is None else record_prefix("launch", launch_key)
+    infos = {info.name: info for info in documents.backend.list(prefix)}
+    found = take_usable(documents, list(infos), read)
+    return tuple(sorted(found, key=lambda item: age(infos[item.name], seconds_of(item.created))))
+
+
+def _read_whole(documents: Documents, name: str) -> StoredLaunch:
+    return StoredLaunch(name=name, record=read_launch(documents, name))
 
 
 def _summarize(documents: Documents, name: str) -> LaunchSummary:
-    head = _read(documents, name, _parse_head)
+    head = _read(documents, name, lambda data, where: parse_document(_Head, data, what=_RECORD, where=where))
     environments = head.environment, *(other.environment for other in head.others)
     return LaunchSummary(
         name=name, world_size=head.world_size, environments=environments, created=head.created
     )
 
 
-def _parse_head(data: bytes, where: str) -> _Head:
-    return parse_document(_Head, data, what="launch record", where=where)
-
-
 def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> R:
     key, payload, _ = documents.read_record("launch", name)
     record = parse(payload, name)
     if record.launch_key != key:
-        raise Corrupt(what="launch record", where=name, expected=key, actual=record.launch_key)
+        raise Corrupt(what=_RECORD, where=name, expected=key, actual=record.launch_key)
     return record

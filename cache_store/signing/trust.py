@@ -96,14 +96,13 @@ class Envelope:
 
     def header(self) -> bytes:
         """Its first line."""
-        header = {
-            "format": ENVELOPE_FORMAT,
-            "kind": self.kind,
-            "key": self.key,
-            "payload": {"sha256": self.digest.sha256, "size_bytes": self.digest.size_bytes},
-            "signature": self.signature.model_dump() if self.signature else "unsigned",
-        }
-        return canonical_json(header)
+        header = _Header(
+            kind=self.kind,
+            key=self.key,
+            payload=_Payload(**self.digest._asdict()),
+            signature=self.signature or "unsigned",
+        )
+        return canonical_json(header.model_dump())
 
 
 def signed_message(kind: str, key: str, digest: Digest, producer: Producer) -> bytes:
@@ -157,8 +156,7 @@ class Trust:
     def seal(self, kind: DocumentKind, key: str, payload: bytes) -> bytes:
         """Wrap a document for the store; equal documents of one signer have equal bytes.
 
-        Raises:
-            Untrusted: the policy asks for signatures and there is no signing key, or it is revoked.
+        Raises `Untrusted`: the policy asks for signatures and there is no signing key, or it is revoked.
         """
         what, digest = f"{kind} {key[:12]}", digest_bytes(payload)
         signature = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -37,14 +37,6 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorePlace:
-    """Type of a directory's file system ("" if unknown), and what a store uses of it but its blobs."""
-
-    file_system: str
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChoice:
     """A policy, and why it is this one."""
 
@@ -52,12 +44,15 @@ class PolicyChoice:
     reason: str
 
 
-def resolve_policy(place: StorePlace, *, uid: int) -> PolicyChoice:
-    """Choose the policy for a directory, used by the user of that id."""
-    if place.file_system not in LOCAL_TYPES:
-        kind = place.file_system or "not known"
-        return PolicyChoice(policy="require", reason=f"its file system ({kind}) may be shared")
-    for entry in place.entries:
+def resolve_policy(file_system: str, entries: Iterable[Entry], *, uid: int) -> PolicyChoice:
+    """Choose the policy for a directory, used by the user of that id.
+
+    ``file_system`` is the type of its file system ("" if unknown), ``entries`` what a store uses of it.
+    """
+    if file_system not in LOCAL_TYPES:
+        reason = f"its file system ({file_system or 'not known'}) may be shared"
+        return PolicyChoice(policy="require", reason=reason)
+    for entry in entries:
         if entry.uid != uid and not (entry.is_above and entry.uid == 0):
             reason = f"{entry.path} belongs to uid {entry.uid}, not {uid}"
             return PolicyChoice(policy="require", reason=reason)
@@ -73,22 +68,21 @@ def choose_policy(location: str) -> PolicyChoice:
     if "://" in location:
         return PolicyChoice(policy="require", reason="an object store is shared")
     try:
-        place = _look_at(Path(location))
+        return resolve_policy(*_look_at(Path(location)), uid=os.geteuid())
     except OSError as error:
         return PolicyChoice(policy="require", reason=f"it cannot be looked at: {error}")
-    return resolve_policy(place, uid=os.geteuid())
 
 
-def _look_at(path: Path) -> StorePlace:
+def _look_at(path: Path) -> tuple[str, list[Entry]]:
     mounts, absolute = read_mounts(), path.absolute()
     if (kind := file_system_type(absolute, mounts)) not in LOCAL_TYPES:
-        return StorePlace(file_system=kind, entries=())  # not touched: a dead mount would hang here
+        return kind, []  # not touched: a dead mount would hang here
     above = [_entry(place, status, is_above=True) for place, status in way_to(absolute)]
     path = absolute.resolve()
     links = [Path(entry.path) for entry in above if stat.S_ISLNK(entry.mode)]
     kinds = [file_system_type(place, mounts) for place in (*links, path)]
     kind = next((kind for kind in kinds if kind not in LOCAL_TYPES), kinds[-1])
-    return StorePlace(file_system=kind, entries=(*_entries(path), *above))
+    return kind, [*_entries(path), *above]
 
 
 def _entries(path: Path) -> Iterator[Entry]:

@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import BlobBackend
@@ -98,18 +98,18 @@ def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[s
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool sees this path, not the resolved one
     # After a miss the tool uses what is there.
     check_marks(root, documents.trust.policy, documents.trust.revoked)
-    problems: list[str] = []
+    documents = replace(documents, problems=[])  # they stand in the report
     key = listing_key(tool, dict(components))
     try:
-        stored = newest_listing(documents, key, problems)
+        stored = newest_listing(documents, key)
     except NotInStore as error:
         raise NotInStore(
             what=f"directory of {tool!r} with these components",
             where=f"key {key[:12]}",
-            remedy="; ".join([nearest_listing(documents, tool, dict(components)), *problems[:3]]),
+            remedy="; ".join([nearest_listing(documents, tool, dict(components)), *documents.problems[:3]]),
         ) from error
     moved = relocation(tool_named(tool), stored.listing.files, old=stored.listing.root, new=str(root))
-    return PullPlan(tool=tool, root=root, stored=stored, moved=moved, problems=tuple(problems))
+    return PullPlan(tool=tool, root=root, stored=stored, moved=moved, problems=tuple(documents.problems))
 
 
 @contextlib.contextmanager
@@ -121,10 +121,10 @@ def pull_lock(root: Path) -> Iterator[None]:
         yield
 
 
-def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> PullReport:
+def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> PullReport:
     """Restore what was planned; the caller holds `pull_lock`.
 
-    With ``replace``, files that are there with other bytes are replaced, those of an earlier pull removed.
+    With ``replaces``, files that are there with other bytes are replaced, those of an earlier pull removed.
 
     Raises:
         NotInStore: blobs of it are missing.
@@ -139,9 +139,9 @@ def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> Pull
     index = DigestIndex(root, _INDEX, at=place, opened=open_owned)
     laid_before = DigestIndex(root, f"pulled-{plan.key}", at=place, opened=open_owned)
     stale = _stale(laid_before, {file.path for file in files}, root, index)
-    removed = [path for path, is_unchanged in stale.items() if replace and is_unchanged]
+    removed = [path for path, is_unchanged in stale.items() if replaces and is_unchanged]
     _refuse_obstacles(files, removed, root)
-    wanted, there = _look(files, plan.moved, root, index, replace=replace)
+    wanted, there = _look(files, plan.moved, root, index, replaces=replaces)
     _check_complete(documents.backend, wanted)
     new: list[str] = []
     replaced: list[str] = []
@@ -149,7 +149,7 @@ def pull(documents: Documents, plan: PullPlan, *, replace: bool = False) -> Pull
         copying = _Copying(documents=documents, plan=plan, files=wanted, there=there, stale=removed)
         sweep_debris(place, _STAGING)
         with staging_directory(place, _STAGING) as staging:
-            new, replaced = copying.lay_out(staging, replace=replace)
+            new, replaced = copying.lay_out(staging, replaces=replaces)
     else:
         _remove(removed, root)
     come = {*new, *replaced}
@@ -190,7 +190,7 @@ class _Copying:
     there: Collection[str]
     stale: Collection[str]
 
-    def lay_out(self, staging: Path, *, replace: bool) -> tuple[list[str], list[str]]:
+    def lay_out(self, staging: Path, *, replaces: bool) -> tuple[list[str], list[str]]:
         """Copy the files; return paths of new and of replaced ones, not of those equal after all."""
         root = self.plan.root
         blobs = self._mark(staging)
@@ -209,7 +209,7 @@ class _Copying:
             kinds = {file.path: self._kind(file.path, staging) for file in self.files}
             new = [path for path, kind in kinds.items() if kind == "new"]
             others = [path for path, kind in kinds.items() if kind == "other"]
-            if not replace:
+            if not replaces:
                 _refuse_others(others, root)
             if new or others:
                 inside = (f"{staging}/{path}" for path in (*directories, *kinds))
@@ -366,7 +366,7 @@ def _staying(stale: Mapping[str, bool], removed: Collection[str]) -> Iterator[st
 
 
 def _look(
-    files: list[ListedFile], moved: Relocation, root: Path, index: DigestIndex, *, replace: bool
+    files: list[ListedFile], moved: Relocation, root: Path, index: DigestIndex, *, replaces: bool
 ) -> tuple[list[ListedFile], frozenset[str]]:
     """Files to be copied, to be laid out or to compare; and the paths of those that are there."""
     answers = each(
@@ -379,7 +379,7 @@ def _look(
         # What is shorter may be cut short; what is rewritten has other bytes than its blob.
         if not is_equal and size_bytes >= file.size_bytes and file.path not in moved.paths
     ]
-    if not replace:
+    if not replaces:
         _refuse_others(others, root)
     wanted = [file for file, (_, is_equal) in found.items() if not is_equal or file.path in moved.paths]
     return wanted, frozenset(file.path for file in wanted if found[file][0] >= 0)

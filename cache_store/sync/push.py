@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile
@@ -55,8 +55,7 @@ class PushReport:
 def push(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
     """Store the directory ``root`` of ``tool`` under named components.
 
-    Raises:
-        Untrusted: there is no key to sign with; nothing was written.
+    Raises `Untrusted`: there is no key to sign with; nothing was written.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
     trust = documents.trust
@@ -220,7 +219,7 @@ def _drop_changed(
 
 def _write(documents: Documents, key: str, listing: DirectoryListing) -> bool:
     try:
-        newest = newest_listing(documents, key, []).listing
+        newest = newest_listing(replace(documents, problems=[]), key).listing
         if newest.model_copy(update={"created": listing.created}) == listing:
             return False
     except NotInStore:

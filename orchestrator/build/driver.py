@@ -22,15 +22,14 @@ from warmrank.orchestrator.build.plan import (
     BuildTarget,
     BuildTotals,
     ClassReport,
-    NotBuilt,
     built_ranks,
     check_target,
     differences,
     model_rank,
     replica,
 )
-from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, OfflineRankInit
-from warmrank.orchestrator.config.models import Config, EntrypointWorkload
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, init_of
+from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch import steps
@@ -39,22 +38,19 @@ from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank import Rank
 from warmrank.worker.results import FunctionProbe, LeftOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """Options of a build.
-
-    ``real_tensors``: with memory and values, on the CPU; ``every_rank``: the model of every rank, not of one
-    for each position; ``num_jobs`` ranks work at a time.
-    """
+    """Options of a build."""
 
     target: BuildTarget
-    real_tensors: bool = False
-    every_rank: bool = False
-    num_jobs: int = 1
+    real_tensors: bool = False  # with memory and values, on the CPU
+    every_rank: bool = False  # the model of every rank, not of one for each position
+    num_jobs: int = 1  # ranks that work at a time
 
 
 def build(
@@ -78,7 +74,7 @@ def build(
     started = utc_now()
     store = _open_store(config)
     ranks = built_ranks(config, every_rank=options.every_rank)
-    launcher = launcher or launcher_for(config, options, ranks)
+    launcher = launcher or OfflineLauncher(config, ranks, num_jobs=options.num_jobs)
     alone = config.model_copy(update={"store": None})
     stages = Stages(alone, launcher, listener or silence, ranks=ranks)
     try:
@@ -93,14 +89,6 @@ def build(
         with undisturbed():
             launcher.stop()
     return report
-
-
-def launcher_for(config: Config, options: BuildOptions, ranks: tuple[int, ...]) -> Launcher:
-    """Processes of this machine for some ranks."""
-    workload = config.workload
-    assert isinstance(workload, EntrypointWorkload)  # noqa: S101 - `check_target` lets nothing else pass
-    module = workload.entrypoint.partition(":")[0]
-    return OfflineLauncher(ranks, num_jobs=options.num_jobs, module=module)
 
 
 def _open_store(config: Config) -> Store | None:
@@ -147,19 +135,9 @@ def probed(
     """
     with stages.stage("start"):
         stages.start()
-        openings = {
-            rank: (
-                OfflineRankInit(
-                    config=stages.config,
-                    rank=rank,
-                    environment=options.target.environment,
-                    real_tensors=options.real_tensors,
-                    kernels=kernels,
-                ),
-            )
-            for rank in stages.ranks
-        }
-        stages.ask("start", OfflineHost.open, openings)
+        rest = options.target.environment, options.real_tensors, kernels
+        inits = {rank: (init_of(stages.config, rank), *rest) for rank in stages.ranks}
+        stages.ask("start", OfflineHost.open, inits)
     probes = steps.build_and_probe(stages)
     everyone = dict.fromkeys(stages.ranks, ())
     left_out = stages.ask("build", OfflineHost.left_out, everyone, is_work=False).values()
@@ -197,7 +175,12 @@ class _Build:
             found := differences(config, self.probes, self.ledger, self.bound)
         ):
             witness = max(stages.ranks)
-            raise BuildFailed(witness, model_rank(witness, config), found)
+            head = (
+                f"rank {witness} differs from rank {model_rank(witness, config)} in its data-parallel "
+                "position only, and yet asks for something else; build with --every-rank, or do not let the "
+                "model depend on that position:"
+            )
+            raise BuildFailed("\n".join([head, *(f"  {line}" for line in found)]))
         self.manifests = stages.ask_all("commit", Rank.manifest)
 
     def keep(self, store: Store | None) -> None:
@@ -241,16 +224,14 @@ class _Build:
         """The report of a build that has done its work."""
         config, stages, target = self.config, self.stages, self.options.target
         classes = self._classes()
-        not_built = [NotBuilt(what=item.function, reason=item.reason) for item in self.left_out]
+        not_built = {item.function: item.reason for item in self.left_out}
         assumed: tuple[str, ...] = ()
         if len(stages.ranks) < config.ranks:
             reason = "its code asks for its rank, so each rank has its own; --every-rank builds them all"
-            copied = [f"{name} on ranks that got copies" for name in sorted(self.bound)]
-            not_built += [NotBuilt(what=what, reason=reason) for what in copied]
+            not_built |= {f"{name} on ranks that got copies": reason for name in sorted(self.bound)}
             alike = "ranks that differ in their data-parallel position only are alike"
             built = ranks_text(stages.ranks)
             assumed = (f"{alike}: built were {built}; a launch checks the guards on every rank",)
-        not_built += [NotBuilt(what=what, reason=reason) for what, reason in ALWAYS_LATER]
         return BuildReport(
             schema_version=BUILD_SCHEMA_VERSION,
             name=config.name,
@@ -266,7 +247,7 @@ class _Build:
             store=config.store.location if config.store else "",
             record=self.record,
             classes=classes,
-            not_built=tuple(not_built),
+            not_built=not_built | ALWAYS_LATER,
             assumed=assumed,
             stages=stages.report(),
             totals=self._totals(classes),
@@ -277,9 +258,7 @@ class _Build:
     def _classes(self) -> tuple[ClassReport, ...]:
         """Artifacts, each with the ranks that have it."""
         keys = {(rank, each.function): each.request_key for rank, own in self.probes.items() for each in own}
-        members: dict[tuple[str, str], list[int]] = {}
-        for rank, function in keys:
-            members.setdefault((function, self.ledger[rank, function].digest), []).append(rank)
+        members = grouped(((name, self.ledger[rank, name].digest), rank) for rank, name in keys)
         found = []
         for (function, digest), ranks in members.items():
             compiled = [rank for rank in ranks if self.ledger[rank, function].outcome == "compiled"]

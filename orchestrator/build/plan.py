@@ -166,92 +166,65 @@ def check_target(config: Config, target: BuildTarget, *, real_tensors: bool) -> 
 
 BUILD_SCHEMA_VERSION = 1
 
-ALWAYS_LATER = (
-    ("captured graphs", "every process captures its own, on its device"),
-    ("the capture plan", "a launch notes what it captured, and the next one captures it first"),
-    ("node artifacts", "the vendor's tools make them on the node, at its first launch"),
-    ("verification", "nothing was run; a launch compares with the reference"),
-)
+ALWAYS_LATER = {
+    "captured graphs": "every process captures its own, on its device",
+    "the capture plan": "a launch notes what it captured, and the next one captures it first",
+    "node artifacts": "the vendor's tools make them on the node, at its first launch",
+    "verification": "nothing was run; a launch compares with the reference",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassReport:
-    """One artifact, and the number of ranks whose partitions hold it.
-
-    ``outcome`` is ``compiled`` in this build; else it was there before. The ``leader`` compiled it, or is the
-    first that has it. The seconds of its trace, and of the compile after that, are 0 where nothing was
-    compiled.
-    """
+    """One artifact, and the number of ranks whose partitions hold it."""
 
     function: str
     request_key: str
     digest: str
     size_bytes: int
-    outcome: Outcome
-    leader: int
+    outcome: Outcome  # compiled in this build, or there before
+    leader: int  # compiled it, or is the first that has it
     num_ranks: int
-    trace_s: float
+    trace_s: float  # 0 where nothing was compiled
     compile_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotBuilt:
-    """Something that a launch still has to make."""
-
-    what: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTotals:
-    """Sums of a build.
+    """Sums of a build; new is what the store, or the cache directory, did not have."""
 
-    Classes are distinct pairs of function and artifact. The model of ``num_built_ranks`` was built; the
-    others got copies. New partitions and bytes are those that the store, or the cache directory, did not
-    have. ``compile_s`` is of all traces and compiles, one after the other; ``rank_ms`` of each rank, beyond
-    the stage that compiles and the start of the processes.
-    """
-
-    num_classes: int
+    num_classes: int  # distinct pairs of function and artifact
     num_compiled: int
     num_artifacts: int
     artifact_bytes: int
-    num_built_ranks: int
+    num_built_ranks: int  # whose model was built; the others got copies
     num_partitions_new: int
     published_bytes: int
-    compile_s: float
+    compile_s: float  # of all traces and compiles, one after the other
     wall_s: float
-    rank_ms: float
+    rank_ms: float  # of each rank, beyond compiles and the start of processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """An offline build that ended with the partitions of all ranks; names as in a launch's report.
-
-    Attributes:
-        environment: named components of the machines that it is for; ``environment_source`` gave them.
-        store: the store's location; empty when there is none, and the cache directory has all partitions.
-        classes: every artifact, in order of functions and ranks.
-        not_built: what a launch makes itself.
-        assumed: what was taken for granted, and is checked by a launch.
-    """
+    """An offline build that ended with the partitions of all ranks; names as in a launch's report."""
 
     schema_version: int
     name: str
     launch_key: str
     identity: dict[str, str]
-    environment: dict[str, str]
+    environment: dict[str, str]  # of the machines that it is for
     environment_source: str
     world_size: int
     parallel: dict[str, int]
     device: str
     started: str
     cache_dir: str
-    store: str
+    store: str  # empty where the cache directory has all partitions
     record: str
     classes: tuple[ClassReport, ...]
-    not_built: tuple[NotBuilt, ...]
-    assumed: tuple[str, ...]
+    not_built: dict[str, str]  # what a launch makes itself, and why
+    assumed: tuple[str, ...]  # what was taken for granted, and is checked by a launch
     stages: tuple[StageReport, ...]
     totals: BuildTotals
     problems: tuple[str, ...]

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as NotInTime
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
-from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.models import Config, EntrypointWorkload
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of, rank_spec
 from warmrank.orchestrator.gang.ray_session import import_paths
@@ -59,19 +59,18 @@ BOOTSTRAP = (
 """Code of the first process: it must find this package before it can import it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineRankInit:
-    """Arguments of a process that becomes a rank of an offline build.
-
-    The config has no store, which the driver alone uses; the environment is that of the machines that are
-    built for. Without ``kernels``, functions are only traced.
-    """
-
-    config: Config
-    rank: int
-    environment: Mapping[str, str]
-    real_tensors: bool = False
-    kernels: bool = True
+def init_of(config: Config, rank: int) -> RankInit:
+    """A rank's place among all ranks of the launch, on one node, without a port where they could meet."""
+    seat = Seat(
+        rank=rank,
+        local_rank=rank,
+        local_world_size=config.ranks,
+        node_rank=0,
+        node_id="here",
+        host=os.uname().nodename,
+        pid=os.getpid(),
+    )
+    return RankInit(config=config, seat=seat, master_addr="", master_port=0, no_compile=False)
 
 
 class OfflineHost(RankHost):
@@ -79,20 +78,22 @@ class OfflineHost(RankHost):
 
     _worker: OfflineRank
 
-    def open(self, init: OfflineRankInit) -> Opened:  # type: ignore[override] # the driver sends this kind
-        """Check the cache directory and bring the rank up; errors as of `RankHost.open`."""
+    def open(  # type: ignore[override] # the driver says more
+        self, init: RankInit, environment: Mapping[str, str], real_tensors: bool = False, kernels: bool = True
+    ) -> Opened:
+        """Check the cache directory and bring the rank up; errors as of `RankHost.open`.
+
+        The environment is that of the machines that are built for. Without ``kernels``, functions are only
+        traced.
+        """
         from warmrank.worker.keys.environment import Target
         from warmrank.worker.rank.offline import OfflineRank
 
-        config = init.config
-        ensure_cache_dir(config.cache_dir)
-        self._init = imagined(init)
-        self._store = None
-        self._away = ""
-        machines = Target(device_kind=config.device, environment=dict(init.environment))
-        spec = rank_spec(self._init)
+        ensure_cache_dir(init.config.cache_dir)
+        self._init, self._store, self._away = init, None, ""
+        machines = Target(device_kind=init.config.device, environment=dict(environment))
         self._worker = OfflineRank(
-            spec, machines=machines, real_tensors=init.real_tensors, kernels=init.kernels
+            rank_spec(init), machines=machines, real_tensors=real_tensors, kernels=kernels
         )
         self._is_open = True
         return Opened(environment=self._worker.start(), problem="")
@@ -117,21 +118,6 @@ class OfflineHost(RankHost):
             failure = failure_of(error, rank=self._init.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
             return Retraced(function=name, outcome="failed", reason=reason)
-
-
-def imagined(init: OfflineRankInit) -> RankInit:
-    """The rank's place among all ranks of the launch, on one node, without a port where they could meet."""
-    config = init.config
-    seat = Seat(
-        rank=init.rank,
-        local_rank=init.rank,
-        local_world_size=config.ranks,
-        node_rank=0,
-        node_id="here",
-        host="",
-        pid=0,
-    )
-    return RankInit(config=config, seat=seat, master_addr="", master_port=0, no_compile=False)
 
 
 def main(hello: Mapping[str, Any]) -> None:
@@ -213,10 +199,10 @@ _IDLE_END_S = 2.0
 class OfflineLauncher:
     """Holds one process for each rank; see `orchestrator.gang.launcher.Launcher`."""
 
-    def __init__(self, ranks: Sequence[int], *, num_jobs: int, module: str) -> None:
-        """Take the global ranks that get a process, how many work at a time, and the entrypoint's module."""
+    def __init__(self, config: Config, ranks: Sequence[int], *, num_jobs: int) -> None:
+        """Take the config, the global ranks that get a process, and how many of these work at a time."""
+        self._config = config
         self._ranks = tuple(ranks)
-        self._module = module
         self._num_jobs = max(1, num_jobs)
         self._nursery: subprocess.Popen[bytes] | None = None
         self._connections: dict[int, Connection] = {}
@@ -235,18 +221,7 @@ class OfflineLauncher:
                     self._accept(listener, nursery)
             finally:
                 over.set()
-        seats = tuple(
-            Seat(
-                rank=rank,
-                local_rank=rank,
-                local_world_size=len(self._ranks),
-                node_rank=0,
-                node_id="here",
-                host=os.uname().nodename,
-                pid=nursery.pid,
-            )
-            for rank in self._ranks
-        )
+        seats = tuple(replace(init_of(self._config, rank).seat, pid=nursery.pid) for rank in self._ranks)
         return Gang(seats=seats, master_addr="", master_port=0)
 
     def call(
@@ -286,6 +261,7 @@ class OfflineLauncher:
         self.release()
 
     def _start_nursery(self, address: str, secret: bytes) -> subprocess.Popen[bytes]:
+        assert isinstance(self._config.workload, EntrypointWorkload)  # noqa: S101 - nothing else is built
         # As in a launch: the current directory first, which an installed script has not got on its path.
         first = import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix))
         hello = {
@@ -293,7 +269,7 @@ class OfflineLauncher:
             "address": address,
             "secret": secret.hex(),
             "ranks": list(self._ranks),
-            "module": self._module,
+            "module": self._config.workload.entrypoint.partition(":")[0],
         }
         # A session of its own: Ctrl-C is the driver's to handle, and what hangs is ended as a whole.
         nursery = subprocess.Popen(  # noqa: S603 - this very Python, and a constant

@@ -15,15 +15,16 @@ from warmrank.cache_store.cache_dir.local import is_companion_name
 from warmrank.cache_store.records.manifest import PartitionManifest, utc_now
 from warmrank.cache_store.seed import pick_launches
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.build.driver import BuildOptions, fetch, launcher_for, probed
+from warmrank.orchestrator.build.driver import BuildOptions, fetch, probed
 from warmrank.orchestrator.build.plan import built_ranks, check_target
-from warmrank.orchestrator.build.ranks import OfflineHost
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import Retraced, RetraceOutcome
 
 AUDIT_SCHEMA_VERSION = 1
@@ -31,18 +32,14 @@ AUDIT_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetraceReport:
-    """One artifact, and the ranks that traced its function again with one outcome; seconds are their sums.
-
-    The outcome is equal, differs, missing (nothing is stored) or failed (it cannot be traced); the reason is
-    the first difference (the artifact's / the trace's), or why nothing could be compared.
-    """
+    """One artifact, and the ranks that traced its function again with one outcome."""
 
     function: str
     ranks: tuple[int, ...]
     outcome: RetraceOutcome
-    reason: str
+    reason: str  # the first difference, or why nothing could be compared
     digest: str
-    seconds: float
+    seconds: float  # summed over ranks
     cpu_s: float
 
 
@@ -58,24 +55,19 @@ class NotCompared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheAudit:
-    """Outcome of an audit of a store or a cache directory, the ``source``; names as in a launch's report.
-
-    The outcome is fresh (all equal), stale (something differs) or incomplete (something could not be
-    compared). ``functions`` are all artifacts that were traced again, or should have been; ``not_compared``
-    what else is stored, or left out.
-    """
+    """Outcome of an audit of a store or a cache directory; names as in a launch's report."""
 
     schema_version: int
-    outcome: str
+    outcome: str  # fresh, stale (something differs) or incomplete (not all compared)
     name: str
     launch_key: str
-    source: str
+    source: str  # the store or cache directory
     environment_source: str
     world_size: int
     num_retraced_ranks: int
     started: str
-    functions: tuple[RetraceReport, ...]
-    not_compared: tuple[NotCompared, ...]
+    functions: tuple[RetraceReport, ...]  # traced again, or should have been
+    not_compared: tuple[NotCompared, ...]  # what else is stored, or left out
     problems: tuple[str, ...]
     wall_s: float
 
@@ -105,7 +97,7 @@ def audit_cache(
     with tempfile.TemporaryDirectory(prefix="warmrank-audit-") as scratch:
         root = Path(scratch) if config.store is not None else config.cache_dir
         here = config.model_copy(update={"cache_dir": root, "store": None})
-        launcher = launcher or launcher_for(here, options, ranks)
+        launcher = launcher or OfflineLauncher(here, ranks, num_jobs=options.num_jobs)
         stages = Stages(here, launcher, listener or silence, ranks=ranks)
         try:
             if store is not None:
@@ -199,12 +191,13 @@ def _unseen(
 ) -> tuple[NotCompared, ...]:
     """The artifacts of a record's partitions that were not traced again."""
     seen = {item.digest for items in found.values() for item in items}
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for manifest in manifests:
-        for entry in manifest.artifacts:
-            is_artifact = entry.scope == "rank" and not is_companion_name(Path(entry.path).name)
-            if is_artifact and entry.sha256 not in seen:
-                ranks.setdefault((entry.function, entry.sha256), []).append(manifest.rank)
+    ranks = grouped(
+        ((entry.function, entry.sha256), manifest.rank)
+        for manifest in manifests
+        for entry in manifest.artifacts
+        if entry.scope == "rank" and entry.sha256 not in seen
+        if not is_companion_name(Path(entry.path).name)
+    )
     reason = "no rank that was traced here would load it for a call of the workload (--every-rank traces all)"
     return tuple(
         NotCompared(function=function, digest=digest, ranks=tuple(members), reason=reason)

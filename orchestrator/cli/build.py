@@ -50,9 +50,9 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
     """Make the partitions of all ranks on this machine, without devices and without a cluster."""
     from warmrank.orchestrator.build.driver import build as run
     from warmrank.orchestrator.build.plan import to_json
-    from warmrank.orchestrator.ui.command_tables import render_build
+    from warmrank.orchestrator.launch.report import make_way, write_whole
     from warmrank.orchestrator.ui.progress import progress
-    from warmrank.orchestrator.whole_file import make_way, write_whole
+    from warmrank.orchestrator.ui.table import render_build
 
     loaded = _load(config, overrides, device, world_size)
     options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)
@@ -86,8 +86,8 @@ def audit(  # noqa: PLR0913, PLR0917 - options of a command
     """Trace again what a store holds, and compare: is it what would be compiled now?"""
     from warmrank.orchestrator.build.retrace import audit_cache
     from warmrank.orchestrator.inspect.store_contents import open_if_there
-    from warmrank.orchestrator.ui.command_tables import render_audit
     from warmrank.orchestrator.ui.progress import progress
+    from warmrank.orchestrator.ui.table import render_audit
 
     loaded = _load(config, overrides, device, world_size)
     options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)

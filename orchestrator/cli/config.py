@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
+from pydantic_core import to_jsonable_python
 from typer import Option
 
-from warmrank.orchestrator.cli.console import ExitCode, command, output, plain, print_json, say
+from warmrank.orchestrator.cli.console import ExitCode, command, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -21,9 +21,6 @@ from warmrank.orchestrator.cli.options import (
 )
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.text import count_text
-
-if TYPE_CHECKING:
-    from warmrank.orchestrator.config.lint import LintFinding
 
 app = group_of_commands("Check a config, show what it comes to, and print the schema of its keys.")
 
@@ -39,12 +36,15 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Find everything that is wrong with a config, also between keys, without launching."""
-    from warmrank.orchestrator.ui.command_tables import render_lint
+    from warmrank.orchestrator.ui.table import render_lint
 
     try:
         loaded = load_config(config, overrides)
     except ConfigError as error:
-        _tell_more(error, config, overrides, as_json=as_json)
+        if any(problem.key for problem in error.problems):
+            error.add_note("what does not go together is looked for once these keys are right")
+        if as_json:
+            print_json([{"level": "error", **to_jsonable_python(problem)} for problem in error.problems])
         raise
     found = lint_here(loaded)
     if as_json:
@@ -93,23 +93,3 @@ def schema_of(of: SchemaOf) -> dict[str, Any]:
     from warmrank.orchestrator.config.models import config_schema
 
     return config_schema()
-
-
-def _tell_more(error: ConfigError, config: Path, overrides: list[str] | None, *, as_json: bool) -> None:
-    """Note that mistakes in single keys hide others, and print them as JSON where that was asked for."""
-    from warmrank.orchestrator.config.problems import AXES
-    from warmrank.orchestrator.config.reading import read_data
-    from warmrank.orchestrator.ui.command_tables import render_lint
-
-    found: tuple[LintFinding, ...] = ()
-    if [problem.key for problem in error.problems] == [AXES]:
-        # Only the axes do not fill the ranks, and nothing else depends on them: look with others.
-        ranks = read_data(config, tuple(overrides or ()))["ranks"]
-        found = lint_here(load_config(config, [*(overrides or ()), f"parallel={{dp: {ranks}}}"]))
-    elif any(problem.key for problem in error.problems):
-        error.add_note("what does not go together is looked for once these keys are right")
-    if as_json:
-        problems = [{"level": "error", **plain(problem)} for problem in error.problems]
-        print_json([*problems, *found])
-    elif found:
-        output().print(render_lint(found))

@@ -4,28 +4,29 @@ Results go to stdout, everything else to stderr, so that ``--json`` leaves nothi
 
 No text of another's document moves the terminal's cursor or changes its title: names in a store may be
 anybody's where nothing is signed. Characters that are not printable come out as question marks, but for line
-feeds and tabs; styles and progress bars, which are ours, stay; libraries' codes for colours are dropped.
+feeds and tabs; styles and progress bars, which are ours, stay; libraries' codes for colours are dropped. What
+libraries print on stdout goes to stderr: Ray tells there, whatever it is told, who died, at length.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import logging
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from enum import IntEnum
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
@@ -137,21 +138,8 @@ def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) ->
 
 
 def print_json(value: object) -> None:
-    """Write a plain value, or a frozen dataclass of such, to stdout as JSON."""
-    typer.echo(defused_json(json.dumps(plain(value), indent=2, ensure_ascii=False)))
-
-
-def plain(value: object) -> Any:
-    """Dataclasses as mappings and paths as strings, all the way down."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    """Write a plain value, or a dataclass or model of such, to stdout as JSON."""
+    typer.echo(defused_json(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False)))
 
 
 @contextmanager
@@ -275,3 +263,36 @@ def _problem_rows(problem: ConfigProblem) -> Rows:
     remedy = f"did you mean {problem.nearest}?" if problem.nearest else problem.remedy
     rows += [("found", problem.found), ("expected", problem.expected), ("remedy", remedy)]
     return tuple((name, text) for name, text in rows if text)
+
+
+_MAX_CHARS = 200  # characters of a line; Ray's have a thousand
+
+
+class _FoldedLines:
+    """Stderr, but for lines that are cut to `_MAX_CHARS` characters."""
+
+    def __init__(self) -> None:
+        self._stream, self._rest = sys.stderr, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Pass whole lines on; the rest of one waits for its end."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            is_long = len(line) > _MAX_CHARS
+            cut = textwrap.shorten(line, _MAX_CHARS, placeholder=" ... (all of it with --debug)")
+            self._stream.write(f"{cut if is_long else line}\n")
+        return len(text)
+
+
+@contextmanager
+def others_on_stderr() -> Iterator[None]:
+    """Send to stderr what libraries print on stdout; with ``--debug`` their lines are left whole."""
+    stream: Any = sys.stderr if logging.getLogger().isEnabledFor(logging.DEBUG) else _FoldedLines()
+    with redirect_stdout(stream):
+        try:
+            yield
+        finally:
+            stream.write("\n" if getattr(stream, "_rest", "") else "")  # the end of a line without one

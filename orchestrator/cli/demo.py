@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -20,22 +19,14 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.orchestrator.errors import DemoFailed, NotOurs
-from warmrank.orchestrator.launch.report import RankReport, Report, from_json, sum_seconds
+from warmrank.orchestrator.errors import BadArgument, DemoFailed
+from warmrank.orchestrator.launch.report import RankReport, Report, from_json
 from warmrank.orchestrator.signals import Terminated, undisturbed
 from warmrank.orchestrator.text import count_text, seconds_text
 from warmrank.orchestrator.ui.table import WIDE, table_of
 
 MARKER = ".made-by-warmrank-demo"
 _STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
-    """One launch of the demo."""
-
-    report: Report  # the launch's own report
-    process_s: float  # wall seconds of its process, from start to exit
 
 
 Run = Callable[[Sequence[str]], int]
@@ -45,33 +36,50 @@ def demo(out: Path, console: Console, *, run: Run | None = None) -> None:
     """Launch cold, launch warm, and compare; ``run`` runs a command and returns its exit status.
 
     Raises:
-        NotOurs: ``out`` holds something that no demo made; nothing was touched.
+        BadArgument: ``out`` holds something that no demo made; nothing was touched.
         DemoFailed: a launch failed, or the warm one compiled.
     """
     prepare(out)
     config = Path(str(importlib.resources.files("warmrank.cluster_configs") / "llama-cpu.yaml"))
     if config.is_relative_to(Path.cwd()):  # as people would name it from here
         config = config.relative_to(Path.cwd())
-    cold = _launch("cold", config, out, console, run or run_process)
-    warm = _launch("warm", config, out, console, run or run_process)
+    cold, cold_s = _launch("cold", config, out, console, run or run_process)
+    warm, warm_s = _launch("warm", config, out, console, run or run_process)
+    before_s, after_s = (max(map(_saved_s, report.ranks)) for report in (cold, warm))
+    saved = (
+        f"{seconds_text(before_s)} of tracing and compiling, cold; {seconds_text(after_s)} of loading, warm"
+    )
+    faster = (f"   {_ratio(before_s, after_s)} faster", "bold green")
     console.print()
-    console.print(saving(cold, warm), soft_wrap=True)
-    console.print(comparison(cold, warm))
-    if warm.report.totals.num_compiled:
-        compiled = count_text(warm.report.totals.num_compiled, "function")
+    console.print(Text.assemble(("To get warm: ", "bold"), saved, faster), soft_wrap=True)
+    console.print(_comparison(cold, cold_s, warm, warm_s))
+    totals = warm.totals
+    if totals.num_compiled:
+        compiled = count_text(totals.num_compiled, "function")
         raise DemoFailed(f"the warm launch compiled {compiled}; expected none", exit_code=1)
-    for line in closing_lines(warm.report, config, out):
-        console.print(line, soft_wrap=True)
+    kept = f"{totals.num_loaded} loaded, {totals.num_adopted} adopted, 0 compiled"
+    program = "warmrank" if shutil.which("warmrank") else f"{sys.executable} -m warmrank"
+    sets = f" --set cache_dir={out}/cache --set store.path={out}/store"
+    for text, style in (
+        (f"The warm launch compiled nothing: {kept}.", "bold green"),
+        (f"  artifacts  {out / 'cache'}", ""),
+        (f"  store      {out / 'store'}", ""),
+        (f"  reports    {out / 'cold.html'}, {out / 'warm.html'}, for a browser; beside them as JSON", ""),
+        ("Try next, with twice the ranks: they adopt, and nothing is compiled either.", ""),
+        (f"  {program} launch {config} --set ranks=4 --set parallel.dp=2{sets}", "bold"),
+        (f"  {program} explain {config}{sets}", "bold"),
+    ):
+        console.print(Text(text, style=style), soft_wrap=True)
 
 
 def prepare(out: Path) -> None:
     """Make ``out``, or empty it of what an earlier demo left.
 
     Raises:
-        NotOurs: it holds something, and no demo made it.
+        BadArgument: it holds something, and no demo made it.
     """
     if out.exists() and not (out.is_dir() and ((out / MARKER).is_file() or not any(out.iterdir()))):
-        raise NotOurs(
+        raise BadArgument(
             f"{out} exists, and no demo made it (it has no {MARKER}), so it is left alone; "
             "move it away, or name another directory"
         )
@@ -98,57 +106,25 @@ def run_process(command: Sequence[str]) -> int:
             raise
 
 
-def saving(cold: Launched, warm: Launched) -> Text:
-    """Time that the cache saved, on the rank that waited longest."""
-    before_s, after_s = (max(map(_saved_s, launched.report.ranks)) for launched in (cold, warm))
-    text = Text.assemble(
-        ("To get warm: ", "bold"),
-        f"{seconds_text(before_s)} of tracing and compiling, cold; {seconds_text(after_s)} of loading, warm",
-    )
-    return text.append(f"   {_ratio(before_s, after_s)} faster", style="bold green")
-
-
-def comparison(cold: Launched, warm: Launched) -> Table:
+def _comparison(cold: Report, cold_s: float, warm: Report, warm_s: float) -> Table:
     """Speed-ups of the warm launch: first of the work that a cache can save, last of the whole process."""
+    starts = [sum(each.seconds for each in report.stages if each.stage == "start") for report in (cold, warm)]
+    rows = [
+        (f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
+        for before, after in zip(cold.ranks, warm.ranks, strict=True)
+    ]
+    after_start = (cold.totals.wall_s - starts[0], warm.totals.wall_s - starts[1])
+    rows.append(("launch, once its ranks are started", *after_start))
+    rows.append(("start of Ray and of its ranks, which no cache saves", starts[0], starts[1]))
+    rows.append(("whole process, all that included", cold_s, warm_s))
     table = table_of("what the seconds span", ">cold", ">warm", ">faster", title="cold and warm")
-    for before, after in zip(cold.report.ranks, warm.report.ranks, strict=True):
-        _add(table, f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
-    before_s, after_s = (_start_s(launched.report) for launched in (cold, warm))
-    work = "launch, once its ranks are started"
-    _add(table, work, cold.report.totals.wall_s - before_s, warm.report.totals.wall_s - after_s)
-    started = "start of Ray and of its ranks, which no cache saves"
-    table.add_row(started, seconds_text(before_s), seconds_text(after_s), "-")
-    _add(table, "whole process, all that included", cold.process_s, warm.process_s)
+    for what, before_s, after_s in rows:
+        table.add_row(what, seconds_text(before_s), seconds_text(after_s), _ratio(before_s, after_s))
     return table
 
 
-def closing_lines(report: Report, config: Path, out: Path) -> tuple[Text, ...]:
-    """That nothing was compiled, where everything lies, and what to try next."""
-    totals = report.totals
-    kept = f"{totals.num_loaded} loaded, {totals.num_adopted} adopted, 0 compiled"
-    sets = f" --set cache_dir={out}/cache --set store.path={out}/store"
-    return (
-        Text(f"The warm launch compiled nothing: {kept}.", style="bold green"),
-        Text(f"  artifacts  {out / 'cache'}"),
-        Text(f"  store      {out / 'store'}"),
-        Text(f"  reports    {out / 'cold.html'}, {out / 'warm.html'}, for a browser; beside them as JSON"),
-        Text("Try next, with twice the ranks: they adopt, and nothing is compiled either."),
-        Text(f"  {program()} launch {config} --set ranks=4 --set parallel.dp=2{sets}", style="bold"),
-        Text(f"  {program()} explain {config}{sets}", style="bold"),
-    )
-
-
-def program() -> str:
-    """The command to call this program from here: its name where it is on the path."""
-    if shutil.which("warmrank"):
-        return "warmrank"
-    script = Path(sys.executable).with_name("warmrank")
-    if not script.exists():
-        return f"{sys.executable} -m warmrank"
-    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
-
-
-def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> Launched:
+def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> tuple[Report, float]:
+    """One launch of the demo: its report, and the wall seconds of its process."""
     path = out / f"{name}.json"
     console.print()
     console.print(Rule(Text(f"{name} launch", style="bold"), align="left"), width=min(console.width, WIDE))
@@ -162,20 +138,11 @@ def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> L
             f"the {name} launch ended with status {status}; its own message stands above",
             exit_code=status if status > 0 else 128 - status,
         )
-    return Launched(report=from_json(path.read_text(encoding="utf-8")), process_s=process_s)
+    return from_json(path.read_text(encoding="utf-8")), process_s
 
 
 def _saved_s(rank: RankReport) -> float:
-    seconds = sum_seconds(function.seconds for function in rank.functions)
-    return seconds.trace_s + seconds.compile_s + seconds.load_s
-
-
-def _start_s(report: Report) -> float:
-    return sum(stage.seconds for stage in report.stages if stage.stage == "start")
-
-
-def _add(table: Table, what: str, cold_s: float, warm_s: float) -> None:
-    table.add_row(what, seconds_text(cold_s), seconds_text(warm_s), _ratio(cold_s, warm_s))
+    return sum(each.seconds.trace_s + each.seconds.compile_s + each.seconds.load_s for each in rank.functions)
 
 
 def _ratio(cold_s: float, warm_s: float) -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic_core import to_jsonable_python
 from typer.core import TyperCommand
 
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.cli.console import command, plain, say
+from warmrank.orchestrator.cli.console import command, others_on_stderr, say
 from warmrank.orchestrator.cli.options import (
     ConfigFile,
     NodeNames,
@@ -22,7 +23,6 @@ from warmrank.orchestrator.cli.options import (
     refuse_what_fails,
 )
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config
@@ -145,7 +145,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     check_line(run_id, "--run-id")
 
     from warmrank.orchestrator.exec.driver import Options, execute
-    from warmrank.orchestrator.exec.placement import HostGroup, parse_when
+    from warmrank.orchestrator.exec.node import HostGroup, parse_when
 
     hosts = HostGroup(
         nnodes=nnodes,
@@ -173,7 +173,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     with others_on_stderr():
         outcome = execute(loaded, words, options, say=_say, out=out, err=err)
     if json_file is not None:
-        json_file.write_text(json.dumps(plain(outcome), indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(to_jsonable_python(outcome), indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(outcome.exit_code)
 
 
@@ -184,14 +184,42 @@ def _say(line: str) -> None:
 def _without_config(
     store: str | None, signing_key: Path | None, keys: list[str] | None, caches: list[str] | None
 ) -> Config:
-    from warmrank.orchestrator.exec.without_config import config_without_file
+    """A config of a store alone, which keeps the compile caches of any program of torch.
+
+    Inductor, AOTAutograd and Triton name their entries after their contents, so programs may share a
+    directory; what their names lack (releases, devices, instruction sets) is the key under which it comes
+    back. Where a tool's variable is set already, its directory is that one.
+    """
+    from warmrank.cache_store.keys import key_of
+    from warmrank.orchestrator.config.models import KNOWN_VARIABLES, Config, ExecConfig, SyncedCache
     from warmrank.orchestrator.store.stores import named_store
+    from warmrank.orchestrator.store.sync import found_out
+    from warmrank.worker.keys.environment import environment
 
     if store is None:
         raise BadArgument("expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE")
     if unnamed := [cache for cache in caches or () if ":" not in cache.strip(":")]:
         raise BadArgument(f"--cache {unnamed[0]}: expected TOOL:VARIABLE, such as deepgemm:DG_JIT_CACHE_DIR")
-    return config_without_file(named_store(store, signing_key=signing_key), keys or (), caches or ())
+    found = {**environment(), "triton": found_out("triton") or "none"}
+    given = {name: value for name, _, value in (key.partition("=") for key in keys or ())}
+    known = {name: value for name, value in sorted(found.items()) if name not in given}
+    tools = dict(KNOWN_VARIABLES)
+    if "WARMRANK_STORE" in os.environ:  # to all processes: vLLM's plugin serves it
+        del tools["vllm"]
+    tools |= {tool: variable for tool, _, variable in (cache.partition(":") for cache in caches or ())}
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return Config(
+        name="exec",
+        store=named_store(store, signing_key=signing_key),
+        cache_dir=home / "warmrank" / "exec" / key_of(known | given)[:12],
+        exec=ExecConfig(
+            sync=tuple(
+                SyncedCache(tool=tool, variable=variable, path=os.environ.get(variable, ""))
+                for tool, variable in tools.items()
+            ),
+            keys=(*(f"{name}={value}" for name, value in known.items()), *(keys or ())),
+        ),
+    )
 
 
 def run(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic_core import to_jsonable_python
 from typer import Argument, Option
 
 from warmrank.orchestrator.cli.console import (
@@ -13,8 +14,8 @@ from warmrank.orchestrator.cli.console import (
     answer,
     command,
     defused,
+    others_on_stderr,
     output,
-    plain,
     print_json,
     say,
 )
@@ -28,7 +29,6 @@ from warmrank.orchestrator.cli.options import (
     load_optional,
     refuse_shadows,
 )
-from warmrank.orchestrator.others_output import others_on_stderr
 from warmrank.worker.device_kinds import DeviceKind
 
 
@@ -49,7 +49,7 @@ def list_(
     directories = list_directories(opened)
     listing = list_store(opened, loaded)
     if as_json:
-        print_json({**plain(listing), "directories": directories})
+        print_json({**to_jsonable_python(listing), "directories": directories})
     else:
         console = output()
         console.print(render_listing(listing, long=long, width=console.width))
@@ -124,8 +124,8 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
-    from warmrank.orchestrator.ui.command_tables import render_outcomes
     from warmrank.orchestrator.ui.inspect_tables import render_explanation
+    from warmrank.orchestrator.ui.table import render_outcomes
 
     if vllm is not None:
         from warmrank.orchestrator.vllm_plugin.entries import read_outcomes

@@ -150,16 +150,24 @@ def _name(name: str) -> str:
 
 
 def _meant(found: KeyList, text: str) -> tuple[str, str]:
-    from warmrank.orchestrator.inspect.key_list import meant_keys
+    """Name and id of the key that a name, an id or a file of a key means."""
+    from warmrank.cache_store.signing.keyring import is_key_id, key_id, read_any_key
 
-    meant = meant_keys(found, text)
-    if not meant:
+    names = {line.key_id: line.name for line in reversed(found.keys)}
+    if is_key_id(text):
+        return names.get(text, ""), text
+    if "/" in text or text.endswith(".pem"):
+        path = Path(text).expanduser()
+        wanted = key_id(read_any_key(path))
+        return names.get(wanted, path.name.removesuffix(".pem").removesuffix(".pub")), wanted
+    ids = sorted({line.key_id for line in found.keys if line.name == text})
+    if not ids:
         known = ", ".join(line.name for line in found.keys if line.name) or "none"
         raise typer.BadParameter(
             f"no key {text!r} in {found.keyring}; known: {known}; an unknown key is revoked by id or file",
             param_hint="NAME|ID|FILE",
         )
-    if len(meant) > 1:
-        ids = ", ".join(wanted for _, wanted in meant)
-        raise typer.BadParameter(f"{text!r} names several; use an id: {ids}", param_hint="NAME|ID|FILE")
-    return meant[0]
+    if len(ids) > 1:
+        several = f"{text!r} names several; use an id: {', '.join(ids)}"
+        raise typer.BadParameter(several, param_hint="NAME|ID|FILE")
+    return text, ids[0]

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from warmrank.orchestrator.cli.console import command, exit_code_of, output
-from warmrank.orchestrator.cli.options import (
-    NodeNames,
-    Overrides,
-    ReportFile,
-    load_config,
-    refuse_what_fails,
-)
-from warmrank.orchestrator.others_output import others_on_stderr
+from warmrank.orchestrator.cli.console import command, exit_code_of, others_on_stderr, output
+from warmrank.orchestrator.cli.options import NodeNames, Overrides, ReportFile, load_config, refuse_what_fails
 from warmrank.orchestrator.signals import leave_at_once_later, named, undisturbed
 from warmrank.worker.settings import settings
 
@@ -78,8 +71,7 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     from warmrank.orchestrator.launch.driver import Launch
     from warmrank.orchestrator.launch.report import keep_last, to_json
     from warmrank.orchestrator.launch.state import all_of
-    from warmrank.orchestrator.ui.metrics import RayMetrics
-    from warmrank.orchestrator.ui.outputs import Outputs
+    from warmrank.orchestrator.ui.outputs import Outputs, RayMetrics
     from warmrank.orchestrator.ui.progress import progress
     from warmrank.orchestrator.ui.report_table import render
 

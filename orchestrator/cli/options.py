@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.config.lint import LintFinding
     from warmrank.orchestrator.config.reading import Config
 
-ConfigFile = Annotated[Path, Argument(metavar="CONFIG", help="YAML file.", show_default=False)]
+ConfigFile = Annotated[
+    Path, Argument(metavar="CONFIG", help="YAML file; or --config FILE.", show_default=False)
+]
 OptionalConfig = Annotated[
     Path | None,
-    Argument(metavar="CONFIG", help="Config that names the store and whom to trust.", show_default=False),
+    Argument(metavar="CONFIG", help="Names store and trust; or --config FILE.", show_default=False),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -71,7 +73,7 @@ def load_optional(config: Path | None, overrides: list[str] | None) -> Config | 
 def lint_here(
     config: Config, *, reads_only: bool = False, starts_ray: bool = True, is_elsewhere: bool = False
 ) -> tuple[LintFinding, ...]:
-    """Everything that does not go together in a config, and with this machine.
+    """Findings about a config, and about this machine under it.
 
     Args:
         config: what is to begin.
@@ -161,43 +163,22 @@ def refuse_shadows() -> None:
         raise BadArgument(f"{finding.found}: {finding.remedy}")
 
 
-_OPTION = "--config"
-_NOW = {
-    **{name: f"store {name}" for name in ("init", "publish", "verify", "evict", "pin", "sync")},
-    "demo": "launch --demo DIR",
-    "environment": "doctor --environment",
-    "readable": "show FILE",
-    "config reference": "config schema",
-}
-"""Commands that went elsewhere, and where they are now."""
-
-
 class ConfigGroup(TyperGroup):
-    """A group of commands; those with an argument CONFIG also take it as an option.
-
-    A command that has another name now is an error that says which.
-    """
+    """A group of commands; those with an argument CONFIG also take it as an option."""
 
     def get_params(self, ctx: Any) -> Any:
-        """See `click.Command.get_params`."""
+        """See `click.Command.get_params`; flags take no value that --help should name."""
         return _with_plain_flags(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """See `click.Group.get_command`."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
-            names = [each.name for each in command.params]
-            if "config" in names and not any(_OPTION in each.opts for each in command.params):
-                command.params.insert(names.index("config") + 1, _option_for_help())
             _with_plain_flags(command.get_params(ctx))
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """See `click.Group.resolve_command`."""
-        old = " ".join([*ctx.command_path.split()[1:], *args[:1]])
-        if old in _NOW and not ctx.resilient_parsing:
-            typer.echo(f"error: warmrank {old} is now: warmrank {_NOW[old]}", err=True)
-            raise typer.Exit(2)
         name, command, rest = super().resolve_command(ctx, args)
         params = command.params if command else ()
         arguments = [each.name for each in params if each.param_type_name == "argument"]
@@ -211,21 +192,7 @@ def _with_plain_flags(params: Sequence[Any]) -> Sequence[Any]:
     return params
 
 
-def _option_for_help() -> Any:
-    """For ``--help`` and TAB; `as_argument` has taken the option out before options are read."""
-    made = typer.Typer(add_completion=False)
-
-    @made.command()
-    def command(
-        config_option: Annotated[
-            str | None, Option(_OPTION, metavar="FILE", help="In place of CONFIG.")
-        ] = None,
-    ) -> None:
-        """Take the option."""
-
-    (option,) = typer.main.get_command(made).params
-    option.expose_value = False
-    return option
+_OPTION = "--config"
 
 
 def as_argument(words: Sequence[str], arguments: Sequence[str | None]) -> list[str]:

@@ -8,8 +8,16 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from pydantic_core import to_jsonable_python
 
-from warmrank.orchestrator.cli.console import ExitCode, command, defused_json, output, plain, print_json
+from warmrank.orchestrator.cli.console import (
+    ExitCode,
+    command,
+    defused_json,
+    others_on_stderr,
+    output,
+    print_json,
+)
 from warmrank.orchestrator.cli.options import (
     AsJson,
     ConfigFile,
@@ -19,12 +27,10 @@ from warmrank.orchestrator.cli.options import (
     refuse_shadows,
 )
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.others_output import others_on_stderr
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config
-    from warmrank.orchestrator.seed.here import NodeSeed
-    from warmrank.orchestrator.seed.seeding import SeedPlan
+    from warmrank.orchestrator.seed.seeding import NodeSeed, SeedPlan
 
 FanOutChoice = Literal["auto", "always", "never"]
 
@@ -63,8 +69,7 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
         raise typer.BadParameter("--here and --watch exclude each other: a node seeds itself once, at boot")
     if (for_s is not None or until is not None) and not watch:
         raise typer.BadParameter("--for and --until say when a --watch ends")
-    from warmrank.orchestrator.seed.here import check_store
-    from warmrank.orchestrator.seed.seeding import SeedPlan
+    from warmrank.orchestrator.seed.seeding import SeedPlan, check_store
 
     loaded = load_config(config, overrides)
     check_store(loaded)
@@ -82,7 +87,7 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
 
 def _here(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
     from warmrank.cache_store.fetch.blobs import FetchOptions
-    from warmrank.orchestrator.seed.here import seed_here
+    from warmrank.orchestrator.seed.seeding import seed_here
     from warmrank.orchestrator.ui.progress import fetch_progress
 
     with fetch_progress(output(stderr=True)) as on_progress:
@@ -134,11 +139,11 @@ def _watch(
 
 
 def _print_line(seed: NodeSeed) -> None:
-    typer.echo(defused_json(json.dumps(plain(seed), ensure_ascii=False)))
+    typer.echo(defused_json(json.dumps(to_jsonable_python(seed), ensure_ascii=False)))
 
 
 def _print_table(seeds: Sequence[NodeSeed]) -> None:
-    from warmrank.orchestrator.seed.show import render_seeds
+    from warmrank.orchestrator.ui.table import render_seeds
 
     output().print(render_seeds(seeds))
 

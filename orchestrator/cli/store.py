@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore, Untrusted
 from warmrank.orchestrator.cli.console import ExitCode, answer, command, output, print_json, say
@@ -40,8 +42,6 @@ app.add_typer(sync_app, name="sync")
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|h|d|w)", re.ASCII)
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(B|[kMGT]B|[KMGT]iB)", re.ASCII)
-_PREFIXES = "kMGT"
 
 
 def parse_duration_s(text: str) -> float:
@@ -54,15 +54,11 @@ def parse_duration_s(text: str) -> float:
 
 def parse_size_bytes(text: str) -> int:
     """Bytes of a size such as ``500GiB`` or ``2TB``; raises ``typer.BadParameter``."""
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(
-            f"expected a number with GiB, GB, MiB and so on, such as 500GiB; found {text!r}"
-        )
-    unit = match[2]
-    base = 1024 if "i" in unit else 1000
-    power = 0 if unit == "B" else _PREFIXES.index(unit[0].replace("K", "k")) + 1
-    return int(float(match[1]) * base**power)
+    with suppress(ValidationError):
+        if not text.isdecimal():  # bytes have a unit, too
+            return TypeAdapter(ByteSize).validate_python(text)
+    expected = "a number with GiB, GB, MiB and so on, such as 500GiB"
+    raise typer.BadParameter(f"expected {expected}; found {text!r}")
 
 
 @app.command()
@@ -83,7 +79,7 @@ def init(config: ConfigFile, overrides: Overrides = None) -> None:
 def publish(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Publish what launches left on this node while the store was away; imports neither torch nor Ray."""
     from warmrank.orchestrator.store.stores import publish_late
-    from warmrank.orchestrator.ui.command_tables import render_queue
+    from warmrank.orchestrator.ui.table import render_queue
 
     loaded = load_config(config, overrides)
     found = publish_late(loaded)
@@ -183,7 +179,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     """Take away what no launch needs any more; the trash keeps it for the grace."""
     from warmrank.cache_store.gc.evict import EvictPolicy
     from warmrank.orchestrator.inspect import store_contents as look
-    from warmrank.orchestrator.ui.command_tables import render_evicted
+    from warmrank.orchestrator.ui.table import render_evicted
 
     opened = look.open_to_evict(load_optional(config, overrides), store)
     policy = EvictPolicy(
@@ -224,7 +220,7 @@ def pin(  # noqa: PLR0913, PLR0917 - as evict
     if list_ == (launch is not None) or (list_ and remove):
         raise typer.BadParameter("expected either LAUNCH, or --list")
     from warmrank.orchestrator.inspect import store_contents as look
-    from warmrank.orchestrator.ui.command_tables import render_pins
+    from warmrank.orchestrator.ui.table import render_pins
 
     opened = look.open_to_look(load_optional(config, overrides), store)
     if launch is not None and remove:
@@ -307,17 +303,17 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
 ) -> None:
     """Store directories; locks and temporary files are left out."""
     from warmrank.orchestrator.store.stores import open_store
-    from warmrank.orchestrator.ui.command_tables import render_pushes
+    from warmrank.orchestrator.ui.table import render_pushes
 
     wanted = _targets(directories, keys, per, rank, world_size)
-    if absent := [str(each.directory) for each in wanted if not each.directory.is_dir()]:
+    if absent := [str(directory) for directory, _ in wanted if not directory.is_dir()]:
         found = "something else" if Path(absent[0]).exists() else "nothing"
         raise BadArgument(f"{absent[0]}: expected a directory to push, found {found}")
     opened = open_store(_named(config, store, signing_key))
     reports = []
-    for each in wanted:
+    for directory, components in wanted:
         try:
-            reports.append(opened.push_directory(name, each.directory, each.components))
+            reports.append(opened.push_directory(name, directory, components))
         except Untrusted as error:
             if store is None or error.reason != "no_signing_key":
                 raise
@@ -354,7 +350,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     """
     from warmrank.cache_store.cache_dir.marks import check_marks
     from warmrank.orchestrator.store.stores import load, open_to_fetch
-    from warmrank.orchestrator.ui.command_tables import render_pulls
+    from warmrank.orchestrator.ui.table import render_pulls
 
     wanted = _targets(directories, keys, per, rank, world_size)
     named = _named(config, store, None)
@@ -363,13 +359,13 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         opened = open_to_fetch(named)
     except NoStoreYet as absent:
         trust = load(named, to_sign=False)
-        for each in wanted:  # after a miss the tool uses what is there
-            check_marks(each.directory, trust.policy, trust.revoked)
+        for directory, _ in wanted:  # after a miss the tool uses what is there
+            check_marks(directory, trust.policy, trust.revoked)
         wanted = ()
         misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
-    for each in wanted:
+    for directory, components in wanted:
         try:
-            reports.append(opened.pull_directory(name, each.directory, each.components, replace=replace_))
+            reports.append(opened.pull_directory(name, directory, components, replace=replace_))
         except NotInStore as miss:
             misses.append(miss)
     if as_json:
@@ -387,9 +383,9 @@ def _targets(
     rank: int | None,
     world_size: int | None,
 ) -> tuple[Target, ...]:
-    from warmrank.orchestrator.store.sync import Seat, targets
+    from warmrank.orchestrator.store.sync import targets
 
-    return targets(directories, keys or (), Seat(scope=per, rank=rank, world_size=world_size))
+    return targets(directories, keys or (), per=per, rank=rank, world_size=world_size)
 
 
 def _named(config: Path | None, location: str | None, key: Path | None) -> StoreConfig:

@@ -21,7 +21,7 @@ from warmrank.orchestrator import signals
 from warmrank.orchestrator.cli.console import command, say
 from warmrank.orchestrator.cli.launch import HtmlFile, MetricsFile, TraceFile
 from warmrank.orchestrator.cli.options import ConfigFile, Overrides, load_config, refuse_what_fails
-from warmrank.orchestrator.errors import BadArgument, SubmitFailed, first_line
+from warmrank.orchestrator.errors import BadArgument, OrchestratorError, first_line
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     if no_compile or settings().no_compile:  # the job has an environment of its own
         words.append("--no-compile")
     pairs = _metadata(metadata or [])
-    say(*(f"note: {line}" for line in upload.upload_notes(here, loaded)), stderr=True)
+    upload.say_kept(here, lambda line: say(f"note: {line}", stderr=True))
     client = _connect(address)
     try:
         job = client.submit_job(
@@ -87,7 +87,7 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
             metadata=pairs,
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise SubmitFailed(f"the cluster refused the job: {first_line(error)}") from error
+        raise OrchestratorError(f"the cluster refused the job: {first_line(error)}") from error
     write = partial(typer.echo, nl=False)
     write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
     if no_wait:
@@ -103,7 +103,7 @@ def follow(
     """Follow a job's log to its end, and return its exit code with Ray's words for it; Ctrl-C stops the job.
 
     Raises:
-        SubmitFailed: the cluster went away.
+        OrchestratorError: the cluster went away.
     """
     try:
         info = asyncio.run(_ended(client, job, write, poll_s))
@@ -142,7 +142,7 @@ async def _ended(
         except (RuntimeError, OSError) as error:
             num_silent += 1
             if num_silent > _MAX_SILENT:
-                raise SubmitFailed(
+                raise OrchestratorError(
                     f"the cluster does not answer any more, so how job {job} ended is not known: "
                     f"{first_line(error)}. Once it answers, ask with: ray job status {job}"
                 ) from error
@@ -176,7 +176,7 @@ def _connect(address: str | None) -> JobSubmissionClient:
         return JobSubmissionClient()
     except (RuntimeError, ValueError, OSError, RayError) as error:
         where = f"at {asked}" if asked else "on this machine (no --address, no RAY_ADDRESS)"
-        raise SubmitFailed(
+        raise OrchestratorError(
             f"no Ray job server answers {where}: {first_line(error)}; start a cluster with one by "
             "`ray start --head --include-dashboard=true`, or name it with --address http://HEAD:8265"
         ) from error

@@ -1,1 +1,1 @@
-"""From a file and overrides to a checked, frozen config."""
+"""Read a file and overrides into a checked, frozen config."""

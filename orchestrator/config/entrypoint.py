@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -22,13 +23,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from warmrank.worker.errors import WorkloadError
-from warmrank.worker.rank.workload import check_arguments, no_function, no_workload, not_imported
+from warmrank.worker.rank.workload import check_arguments, no_function, not_imported
 
-_MAX_HOPS = 8
-"""Imports and other names that are followed from an entrypoint to the function behind it."""
-
-_WRITE_NAMES = frozenset({"globals", "exec", "vars"})
-"""Functions by which a module can bind names that stand nowhere in its text."""
+_BINDS_UNSEEN = re.compile(r"import \*|\b(__getattr__|globals|exec|vars|setattr|sys\.modules)\b")
+"""Words of a module that may bind names which stand nowhere in its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +44,53 @@ def entrypoint_fault(entrypoint: str, arguments: Mapping[str, object]) -> Entryp
         return EntrypointFault(error=not_imported(entrypoint, reason, _nearest_module(module)))
     source = _source_of(module)
     try:
-        tree = _read(source)
+        with tokenize.open(source or "") as file:
+            text = file.read()
+        tree = ast.parse(text)
     except SyntaxError as error:
         return EntrypointFault(error=not_imported(entrypoint, f"SyntaxError: {error}"), source=source)
-    if tree is None or not _is_plain(tree):
+    except (OSError, UnicodeDecodeError, ValueError):
         return None
-    bound = _bindings(tree)
-    if function not in bound:
-        known = [name for name, nodes in bound.items() if isinstance(nodes[-1], ast.FunctionDef)]
-        return EntrypointFault(error=no_function(entrypoint, known), source=source)
-    found = _behind(module, function, hops=_MAX_HOPS)
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     try:
-        if isinstance(found, ast.Constant | ast.List | ast.Tuple | ast.Dict | ast.Set | ast.JoinedStr):
-            raise no_function(entrypoint, ())
-        if isinstance(found, ast.FunctionDef) and not found.decorator_list:
+        if not re.search(rf"\b{function}\b", text) and not _BINDS_UNSEEN.search(text):
+            raise no_function(entrypoint, functions)
+        found = functions.get(function)
+        is_sure = sum(function in _names_of(node) for node in ast.walk(tree)) == 1
+        if found is not None and is_sure and not found.decorator_list:
             check_arguments(entrypoint, _signature(found.args), None, arguments)
-        if returned := _returned_instead(found):
-            raise no_workload(entrypoint, returned)
     except WorkloadError as error:
         return EntrypointFault(error=error, source=source)
     return None
+
+
+def _names_of(node: ast.AST) -> list[str]:
+    """The names that a node binds, wherever it stands."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            return [name]
+        case ast.alias(name=name, asname=other):
+            return [other or name.partition(".")[0]]
+        case ast.Global(names=names):
+            return names
+        case _:
+            return []
+
+
+def _signature(args: ast.arguments) -> inspect.Signature:
+    """The signature of a function; nothing of it runs, so defaults that are no constants are ellipses."""
+    for each in ast.walk(args):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    unknown = ast.Constant(...)
+    args.defaults = [each if isinstance(each, ast.Constant) else unknown for each in args.defaults]
+    args.kw_defaults = [
+        each and (each if isinstance(each, ast.Constant) else unknown) for each in args.kw_defaults
+    ]
+    stub = ast.fix_missing_locations(ast.Expression(ast.Lambda(args, ast.Constant(None))))
+    return inspect.signature(eval(compile(stub, "<signature>", "eval")))  # noqa: S307 - constants alone
 
 
 def missing_module(name: str) -> str:
@@ -154,164 +179,3 @@ def _source_of(module: str) -> Path | None:
         spec = _leads_to(module)
     origin = spec.origin if spec is not None else None
     return Path(origin) if origin is not None and origin.endswith(".py") else None
-
-
-def _read(source: Path | None) -> ast.Module | None:
-    try:
-        if source is None:
-            return None
-        with tokenize.open(source) as file:
-            return ast.parse(file.read())
-    except (OSError, UnicodeDecodeError, ValueError):
-        return None
-
-
-def _is_plain(tree: ast.Module) -> bool:
-    """True if every name that the module binds stands in its text."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.ImportFrom(names=[ast.alias(name="*")]) | ast.FunctionDef(name="__getattr__"):
-                return False
-            case ast.Name(id=name) if name in _WRITE_NAMES:
-                return False
-            case ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
-                return False
-            case _:
-                pass
-    return True
-
-
-def _bindings(tree: ast.Module) -> dict[str, list[ast.AST | None]]:
-    """The nodes that each name of a module is bound to, in order; None for one that cannot be followed."""
-    found: dict[str, list[ast.AST | None]] = {}
-
-    def visit(node: ast.AST, *, is_certain: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            for name, value in _bound_by(child):
-                found.setdefault(name, []).append(value if is_certain else None)
-            match child:
-                case ast.Assign(targets=[ast.Name()]) if is_certain:
-                    pass  # `_bound_by` tells the only name that it binds
-                case _ if not isinstance(child, _OWN_SCOPES):
-                    visit(child, is_certain=False)
-
-    visit(tree, is_certain=True)
-    for node in ast.walk(tree):
-        for name in node.names if isinstance(node, ast.Global) else ():
-            found.setdefault(name, []).append(None)
-    return found
-
-
-_OWN_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-
-
-def _bound_by(node: ast.AST) -> list[tuple[str, ast.AST | None]]:
-    """Names that one node binds itself."""
-    match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return [(name, node)]
-        case ast.ImportFrom(names=names):
-            return [(each.asname or each.name, node) for each in names]
-        case ast.Import(names=names):
-            return [(each.asname or each.name.partition(".")[0], None) for each in names]
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            return [(name, value)]
-        case ast.Name(id=str(name), ctx=ast.Store() | ast.Del()) | ast.MatchMapping(rest=str(name)):
-            return [(name, None)]
-        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-            return [(name, None)]
-        case _:
-            return []
-
-
-def _behind(module: str, name: str, *, hops: int) -> ast.AST | None:
-    """The node behind a name of a module, through imports and other names; None where that is not certain."""
-    source = _source_of(module)
-    try:
-        tree = _read(source)
-    except SyntaxError:
-        return None
-    if tree is None or source is None or hops == 0 or not _is_plain(tree):
-        return None
-    match _bindings(tree).get(name):
-        case [ast.ImportFrom() as found]:
-            original = next(each.name for each in found.names if (each.asname or each.name) == name)
-            package = module if source.name == "__init__.py" else module.rpartition(".")[0]
-            parts = package.split(".")
-            above = ".".join(parts[: len(parts) - (found.level - 1)]) if found.level else ""
-            target = ".".join(part for part in (above, found.module or "") if part)
-            return _behind(target, original, hops=hops - 1) if target else None
-        case [ast.Name(id=other)]:
-            return _behind(module, other, hops=hops - 1)
-        case [found]:
-            return found
-        case _:
-            return None
-
-
-def _returned_instead(found: ast.AST | None) -> str:
-    """The type that a call is certain to return in place of a workload; empty where it may return one."""
-    match found:
-        case ast.ClassDef(name=name, bases=bases, keywords=[], decorator_list=[]):
-            own = {getattr(node, "name", "") for node in found.body}
-            plain = all(ast.unparse(base).rpartition(".")[2] in _PLAIN_BASES for base in bases)
-            return name if plain and "__new__" not in own else ""
-        case ast.AsyncFunctionDef(decorator_list=[]):
-            return "a coroutine"
-        case ast.FunctionDef(decorator_list=[]):
-            nodes = list(_own_nodes(found))
-            if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in nodes):
-                return "a generator"
-            ends = any(
-                (isinstance(node, ast.Return) and node.value) or isinstance(node, ast.Raise) for node in nodes
-            )
-            return "" if ends else "None"
-        case _:
-            return ""
-
-
-_PLAIN_BASES = frozenset({"Module", "object"})
-"""Bases, by the last part of their names, whose instances are no workload."""
-
-
-def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function, without those of functions and classes within it."""
-    for child in ast.iter_child_nodes(function):
-        yield child
-        if not isinstance(child, _OWN_SCOPES):
-            yield from _own_nodes(child)
-
-
-class _Unevaluated(str):
-    """A default as it stands in the text, which is how a signature shows it."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def _default(node: ast.expr | None) -> object:
-    return inspect.Parameter.empty if node is None else _Unevaluated(ast.unparse(node))
-
-
-def _signature(args: ast.arguments) -> inspect.Signature:
-    """The signature of a function as it stands in its text."""
-    kinds = inspect.Parameter
-    plain = [*args.posonlyargs, *args.args]
-    defaults = [None] * (len(plain) - len(args.defaults)) + args.defaults
-    parameters = [
-        kinds(
-            each.arg,
-            kinds.POSITIONAL_ONLY if index < len(args.posonlyargs) else kinds.POSITIONAL_OR_KEYWORD,
-            default=_default(defaults[index]),
-        )
-        for index, each in enumerate(plain)
-    ]
-    if args.vararg is not None:
-        parameters.append(kinds(args.vararg.arg, kinds.VAR_POSITIONAL))
-    parameters += [
-        kinds(each.arg, kinds.KEYWORD_ONLY, default=_default(default))
-        for each, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    ]
-    if args.kwarg is not None:
-        parameters.append(kinds(args.kwarg.arg, kinds.VAR_KEYWORD))
-    return inspect.Signature(parameters)

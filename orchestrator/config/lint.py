@@ -36,7 +36,7 @@ class LintFinding:
 
 
 def lint(config: Config, machine: Machine) -> tuple[LintFinding, ...]:
-    """Everything that does not go together, errors first."""
+    """Findings about settings that do not go together, errors first."""
     found = [*_cpus(config, machine), *_code(config, machine), *_timeouts(config), *_choices(config, machine)]
     if config.store is not None:
         found += [*_overlaps(config, config.store), *_reach(config, config.store, machine)]
@@ -232,10 +232,17 @@ class Machine:
 
 def machine_here(config: Config) -> Machine:
     """Look at this machine; a disk that does not answer is taken for a shared one, with all in order."""
+    from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
+
     trust = config.store.trust if config.store is not None else None
     paths = [tier.path for tier in config.store.tiers if not is_url(tier.path)] if config.store else []
     mounts = _MOUNTS.read_text(encoding="utf-8")
-    found = all_within([partial(_is_local, Path(path), mounts) for path in paths], timeout_s=LOOK_S)
+
+    def is_local(path: str) -> bool:
+        place = Path(path)
+        return place.is_dir() and file_system_type(place.resolve(), mounts) in LOCAL_TYPES
+
+    found = all_within([partial(is_local, path) for path in paths], timeout_s=LOOK_S)
     (obstacle,) = all_within([partial(obstacle_to, config.cache_dir)], timeout_s=LOOK_S)
     script = config.workload.script if isinstance(config.workload, ScriptWorkload) else ""
     return Machine(
@@ -278,13 +285,6 @@ def obstacle_to(path: Path) -> str:
             return ""
         return "" if stat.S_ISDIR(mode) else str(place)
     return ""
-
-
-def _is_local(path: Path, mounts: str) -> bool:
-    """True for a directory that is there, on a disk of this machine alone."""
-    from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
-
-    return path.is_dir() and file_system_type(path.resolve(), mounts) in LOCAL_TYPES
 
 
 def _cpus_of_ray(config: RayConfig) -> int | None:

@@ -10,21 +10,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    Discriminator,
-    Field,
-    JsonValue,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from warmrank.orchestrator.config.store import OrOff, Seconds, StoreConfig, Strict
+from warmrank.cache_store.cache_dir.node_files import Collect
+from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict, Text
 from warmrank.worker import node_caches
 from warmrank.worker.device_kinds import DeviceKind
-from warmrank.worker.node_caches import Collect
 from warmrank.worker.runtime.options import EngineChoice, GuardMode
 
 AuditMode = Literal["one", "all", "off"]
@@ -119,7 +111,7 @@ class ScriptWorkload(Strict):
     """A workload that is a plain script, run on every rank under torchrun's variables."""
 
     script: str = Field(min_length=1, description="path of a Python script, from the current directory")
-    arguments: tuple[str, ...] = Field(default=(), description="list of strings, the script's arguments")
+    arguments: tuple[Text, ...] = Field(default=(), description="list of strings, the script's arguments")
 
 
 AxisName = Annotated[str, Field(pattern=AXIS_PATTERN)]
@@ -186,7 +178,7 @@ class RayConfig(Strict):
     exclude_nodes: tuple[NodeName, ...] = Field(
         default=(), description="list of nodes that get no ranks: id, address or host name"
     )
-    labels: dict[str, str] = Field(
+    labels: dict[str, Text] = Field(
         default={}, description="mapping of Ray's label selectors that a node must meet to have ranks"
     )
     placement_group: str | None = Field(
@@ -316,14 +308,14 @@ class Config(Strict):
     engine: EngineChoice = Field(
         default="auto", description="which engine compiles, for functions that do not say"
     )
-    env: dict[VariableName, str] = Field(
+    env: dict[VariableName, Text] = Field(
         default={}, description="mapping of environment variables of every rank, such as HCCL_IF_BASE_PORT"
     )
     node_caches: dict[NodeCacheName, NodeCacheConfig | None] = Field(
         default={},
         description="mapping of a name to {path, patterns, collect}, or to null to leave an engine's own out",
     )
-    audit: OrOff[AuditMode] = Field(
+    audit: AuditMode = Field(
         default="one", description="ranks that trace too while a class compiles, and must come to the same"
     )
     no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")

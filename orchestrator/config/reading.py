@@ -1,4 +1,4 @@
-"""From a YAML file and ``--set`` overrides to a `Config`, or to one error that lists every problem.
+"""Read a YAML file and ``--set`` overrides into a `Config`, or raise one error that lists every problem.
 
 Relative paths (``cache_dir``, directories of the store, keys) resolve against the directory the launch is
 started in, so that one config serves a checkout, an installed package and a Ray job, whose working directory
@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from warmrank.cache_store.cache_dir.node_files import NodeCache
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
 from warmrank.orchestrator.config.problems import is_short, shown, translate
 from warmrank.orchestrator.config.store import absolute, is_url, locate_trust, warn_of_off
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.worker import node_caches
-from warmrank.worker.node_caches import NodeCache
 from warmrank.worker.settings import expanded, settings
 
 __all__ = ["Config", "groups", "load", "parse"]
@@ -38,24 +38,24 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
     Raises:
         ConfigError: the file cannot be read, or anything in it is not as expected.
     """
-    data = read_data(path, overrides)
-    if world_size is not None:
-        _apply(data, f"ranks={world_size}")
-    is_given = any(override.startswith("parallel.dp=") for override in overrides)
-    parallel = data.get("parallel", {})
-    if not is_given and (world_size is not None or (isinstance(parallel, dict) and "dp" not in parallel)):
-        _fill_with_replicas(data)
-    data.setdefault("name", Path(path).stem)
+    data = read_data(path, overrides, world_size=world_size)
     config = _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
     _check_node_caches(config, str(path))
     return config
 
 
-def read_data(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The data of a config file with overrides applied, unchecked; raises `ConfigError`."""
+def read_data(
+    path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None
+) -> dict[str, Any]:
+    """The data of a config file, unchecked, with overrides and what follows from them; as `load` says."""
     data = read_mapping(Path(path), expected="keys such as workload and ranks")
-    for override in overrides:
+    for override in (*overrides, *([] if world_size is None else [f"ranks={world_size}"])):
         _apply(data, override)
+    is_given = any(override.startswith("parallel.dp=") for override in overrides)
+    parallel = data.get("parallel", {})
+    if not is_given and (world_size is not None or (isinstance(parallel, dict) and "dp" not in parallel)):
+        _fill_with_replicas(data)
+    data.setdefault("name", Path(path).stem)
     return data
 
 
@@ -148,7 +148,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
             raise ConfigError([problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
         if depth < len(parts) - 1:
             here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
-    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = read_yaml(text, f"--set {override}")
+    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = read_yaml(
+        text, f"--set {override}", key=tuple(parts)
+    )
 
 
 def _resolved(config: Config, base: Path) -> Config:
@@ -189,15 +191,35 @@ def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
     return data
 
 
-def read_yaml(text: str, place: str) -> Any:
-    """The data in a text of YAML; raises `ConfigError`, also for a key that stands twice."""
+_TEXTS = (
+    ("env", "{}"),
+    ("workload", "arguments", "[]"),
+    ("ray", "labels", "{}"),
+    *(("store", *tier, *key) for tier in ((), ("tiers", "[]")) for key in (("mode",), ("options", "{}"))),
+    ("store", "trust", "policy"),
+    ("store", "trust", "revoked", "[]"),
+    ("audit",),
+)
+"""Where a config takes texts, of which YAML would make numbers, dates or booleans (``off``).
+
+``{}`` is each key of a mapping, ``[]`` each item of a list.
+"""
+
+
+def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
+    """The data in a text of YAML, which stands at ``key`` of a config; raises `ConfigError`.
+
+    A key that stands twice is an error. A number, boolean or date at `_TEXTS` is the text as it is written.
+    """
     loader = _Loader(text)
     loader.name = place
     try:
-        data = loader.get_single_data()
-        _extent(data, {}, ())
-    except (RecursionError, _TooMuch) as error:
-        found = str(error) if isinstance(error, _TooMuch) else f"more than {_MOST_LEVELS} levels"
+        node = loader.get_single_node()
+        paths = [path[len(key) :] for path in _TEXTS if _leads(path, key)]
+        data = None if node is None else loader.construct_document(_with_texts(node, paths))
+        tuple(_not_plain(data, ()))  # walks all of it
+    except RecursionError:
+        found = "an alias of what it stands in, or hundreds of levels"
         raise ConfigError([problem(place, "", found, "a document of a person's size")]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -207,6 +229,37 @@ def read_yaml(text: str, place: str) -> Any:
     finally:
         loader.dispose()
     return data
+
+
+def _leads(path: tuple[str, ...], key: tuple[str, ...]) -> bool:
+    """True if a key is a path's, or above it."""
+    steps = zip(path, key, strict=False)
+    return len(key) <= len(path) and all(
+        step in {part, "{}"} or (step == "[]" and part.isdecimal()) for step, part in steps
+    )
+
+
+_GUESSED = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "timestamp")}
+
+
+def _with_texts(node: yaml.Node, paths: Sequence[tuple[str, ...]]) -> yaml.Node:
+    """The node with texts at these paths; a copy, because an alias may use the same node elsewhere."""
+    place = node.start_mark, node.end_mark
+    if isinstance(node, yaml.ScalarNode) and () in paths and node.tag in _GUESSED:
+        return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, *place)
+    if isinstance(node, yaml.SequenceNode) and (below := [path[1:] for path in paths if path[:1] == ("[]",)]):
+        return yaml.SequenceNode(node.tag, [_with_texts(item, below) for item in node.value], *place)
+    if isinstance(node, yaml.MappingNode) and (keyed := [path for path in paths if path and path[0] != "[]"]):
+        items = [(key, _with_texts(value, _below(keyed, key))) for key, value in node.value]
+        return yaml.MappingNode(node.tag, items, *place)
+    return node
+
+
+def _below(paths: Sequence[tuple[str, ...]], key: yaml.Node) -> list[tuple[str, ...]]:
+    """Rests of paths below a key; below a merge (``<<``) the whole paths, also in each mapping of a list."""
+    if key.tag == "tag:yaml.org,2002:merge":
+        return [*paths, *(("[]", *path) for path in paths)]
+    return [path[1:] for path in paths if path[0] in {key.value, "{}"}]
 
 
 def refuse_odd_values(data: Mapping[str, Any], place: str) -> None:
@@ -237,30 +290,6 @@ def _not_plain(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str,
         isinstance(value, float) and math.isfinite(value)
     ):
         yield key, value
-
-
-_MOST_LEVELS = 64
-_MOST_VALUES = 100_000
-
-
-class _TooMuch(Exception):
-    """Aliases make more of a document than anybody wrote."""
-
-
-def _extent(value: object, known: dict[int, int], above: tuple[int, ...]) -> int:
-    """Number of values, those of an alias counted at each place; raises `_TooMuch`."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) in above:
-        raise _TooMuch("an alias of what it stands in")
-    if len(above) >= _MOST_LEVELS:
-        raise _TooMuch(f"more than {_MOST_LEVELS} levels")
-    if id(value) not in known:
-        items = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_extent(item, known, (*above, id(value))) for item in items)
-    if known[id(value)] > _MOST_VALUES:
-        raise _TooMuch(f"more than {_MOST_VALUES} values, with those of aliases")
-    return known[id(value)]
 
 
 class _Loader(yaml.SafeLoader):
@@ -301,7 +330,7 @@ def place_faults(config: Config) -> dict[str, str]:
 
 
 def declared_caches(config: Config) -> tuple[NodeCache, ...]:
-    """All that the config names, and engine torchair's own, whether or not they can be used here."""
+    """Node caches of the config, and engine torchair's own, usable here or not."""
     names = dict.fromkeys((*(node_caches.OWN if config.device == "npu" else ()), *config.node_caches))
     found = (_cache(config, name) for name in names)
     return tuple(cache for cache in found if cache is not None)

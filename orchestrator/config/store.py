@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -47,14 +47,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-T = TypeVar("T")
-
-
-def _off_is_a_word(value: object) -> object:
-    return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
-
-
-OrOff = Annotated[T, BeforeValidator(_off_is_a_word)]
+Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+"""A text, which a person need not put in quotes; `orchestrator.config.reading` lists where these are."""
 
 KEY_ID_PATTERN = r"^[0-9a-f]{32}$"
 IN_ENVIRON = (
@@ -86,7 +80,7 @@ def is_secret(name: str) -> bool:
 class TrustConfig(Strict):
     """Whose artifacts may run. An artifact is code."""
 
-    policy: OrOff[TrustPolicy | None] = Field(
+    policy: TrustPolicy | None = Field(
         default=None,
         description="what to do about a signature that is not trusted; without it off for a store of your "
         "own on a local disk, else require",
@@ -119,7 +113,7 @@ class TierConfig(Strict):
         min_length=1,
         description="directory of the store, the same on all nodes, or a URL such as s3://bucket/prefix",
     )
-    mode: OrOff[SpecMode] = Field(
+    mode: SpecMode = Field(
         default="rw", description="how it is used; a launch goes on without it, but for required"
     )
     flush: FlushChoice = Field(
@@ -128,7 +122,7 @@ class TierConfig(Strict):
     answer_s: Seconds = Field(
         default=ANSWER_S, description="seconds without an answer after which it is left alone for this launch"
     )
-    options: dict[str, str] = Field(
+    options: dict[str, Text] = Field(
         default={},
         description="mapping of strings for the object store, such as {region: eu-central-1}; never a secret",
     )
@@ -162,7 +156,7 @@ class TierConfig(Strict):
                 known = ", ".join(sorted(KNOWN_OPTIONS))
                 raise PydanticCustomError("unknown_option", "only {known}", {"known": known, "option": name})
             if not is_usable(name, text):
-                raise PydanticCustomError("option", "true or false, in quotes", {"option": name})
+                raise PydanticCustomError("option", "true or false", {"option": name})
         return value
 
 
@@ -215,8 +209,7 @@ class StoreConfig(Strict):
         return ", ".join(tier.path for tier in self.tiers)
 
 
-LOOK_S = 0.9
-"""Longest look at a place: it counts to the 5 s that a dead store may cost a launch."""
+LOOK_S = 0.9  # longest look at a place: it counts to the 5 s that a dead store may cost a launch
 
 
 def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
@@ -229,13 +222,26 @@ def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
     """
     from warmrank.cache_store.signing.keyring import read_keyring
 
-    keyring, revoked = _keyring(trust, base), trust.revoked
+    usual, key, revoked = settings().keyring, trust.signing_key, trust.revoked
+    keyring = absolute(trust.keyring, base) if trust.keyring else usual
+    if trust.keyring is not None or trust.names_a_key:
+        if keyring is None or not keyring.is_dir():
+            where = "store.trust.keyring" if trust.keyring else f"signing key {key}"
+            raise BadArgument(
+                f"{where}: expected a directory of keys, as it is at ~/.config/warmrank/keys where none is "
+                f"named; found no directory at {keyring}; make a key with warmrank keys generate, or correct "
+                "store.trust"
+            )
+    elif keyring is not None and not keyring.is_dir():
+        keyring = None
+    if key is not None:
+        key = keyring / f"{key}.pem" if keyring and trust.names_a_key else absolute(key, base)
     if trust.policy != "off":
         known = read_keyring(keyring).revoked if keyring else {}
         revoked = tuple(sorted({*revoked, *known}))
     return trust.model_copy(
         update={
-            "signing_key": _signing_key(trust, keyring, base),
+            "signing_key": key,
             "trusted_keys": {name: absolute(path, base) for name, path in trust.trusted_keys.items()},
             "keyring": keyring,
             "revoked": revoked,
@@ -278,33 +284,6 @@ def _choices(locations: Iterable[str]) -> dict[str, PolicyChoice]:
     found = all_within([partial(choose_policy, place) for place in places], timeout_s=LOOK_S)
     silent = PolicyChoice(policy="require", reason=f"it did not answer within {LOOK_S:g} s")
     return {place: choice or silent for place, choice in zip(places, found, strict=True)}
-
-
-def _keyring(trust: TrustConfig, base: Path) -> Path | None:
-    if trust.keyring is None:
-        usual = settings().keyring
-        return usual if usual is not None and usual.is_dir() else None
-    keyring = absolute(trust.keyring, base)
-    if not keyring.is_dir():
-        raise _missing_keyring("store.trust.keyring", f"no directory at {keyring}")
-    return keyring
-
-
-def _signing_key(trust: TrustConfig, keyring: Path | None, base: Path) -> Path | None:
-    """The private key's file: as it is named, or of that name in the keyring."""
-    key = trust.signing_key
-    if key is None or not trust.names_a_key:
-        return key and absolute(key, base)
-    if keyring is None:
-        raise _missing_keyring(f"signing key {key}", "no keyring")
-    return keyring / f"{key}.pem"
-
-
-def _missing_keyring(where: str, actual: str) -> BadArgument:
-    return BadArgument(
-        f"{where}: expected a directory of keys, as it is at ~/.config/warmrank/keys where none is named; "
-        f"found {actual}; make a key with warmrank keys generate, or correct store.trust"
-    )
 
 
 def absolute(path: Path, base: Path) -> Path:

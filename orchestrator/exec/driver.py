@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.exec.node import ExecNode, State
-from warmrank.orchestrator.exec.placement import HostGroup, When, choose_nodes, placements
+from warmrank.orchestrator.exec.node import ExecNode, HostGroup, Placement, When
 from warmrank.orchestrator.exec.publish import Publisher, Say
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.eligible import nodes_of_ray
@@ -31,43 +30,38 @@ from warmrank.orchestrator.nodes import Node, choose, this_node
 from warmrank.orchestrator.reaper_client import Chunk, Stream
 from warmrank.orchestrator.signals import noted, undisturbed
 from warmrank.orchestrator.store.stores import decided
+from warmrank.orchestrator.text import count_text
 
 T = TypeVar("T")
 
 _CLOSE_S = 60.0
-_CALLS_AT_ONCE = 4
-"""A poll, a signal and a publish go on side by side."""
-
+_CALLS_AT_ONCE = 4  # A poll, a signal and a publish go on side by side
 
 EXIT_LOST = 1
 LONGEST_LINE = 1 << 16
 """Bytes of a line that are held back until its end comes; a progress bar or a binary file may have none."""
-MAX_WAITING = 8
-"""Polls of a node whose output waits for its reader; beyond that it stays with the command."""
+MAX_WAITING = 8  # polls of a node whose output waits for its reader; beyond that it stays with the command
 
 _POLL_S = 0.1
 _UNENDING_S = 30.0
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options for the run of a command.
+    """Options for the run of a command."""
 
-    ``here``: on this node only, without Ray; else on the named ``nodes``, or as many as the ranks need.
-    ``grace_s`` are the seconds from SIGTERM to SIGKILL; ``hosts`` those that each run this, without Ray.
-    """
-
-    here: bool = False
-    nodes: tuple[str, ...] = ()
+    here: bool = False  # on this node only, without Ray
+    nodes: tuple[str, ...] = ()  # names; else as many as the ranks need
     when: When
-    grace_s: float
-    hosts: HostGroup | None = None
+    grace_s: float  # from SIGTERM to SIGKILL
+    hosts: HostGroup | None = None  # that each run this, without Ray
 
 
 class ExecNodes:
-    """The nodes of a command by position: this one, without Ray, or those of the config's cluster.
+    """The nodes of a command: this one, without Ray, or those of the config's cluster.
 
-    On a cluster an actor holds what the ranks of its node would get. ``ports`` has a free port of each node;
+    On a cluster an actor holds what the ranks of its node would get. ``port`` is free on the first node;
     ``captured``: the command's output comes through `ExecNode.poll`.
 
     Raises:
@@ -76,61 +70,61 @@ class ExecNodes:
     """
 
     def __init__(self, config: Config, options: Options) -> None:
-        self._config = config
         self._here: ExecNode | None = None
         self._group: NodeGroup | None = None
         self._session: ray_session.Session | None = None
         is_local = ray_session.way_in(config.ray, os.environ, initialized=False) == "local"
         self.captured = not (options.here or is_local)
+        self.nodes: tuple[Node, ...] = (replace(this_node(), address="127.0.0.1"),)
         try:
             if self.captured:
                 self._session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
-                self.nodes, wanted = self._start(self._session, options.nodes)
+                self._group = self._start(config, self._session, options.nodes)
             else:
                 choose((this_node(),), () if options.here else options.nodes)
-                self.nodes, wanted = (replace(this_node(), address="127.0.0.1"),), ""
                 self._here = ExecNode(config)
-            self.ports = self._free_ports(wanted)
+            asked = {node.node_id: (node.address,) for node in self.nodes}
+            ports = self.ask_all(ExecNode.port, asked, timeout_s=config.timeouts.start_s)
+            self.port = ports[self.nodes[0].node_id]
         except BaseException:
             self.close()
             raise
 
-    def _start(self, session: ray_session.Session, names: Sequence[str]) -> tuple[tuple[Node, ...], str]:
-        """Start the actors; returns their nodes, and what each of them reserves, in words."""
-        config = self._config
+    def _start(self, config: Config, session: ray_session.Session, names: Sequence[str]) -> NodeGroup:
         each = ray_session.rank_resources(config.ray, config.device)
         known = {found.node: found.resources for found in nodes_of_ray()}
         rooms = {node: slots(known[node], each) for node in choose(tuple(known), names)}
-        nodes = choose_nodes(rooms, config.ranks, named=bool(names))
-        needed = {name: amount * (config.ranks // len(nodes)) for name, amount in each.items()}
+        self.nodes = choose_nodes(rooms, config.ranks, named=bool(names))
         environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
-        self._group = NodeGroup(ExecNode, {"env_vars": environ}, num_calls=_CALLS_AT_ONCE)
-        for node in nodes:
-            self._group.start(node.node_id, config, resources=needed)
-        return nodes, ", ".join(f"{amount:g} {name}" for name, amount in needed.items())
+        group = NodeGroup(ExecNode, {"env_vars": environ}, num_calls=_CALLS_AT_ONCE)
+        num_here = config.ranks // len(self.nodes)
+        for node in self.nodes:
+            resources = {name: amount * num_here for name, amount in each.items()}
+            group.start(node.node_id, config, resources=resources)
+        return group
 
-    def _free_ports(self, wanted: str) -> tuple[int, ...]:
-        addresses = {index: (node.address,) for index, node in enumerate(self.nodes)}
-        ports = self.ask(ExecNode.port, addresses, timeout_s=self._config.timeouts.start_s)
-        for index, port in ports.items():
-            if isinstance(port, Lost):
+    def ask(
+        self, method: Callable[..., T], asked: Mapping[str, Sequence[Any]], *, timeout_s: float | None
+    ) -> dict[str, T | Lost]:
+        """Call a method of `ExecNode` on nodes, by their ids, all at once; raises what one of them does."""
+        if self._here is not None:
+            return {node_id: method(self._here, *given) for node_id, given in asked.items()}
+        assert self._group is not None  # noqa: S101 - there is one of the two
+        return self._group.ask(method, asked, timeout_s=timeout_s)
+
+    def ask_all(
+        self, method: Callable[..., T], asked: Mapping[str, Sequence[Any]], *, timeout_s: float
+    ) -> dict[str, T]:
+        """As `ask`, before the command begins, when no node may be lost; `CannotStart` if one is."""
+        answers = self.ask(method, asked, timeout_s=timeout_s)
+        for node in self.nodes:
+            if isinstance(answer := answers[node.node_id], Lost):
                 msg = (
-                    f"{self.nodes[index]}: no place for the command: {port.reason} (it wants {wanted}); "
+                    f"{node} has no place for the command, or was lost before it began: {answer.reason}; "
                     "wait until others end, or raise timeouts.start_s"
                 )
                 raise CannotStart(msg)
-        return tuple(port for _, port in sorted(ports.items()) if not isinstance(port, Lost))
-
-    def ask(
-        self, method: Callable[..., T], arguments: Mapping[int, Sequence[Any]], *, timeout_s: float | None
-    ) -> dict[int, T | Lost]:
-        """Call a method of `ExecNode` on nodes, all at once; raises what one of them does."""
-        if self._here is not None:
-            return {index: method(self._here, *given) for index, given in arguments.items()}
-        assert self._group is not None  # noqa: S101 - `_start` made it
-        asked = {self.nodes[index].node_id: given for index, given in arguments.items()}
-        answers = self._group.ask(method, asked, timeout_s=timeout_s)
-        return {index: answers[self.nodes[index].node_id] for index in arguments}
+        return {node_id: answer for node_id, answer in answers.items() if not isinstance(answer, Lost)}
 
     def close(self) -> None:
         """End what the nodes still run."""
@@ -144,33 +138,45 @@ class ExecNodes:
             self._here = self._group = self._session = None
 
 
+def choose_nodes(rooms: Mapping[Node, int], num_ranks: int, *, named: bool) -> tuple[Node, ...]:
+    """The fewest nodes on which the ranks fit, as many on each: the emptier of a big cluster stay free.
+
+    ``rooms`` says how many ranks each node can hold; all of those that were ``named`` must be used. Raises
+    `CannotStart` if the ranks do not fit.
+    """
+    roomy = sorted(rooms, key=lambda node: -rooms[node])  # stable: equal ones keep their order
+    for count in [len(rooms)] if named else range(1, len(rooms) + 1):
+        if count and num_ranks % count == 0 and rooms[roomy[count - 1]] >= num_ranks // count:
+            return tuple(node for node in rooms if node in roomy[:count])
+    there = ", ".join(f"{node.host} ({node.address}) holds {room}" for node, room in rooms.items())
+    ranks = count_text(num_ranks, "rank") + (" does" if num_ranks == 1 else " do")
+    msg = (
+        f"{ranks} not fit with as many on each node: {there or 'no node is there'}. Change ranks or "
+        "ray.num_cpus_per_rank, or name nodes with --node"
+    )
+    raise CannotStart(msg)
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeOutcome:
-    """Outcome of the command on one node; ``found``: the store had the launch.
-
-    ``status`` is the command's exit status, None while it runs, and where the node was lost.
-    """
+    """Outcome of the command on one node."""
 
     host: str
     address: str
     node_rank: int
-    found: bool = False
-    status: int | None = None
+    found: bool = False  # the store had the launch
+    status: int | None = None  # of the command; None while it runs, and where the node was lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of the command: warmrank's exit code, and the seconds from the command's start to its end.
+    """Outcome of the command."""
 
-    ``record`` is the key of the launch record that was committed, empty for none; ``problems`` are those of
-    caches and store.
-    """
-
-    exit_code: int
+    exit_code: int  # warmrank's
     nodes: tuple[NodeOutcome, ...]
-    record: str
-    problems: tuple[str, ...]
-    seconds: float
+    record: str  # key of the launch record that was committed, empty for none
+    problems: tuple[str, ...]  # of caches and store
+    seconds: float  # from the command's start to its end
 
 
 def execute(
@@ -196,22 +202,32 @@ def execute(
 
 
 class Run:
-    """One command on its nodes."""
+    """One command on its nodes, which go by their ids."""
 
     def __init__(self, config: Config, nodes: ExecNodes, options: Options, say: Say) -> None:
-        self._config = config
-        self._nodes = nodes
-        self._options = options
-        self._say = say
-        addresses = [node.address for node in nodes.nodes]
-        self._placements = placements(config, addresses, nodes.ports, options.hosts)
-        self._outcomes = [
-            NodeOutcome(host=node.host, address=node.address, node_rank=placement.node_rank)
-            for node, placement in zip(nodes.nodes, self._placements, strict=True)
-        ]
+        self._config, self._nodes, self._options, self._say = config, nodes, options, say
+        hosts = options.hosts or HostGroup(nnodes=len(nodes.nodes), node_rank=0, run_id="")
+        self._placements = {
+            node.node_id: Placement(
+                node_rank=node_rank,
+                nnodes=hosts.nnodes,
+                nproc=config.ranks // hosts.nnodes,
+                ranks=config.ranks,
+                master_addr=hosts.master_addr or nodes.nodes[0].address,
+                master_port=hosts.master_port or nodes.port,
+                cache_dir=str(config.cache_dir),
+            )
+            for node_rank, node in enumerate(nodes.nodes, start=hosts.node_rank)
+        }
+        self._outcomes = {
+            node.node_id: NodeOutcome(
+                host=node.host, address=node.address, node_rank=self._placements[node.node_id].node_rank
+            )
+            for node in nodes.nodes
+        }
         self._problems: list[str] = []
         self._exit_code = 0
-        self._running = set(range(len(nodes.nodes)))
+        self._running = set(self._outcomes)
         self._is_stopping = False
 
     def run(self, words: tuple[str, ...], out: BinaryIO, err: BinaryIO) -> Outcome:
@@ -223,9 +239,10 @@ class Run:
         started_s = time.monotonic()
         with noted() as arrived:
             rest = (options.when, options.grace_s, self._nodes.captured)
-            orders = {index: (words, placement, *rest) for index, placement in enumerate(self._placements)}
-            self._all(ExecNode.start, orders, timeout_s=timeouts.start_s)
-            output = Output([f"{node.node_rank} {node.host}" for node in self._outcomes], out, err)
+            orders = {node_id: (words, placement, *rest) for node_id, placement in self._placements.items()}
+            self._nodes.ask_all(ExecNode.start, orders, timeout_s=timeouts.start_s)
+            names = {node_id: f"{node.node_rank} {node.host}" for node_id, node in self._outcomes.items()}
+            output = Output(names, out, err)
             try:
                 self._follow(publisher, output, arrived)
                 self._finish(publisher, arrived)
@@ -234,7 +251,7 @@ class Run:
                 output.stop()
         return Outcome(
             exit_code=self._exit_code,
-            nodes=tuple(self._outcomes),
+            nodes=tuple(self._outcomes.values()),
             record=publisher.record,
             problems=(*self._problems, *publisher.problems),
             seconds=time.monotonic() - started_s,
@@ -242,34 +259,29 @@ class Run:
 
     def _prepare(self, timeout_s: float) -> None:
         """Fetch on each node."""
-        asked = {index: (placement,) for index, placement in enumerate(self._placements)}
-        for index, (found, synced) in self._all(ExecNode.prepare, asked, timeout_s=timeout_s).items():
-            self._outcomes[index].found = found
-            for line in (*synced.said, *synced.problems):
-                self._say(f"{self._name(index)}{line}")
-            self._problems += synced.problems
-
-    def _all(self, method: Callable[..., T], asked: Mapping[int, Any], *, timeout_s: float) -> dict[int, T]:
-        """Answers of all nodes, none of which may be lost."""
-        answers = self._nodes.ask(method, asked, timeout_s=timeout_s)
-        for index, answer in answers.items():
-            if isinstance(answer, Lost):
-                node = self._outcomes[index]
-                msg = f"node {node.host} ({node.address}) was lost before the command began: {answer.reason}"
-                raise CannotStart(msg)
-        return {index: answer for index, answer in answers.items() if not isinstance(answer, Lost)}
+        asked = {node_id: (placement,) for node_id, placement in self._placements.items()}
+        answers = self._nodes.ask_all(ExecNode.prepare, asked, timeout_s=timeout_s)
+        for node_id, (found, (said, problems)) in answers.items():
+            self._outcomes[node_id].found = found
+            for line in (*said, *problems):
+                self._say(f"{self._name(node_id)}{line}")
+            self._problems += problems
 
     def _follow(self, publisher: Publisher, output: Output, arrived: list[int]) -> None:
         """Until the command has ended everywhere: output, signals, publishing."""
-        when, ready_s, never = self._options.when, self._config.timeouts.ready_s, float("inf")
-        late_at = time.monotonic() + ready_s if when.kind in ("file", "port") else never
-        give_up_at = never
+        when, ready_s = self._options.when, self._config.timeouts.ready_s
+        late_at = time.monotonic() + ready_s if when.kind in ("file", "port") else _NEVER
+        give_up_at = _NEVER
         while self._running and time.monotonic() < give_up_at:
             if self._poll(output):
-                late_at = never
+                late_at = _NEVER
                 if not publisher.has_begun:
-                    publisher.begin()
-            self._forward(arrived)
+                    publisher.start()
+            while arrived:  # the second Ctrl-C or SIGTERM kills
+                number = arrived.pop(0)
+                if self._is_stopping:
+                    self._say("killed")
+                self._stop(signal.SIGKILL if self._is_stopping else number)
             if time.monotonic() > late_at and not self._is_stopping:
                 self._say(
                     f"stopped: after {ready_s:g} s it is still not so that {when}; look at its output, "
@@ -277,48 +289,41 @@ class Run:
                 )
                 self._exit_code = self._exit_code or EXIT_LOST
                 self._stop(signal.SIGTERM)
-            if self._is_stopping and give_up_at == never:
+            if self._is_stopping and give_up_at == _NEVER:
                 give_up_at = time.monotonic() + self._options.grace_s + _UNENDING_S
-        for index in self._running:
-            self._fail(index, EXIT_LOST, "processes of the command do not end, not even by SIGKILL")
+        for node_id in self._running:
+            self._fail(node_id, EXIT_LOST, "processes of the command do not end, not even by SIGKILL")
 
     def _poll(self, output: Output) -> bool:
         """Take what the nodes say; return whether the command is ready on one of them."""
         asked = dict.fromkeys(self._running, (_POLL_S, not output.is_behind))
         answers = self._nodes.ask(ExecNode.poll, asked, timeout_s=self._config.watch.node_silent_s)
-        failed: dict[int, tuple[int, str]] = {}
-        for index, state in answers.items():
+        failed: dict[str, tuple[int, str]] = {}
+        is_ready = False
+        for node_id, state in answers.items():
             if isinstance(state, Lost):
-                failed[index] = EXIT_LOST, f"the node was lost: {state.reason}"
-                self._running.discard(index)
+                failed[node_id] = EXIT_LOST, f"the node was lost: {state.reason}"
+                self._running.discard(node_id)
                 continue
-            output.write(index, state.output)
+            is_ready |= state.is_ready
+            output.write(node_id, state.output)
             if state.status is not None:
-                self._outcomes[index].status = state.status
-                self._running.discard(index)
+                self._outcomes[node_id].status = state.status
+                self._running.discard(node_id)
             if state.status:
-                failed[index] = state.status, f"the command ended with status {state.status}"
-        for index, (status, what) in failed.items():  # by now it is known where it still runs
-            self._fail(index, status, what)
-        return any(isinstance(state, State) and state.is_ready for state in answers.values())
+                failed[node_id] = state.status, f"the command ended with status {state.status}"
+        for node_id, (status, what) in failed.items():  # by now it is known where it still runs
+            self._fail(node_id, status, what)
+        return is_ready
 
-    def _fail(self, index: int, status: int, what: str) -> None:
+    def _fail(self, node_id: str, status: int, what: str) -> None:
         """The first failure decides the exit code, and ends the command on the other nodes."""
         self._exit_code = self._exit_code or status
         if len(self._outcomes) > 1 and not self._is_stopping:
-            self._say(f"{self._name(index)}{what}; it is stopped on the other nodes")
+            self._say(f"{self._name(node_id)}{what}; it is stopped on the other nodes")
             self._stop(signal.SIGTERM)
-        elif self._outcomes[index].status is None:
-            self._say(f"{self._name(index)}{what}")
-
-    def _forward(self, arrived: list[int]) -> None:
-        """Hand signals on; the second Ctrl-C or SIGTERM kills."""
-        while arrived:
-            number = arrived.pop(0)
-            if self._is_stopping:
-                self._say("killed")
-                number = signal.SIGKILL
-            self._stop(number)
+        elif self._outcomes[node_id].status is None:
+            self._say(f"{self._name(node_id)}{what}")
 
     def _stop(self, number: int) -> None:
         self._is_stopping = True
@@ -336,7 +341,7 @@ class Run:
                 remedy = "for a server that is stopped by a signal, name its port: --publish-when PORT"
                 publisher.give_up(f"the command ended with status {self._exit_code} ({remedy})")
             else:
-                publisher.begin()
+                publisher.start()
         deadline = time.monotonic() + commit_s
         while not publisher.is_over:
             publisher.finish(_POLL_S)
@@ -345,41 +350,43 @@ class Run:
             elif time.monotonic() > deadline:
                 publisher.give_up(f"it took longer than timeouts.commit_s, {commit_s:g} s")
 
-    def _name(self, index: int) -> str:
-        node = self._outcomes[index]
+    def _name(self, node_id: str) -> str:
+        node = self._outcomes[node_id]
         return f"{node.host} ({node.address}): " if len(self._outcomes) > 1 else ""
 
 
-class Output:
+class Output(threading.Thread):
     """Writes what nodes print, in a thread: as it is from one node, line by line with names from several."""
 
-    def __init__(self, names: Sequence[str], out: BinaryIO, err: BinaryIO) -> None:
-        width = max(map(len, names), default=0)
-        self._prefixes = [f"{name:<{width}} | ".encode() for name in names] if len(names) > 1 else []
+    def __init__(self, names: Mapping[str, str], out: BinaryIO, err: BinaryIO) -> None:
+        super().__init__(name="exec-output", daemon=True)
+        width = max(map(len, names.values()))
+        several = len(names) > 1
+        self._prefixes = {node: f"{name:<{width}} | ".encode() for node, name in names.items() if several}
         self._files: Mapping[Stream, BinaryIO] = {"out": out, "err": err}
-        self._begun: dict[tuple[int, Stream], bytes] = {}
-        self._waiting: queue.SimpleQueue[tuple[int, Sequence[Chunk]] | None] = queue.SimpleQueue()
+        self._begun: dict[tuple[str, Stream], bytes] = {}
+        self._waiting: queue.SimpleQueue[tuple[str, Sequence[Chunk]] | None] = queue.SimpleQueue()
+        self._max_waiting = MAX_WAITING * len(names)
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="exec-output", daemon=True)
-        self._thread.start()
+        self.start()
 
     @property
     def is_behind(self) -> bool:
         """True while no more should be written."""
-        return self._error is None and self._waiting.qsize() > MAX_WAITING * max(1, len(self._prefixes))
+        return self._error is None and self._waiting.qsize() > self._max_waiting
 
-    def write(self, node: int, chunks: Sequence[Chunk]) -> None:
+    def write(self, node_id: str, chunks: Sequence[Chunk]) -> None:
         """Have it written, without waiting; raises what an earlier call met with."""
         if self._error is not None:
             raise self._error
         if chunks:
-            self._waiting.put((node, chunks))
+            self._waiting.put((node_id, chunks))
 
     def finish(self, is_over: Callable[[], bool]) -> None:
         """Wait until all is written, or for the word that it is over; raises what the writing met with."""
         self.stop()
-        while self._thread.is_alive() and not is_over():
-            self._thread.join(_POLL_S)
+        while self.is_alive() and not is_over():
+            self.join(_POLL_S)
         if self._error is not None:
             raise self._error
 
@@ -387,24 +394,25 @@ class Output:
         """Write what there is, and no more."""
         self._waiting.put(None)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write what comes, until `stop`."""
         try:
             while (item := self._waiting.get()) is not None:
                 for stream, data in item[1]:
                     self._put(stream, self._lines(item[0], stream, data) if self._prefixes else data)
-            for (node, stream), rest in self._begun.items():  # lines that never came to their end
-                self._put(stream, self._prefixes[node] + rest + b"\n")
+            for (node_id, stream), rest in self._begun.items():  # lines that never came to their end
+                self._put(stream, self._prefixes[node_id] + rest + b"\n")
         except Exception as error:  # noqa: BLE001 - the thread's edge: raised where it is written to
             self._error = error
 
-    def _lines(self, node: int, stream: Stream, data: bytes) -> bytes:
+    def _lines(self, node_id: str, stream: Stream, data: bytes) -> bytes:
         """Whole lines with the node's name; the rest of one waits for its end, unless it is long."""
-        *lines, rest = (self._begun.pop((node, stream), b"") + data).split(b"\n")
+        *lines, rest = (self._begun.pop((node_id, stream), b"") + data).split(b"\n")
         if len(rest) > LONGEST_LINE:
             lines.append(rest)
         elif rest:
-            self._begun[node, stream] = rest
-        return b"".join(self._prefixes[node] + line + b"\n" for line in lines)
+            self._begun[node_id, stream] = rest
+        return b"".join(self._prefixes[node_id] + line + b"\n" for line in lines)
 
     def _put(self, stream: Stream, data: bytes) -> None:
         if data:

@@ -3,19 +3,22 @@
 An `ExecNode` knows neither Ray nor torch: on a cluster it is an actor, with ``--here`` the driver has it. Its
 methods may be called from several threads, so that a command goes on while its artifacts are published.
 Partitions go to the store by way of the queue on the node's disk, so what the store does not take waits there
-for ``warmrank store publish``.
+for ``warmrank store publish``. Of the command only the placeholders of `Placement` are replaced, so that JSON
+and shell code with braces of their own pass through untouched.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.cache_dir.private_files import (
@@ -27,13 +30,12 @@ from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, i
 from warmrank.cache_store.publish_pending import QueueReport, add_partition, publish_pending
 from warmrank.orchestrator.config.models import Config, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
-from warmrank.orchestrator.exec.placement import Placement, When
 from warmrank.orchestrator.gang.launcher import free_port
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, enter_cache_dir, fetch_partitions, keeper_of
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
-from warmrank.orchestrator.store.sync import Seat, Target, targets
+from warmrank.orchestrator.store.sync import Target, targets
 from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
 from warmrank.worker.keys.environment import environment
@@ -45,9 +47,6 @@ if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import PartitionManifest
     from warmrank.cache_store.store import Store
 
-Tools = Mapping[str, Target]
-"""The directory of each tool, and the components that it is stored under."""
-
 Work = Mapping[tuple[int, int], Counter[str]]
 """Look-ups that ended ``compiled``, ``loaded`` or ``adopted``, by world size and rank."""
 
@@ -56,28 +55,109 @@ _HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 _EXEC = "exec-"
 
 
+_PORT = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):)?(?P<port>[0-9]{1,5})", re.ASCII)
+_CONNECT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A node's place in a world of ranks; the fields are the placeholders of the command.
+
+    Each of ``nnodes`` has ``nproc`` of all ``ranks``; the port was free at the address of the first node.
+    """
+
+    node_rank: int
+    nnodes: int
+    nproc: int
+    ranks: int
+    master_addr: str
+    master_port: int
+    cache_dir: str
+
+    def fill(self, word: str) -> str:
+        """Replace ``{node_rank}`` and the like in a word of the command; other braces stay."""
+        known = asdict(self)
+        return re.sub("{(" + "|".join(known) + ")}", lambda match: str(known[match[1]]), word)
+
+    def variables(self) -> dict[str, str]:
+        """The same as environment variables."""
+        own = {f"WARMRANK_{name.upper()}": str(value) for name, value in asdict(self).items()}
+        return {**own, "TORCHAIR_CACHE_HOME": self.cache_dir}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostGroup:
+    """This host's place among those that each run ``exec --here``, with as many ranks, for one world."""
+
+    nnodes: int
+    node_rank: int
+    run_id: str  # the same on all hosts of this run, and of no other
+    master_addr: str = ""  # the first host's; empty where the command finds it
+    master_port: int = 0  # there; 0 likewise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class When:
+    """Condition for a command to be ready, after which its additions are published; ``none``: never."""
+
+    kind: Literal["file", "port", "exit", "none"]
+    path: str = ""  # the file's, which may hold placeholders
+    host: str = ""  # has the port; empty for this node
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.kind == "file":
+            return f"file {self.path} appears"
+        if self.kind == "port":
+            return f"port {self.host + ':' if self.host else ''}{self.port} accepts connections"
+        return "the command ends with status 0" if self.kind == "exit" else "never"
+
+    def mark(self) -> tuple[int, ...] | None:
+        """Identity of the file, or of the port that accepts connections; None while there is none."""
+        if self.kind == "file":
+            with suppress(OSError):
+                found = Path(self.path).stat()
+                return found.st_ino, found.st_mtime_ns
+        for host in ([self.host] if self.host else ["127.0.0.1", "::1"]) if self.kind == "port" else []:
+            with suppress(OSError):
+                socket.create_connection((host, self.port), timeout=_CONNECT_S).close()
+                return (self.port,)
+        return None
+
+
+def parse_when(text: str) -> When:
+    """Read ``exit``, ``none``, ``PORT``, ``HOST:PORT``, or else the path of a file; raises `BadArgument`."""
+    if text in ("exit", "none"):
+        return When(kind="exit" if text == "exit" else "none")
+    match = _PORT.fullmatch(text)
+    if match is not None and 0 < int(match["port"]) < 2**16:
+        return When(kind="port", host=(match["host"] or "").strip("[]"), port=int(match["port"]))
+    if match is not None or not text:
+        msg = (
+            f"--publish-when {text!r}: expected exit, none, a port from 1 to 65535 (or HOST:PORT), or the "
+            "path of a file (./NAME for one whose name is a number)"
+        )
+        raise BadArgument(msg)
+    return When(kind="file", path=text)
+
+
 class NotPublished(OrchestratorError):
     """Files that a command added cannot be published; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Synced:
+class Synced(NamedTuple):
     """Transfers from and to the store, and faults, one line each."""
 
-    said: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    said: list[str]
+    problems: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """News from a node: output since the last call, and whether the condition held at some time.
+class State(NamedTuple):
+    """News from a node."""
 
-    ``status`` is the command's exit status, once all of it has ended and its output was taken.
-    """
-
-    output: Sequence[Chunk] = ()
-    status: int | None = None
-    is_ready: bool = False
+    output: Sequence[Chunk] = ()  # since the last call
+    status: int | None = None  # once all of it has ended and its output was taken
+    is_ready: bool = False  # the condition held at some time
 
 
 class ExecNode:
@@ -85,7 +165,7 @@ class ExecNode:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._tools: Tools = {}
+        self._tools: Mapping[str, Target] = {}
         self._keeper: NodeKeeper | None = None
         self._journals = config.cache_dir / _JOURNALS / f"{_EXEC}{temporary_name()}"
         self._command: ReapedCommand | None = None
@@ -109,35 +189,49 @@ class ExecNode:
         self._keeper = keeper_of(config)
         if self._keeper is not None:
             self._keeper.begin()
-        self._tools = tools_of(config, placement.node_rank, placement.nnodes)
+        self._tools = _tools_of(config, placement)
         if config.store is None:
-            return False, Synced(
-                said=["the config names no store: nothing is fetched, and nothing published"]
-            )
+            return False, Synced(["the config names no store: nothing is fetched, and nothing published"], [])
         trust = config.store.trust
-        for tool in self._tools.values():  # also where the store is away
-            check_marks(tool.directory, trust.policy or "require", trust.revoked)
+        for directory, _ in self._tools.values():  # also where the store is away
+            check_marks(directory, trust.policy or "require", trust.revoked)
         try:
             # A store that is to be filled is made, as by a launch.
-            fills = is_writable(config.store.tiers) and may_publish(config.store.trust)
+            fills = is_writable(config.store.tiers) and may_publish(trust)
             return self._fetch(
                 open_store(config.store, to_sign=False) if fills else open_to_fetch(config.store)
             )
         except StoreError as error:
             if is_final(error) or isinstance(error, UnusableCache):
                 raise
-            return False, Synced(problems=[str(error)])
+            return False, Synced([], [str(error)])
 
     def _fetch(self, store: Store) -> tuple[bool, Synced]:
         """Partitions of all ranks, because the command may place them as it likes; then the directories."""
         report = fetch_partitions(self._config, store, self._keeper, launch_key=launch_key(self._config))
+        done = Synced([], [*report.faults])
         num_bytes = sum(part.bytes_copied for part in report.partitions)
         num = count_text(len(report.partitions), "partition")
-        fetched = f"{num} in the cache, {num_bytes} bytes copied in {report.seconds:.2f} s: {report.reason}"
-        missed = f"nothing fetched, so what is not on this disk is compiled: {report.reason}"
-        tools = pull_tools(store, self._tools)
-        said = [fetched] if report.found else [missed] if self._config.workload else []
-        return report.found, Synced(said=said + tools.said, problems=[*report.faults, *tools.problems])
+        if report.found:
+            copied = f"{num} in the cache, {num_bytes} bytes copied in {report.seconds:.2f} s"
+            done.said.append(f"{copied}: {report.reason}")
+        elif self._config.workload:
+            done.said.append(f"nothing fetched, so what is not on this disk is compiled: {report.reason}")
+        for tool, (directory, components) in self._tools.items():
+            try:
+                pulled = store.pull_directory(tool, directory, components)
+            except NotInStore as miss:
+                done.said.append(f"{tool}: nothing to pull: {miss.remedy}")
+            except StoreError as error:
+                if is_final(error):
+                    raise
+                done.problems.append(f"{tool}: not pulled: {error}")
+            else:
+                done.said.append(
+                    f"{tool}: pulled {pulled.num_new} new of {count_text(pulled.num_files, 'file')}"
+                )
+                done.problems.extend(f"{tool}: {problem}" for problem in pulled.problems)
+        return report.found, done
 
     def start(
         self, words: Sequence[str], placement: Placement, when: When, grace_s: float, captured: bool
@@ -161,16 +255,18 @@ class ExecNode:
         make_private_directories(self._journals.parent)
         sweep_debris(self._journals.parent, _EXEC)  # of a run that was killed
         make_private_directories(self._journals)
-        caches = self._config.exec.sync
-        told = {variable_of(cache): str(self._tools[cache.tool].directory) for cache in caches}
+        told = {variable_of(cache): str(self._tools[cache.tool][0]) for cache in self._config.exec.sync}
         told |= {**placement.variables(), "WARMRANK_JOURNAL_DIR": str(self._journals)}
         told |= {"WARMRANK_NO_COMPILE": "1"} if self._config.no_compile else {}
         told.pop("", None)  # a tool that finds its directory by itself
         if "inductor" in self._tools:  # whose precompiled C++ headers lie outside of its directory
             told |= {_HEADERS: os.environ.get(_HEADERS, "0")}
+        # In a process of Ray, without what that tells its workers.
+        kept = ("RAY_ADDRESS",) if captured else tuple(os.environ)
+        own = {name: os.environ[name] for name in os.environ if name in kept or not name.startswith("RAY_")}
         self._command = ReapedCommand(
             [placement.fill(word) for word in words],
-            environ={**own_environ(of_ray=captured), **told},
+            environ={**own, **told},
             grace_s=grace_s,
             lease_s=self._config.watch.lease_s if captured else None,
             captured=captured,
@@ -188,21 +284,69 @@ class ExecNode:
         if self._command is not None:
             self._command.signal(number)
 
-    def work(self) -> Work:
-        """Work of this node's ranks so far."""
-        return work_in(self._journals)
-
     def push(self) -> Synced:
-        """Store the tools' directories."""
-        assert self._config.store is not None  # noqa: S101 - nothing is published without one
+        """Store the tools' directories that are there."""
+        done = Synced([], [])
+        if not self._tools:
+            return done
         try:
-            return push_tools(open_store(self._config.store), self._tools) if self._tools else Synced()
+            assert self._config.store is not None  # noqa: S101 - nothing is published without one
+            store = open_store(self._config.store)
         except StoreError as error:
-            return Synced(problems=[f"directories of tools are not pushed: {error}"])
+            done.problems.append(f"directories of tools are not pushed: {error}")
+            return done
+        for tool, (directory, components) in self._tools.items():
+            if not directory.is_dir():
+                done.said.append(f"{tool}: nothing to push: the command made no {directory}")
+                continue
+            try:
+                pushed = store.push_directory(tool, directory, components)
+            except (StoreError, OSError) as error:
+                done.problems.append(f"{tool}: not pushed: {error}")
+            else:
+                files = count_text(pushed.num_files, "file")
+                done.said.append(f"{tool}: pushed {files}, {pushed.num_blobs_new} of them new to the store")
+        return done
+
+    def work(self) -> Work:
+        """Work of this node's ranks so far, without those whose journals hold nothing.
+
+        Raises:
+            NotPublished: a journal cannot be read.
+        """
+        try:
+            found = {
+                whose: Counter(str(result.outcome) for file in files for result, _ in journal.read(file))
+                for whose, files in journal.by_rank(self._journals).items()
+            }
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            msg = f"the ranks' journals cannot be read: {error}"
+            raise NotPublished(msg) from error
+        return {whose: outcomes for whose, outcomes in found.items() if outcomes}
 
     def publish(self, ranks: Sequence[int]) -> dict[int, Published]:
-        """Publish the partitions of ranks that ran here; see `publish_ranks`."""
-        return publish_ranks(self._config, self._journals, ranks, self._keeper)
+        """Publish partitions of ranks that ran on this node, or let them wait on its disk.
+
+        The node's artifacts go with the first rank.
+
+        Raises:
+            StoreError: a required place of the store is away, or the cache directory cannot be used.
+            NotPublished: the command compiled in another environment than this process's.
+        """
+        config, files = self._config, journal.by_rank(self._journals)
+        done: dict[int, Published] = {}
+        for rank in ranks:
+            manifest = of_journals(
+                files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
+            )
+            _check_environment(manifest)
+            if self._keeper is not None and not done:
+                manifest = with_node_files(manifest, self._keeper.collect(manifest))
+            key = add_partition(config.cache_dir, launch_key(config), manifest)
+            environment_, partition = manifest.environment, manifest.partition
+            done[rank] = Published(ref=None, environment=environment_, partition=partition, key=key)
+        report = publish_queue(config)
+        return {rank: replace(part, queued=why_kept(report, part.key[:12])) for rank, part in done.items()}
 
     def close(self) -> None:
         """End what still runs, and remove the journals."""
@@ -214,110 +358,17 @@ class ExecNode:
             self._journals.parent.rmdir()
 
 
-def own_environ(*, of_ray: bool) -> dict[str, str]:
-    """This process's environment, in a process of Ray without what that tells its workers."""
-    kept = ("RAY_ADDRESS",) if of_ray else tuple(os.environ)
-    return {name: os.environ[name] for name in os.environ if name in kept or not name.startswith("RAY_")}
-
-
-def tools_of(config: Config, node_rank: int, nnodes: int) -> Tools:
-    """The directories of tools on this node; nodes of one world keep theirs apart, as their ranks differ.
-
-    Raises:
-        BadArgument: a key of ``exec.keys`` is unknown here.
-    """
+def _tools_of(config: Config, placement: Placement) -> dict[str, Target]:
+    """The directories of tools on this node; nodes of one world keep theirs apart, as their ranks differ."""
     # By default all that is known of the environment, and the launch: else models push under one key in turns
     known = [f"{name}={value}" for name, value in sorted(environment().items())]
     keys = list(config.exec.keys) or [*known, f"launch={launch_key(config)}"]
-    keys += [f"node={node_rank} of {nnodes}"] if nnodes > 1 else []
-    seat = Seat(scope="node", rank=None, world_size=None)
+    keys += [f"node={placement.node_rank} of {placement.nnodes}"] if placement.nnodes > 1 else []
     paths = {
         each.tool: expanded(each.path) if each.path else str(config.cache_dir / "tools" / each.tool)
         for each in config.exec.sync
     }
-    return {tool: targets([path], keys, seat)[0] for tool, path in paths.items()}
-
-
-def pull_tools(store: Store, tools: Tools) -> Synced:
-    """Restore directories; raises only what a required place of the store does."""
-    done = Synced()
-    for tool, target in tools.items():
-        try:
-            report = store.pull_directory(tool, target.directory, target.components)
-        except NotInStore as miss:
-            done.said.append(f"{tool}: nothing to pull: {miss.remedy}")
-        except StoreError as error:
-            if is_final(error):
-                raise
-            done.problems.append(f"{tool}: not pulled: {error}")
-        else:
-            files = count_text(report.num_files, "file")
-            done.said.append(f"{tool}: pulled {report.num_new} new of {files}")
-            done.problems.extend(f"{tool}: {problem}" for problem in report.problems)
-    return done
-
-
-def push_tools(store: Store, tools: Tools) -> Synced:
-    """Store the directories that are there."""
-    done = Synced()
-    for tool, target in tools.items():
-        if not target.directory.is_dir():
-            done.said.append(f"{tool}: nothing to push: the command made no {target.directory}")
-            continue
-        try:
-            report = store.push_directory(tool, target.directory, target.components)
-        except (StoreError, OSError) as error:
-            done.problems.append(f"{tool}: not pushed: {error}")
-        else:
-            files = count_text(report.num_files, "file")
-            done.said.append(f"{tool}: pushed {files}, {report.num_blobs_new} of them new to the store")
-    return done
-
-
-def work_in(journals: Path) -> Work:
-    """Work of this node's ranks so far; without those whose journals hold nothing.
-
-    Raises:
-        NotPublished: a journal cannot be read.
-    """
-    try:
-        found = {
-            whose: Counter(str(result.outcome) for file in files for result, _ in journal.read(file))
-            for whose, files in journal.by_rank(journals).items()
-        }
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        msg = f"the ranks' journals cannot be read: {error}"
-        raise NotPublished(msg) from error
-    return {whose: outcomes for whose, outcomes in found.items() if outcomes}
-
-
-def publish_ranks(
-    config: Config, journals: Path, ranks: Sequence[int], keeper: NodeKeeper | None
-) -> dict[int, Published]:
-    """Publish partitions of ranks that ran on this node, or let them wait on its disk.
-
-    The node's artifacts, of which ``keeper`` knows, go with the first rank.
-
-    Raises:
-        StoreError: a required place of the store is away, or the cache directory cannot be used.
-        NotPublished: the command compiled in another environment than this process's.
-    """
-    files, done = journal.by_rank(journals), dict[int, Published]()
-    for rank in ranks:
-        manifest = of_journals(
-            files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
-        )
-        _check_environment(manifest)
-        if keeper is not None and not done:
-            manifest = with_node_files(manifest, keeper.collect(manifest))
-        done[rank] = Published(
-            ref=None,
-            environment=manifest.environment,
-            partition=manifest.partition,
-            key=add_partition(config.cache_dir, launch_key(config), manifest),
-        )
-    report = publish_queue(config)
-    return {rank: replace(part, queued=why_kept(report, part.key[:12])) for rank, part in done.items()}
+    return {tool: targets([path], keys)[0] for tool, path in paths.items()}
 
 
 def _check_environment(manifest: PartitionManifest) -> None:

@@ -23,13 +23,12 @@ from warmrank.cache_store.errors import NotInStore
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import ranks_text
-from warmrank.orchestrator.exec.node import ExecNode, NotPublished, Work, publish_queue, why_kept
-from warmrank.orchestrator.exec.placement import HostGroup
+from warmrank.orchestrator.exec.node import ExecNode, HostGroup, NotPublished, Work, publish_queue, why_kept
 from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.launch.commit import waiting_launch
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
-from warmrank.orchestrator.text import count_text
+from warmrank.orchestrator.text import count_text, grouped
 from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
@@ -41,39 +40,6 @@ T = TypeVar("T")
 
 _NOTE, _NOTE_FILE = "exec-world", "partitions.json"
 _LOOK_S = 1.0
-
-
-def not_whole(work: Work, num_ranks: int, num_here: int) -> str:
-    """Error text if the ranks' work makes no launch, else ``""``.
-
-    Of ``num_ranks`` in the world this command runs ``num_here``; the others run on other hosts.
-    """
-    there = {rank for world_size, rank in work if world_size == num_ranks}
-    if len(there) >= num_here:
-        return ""
-    if sizes := sorted({world_size for world_size, _ in work} - {num_ranks}):
-        others = ", ".join(map(str, sizes))
-        return f"the command ran ranks of a world of {others}, and the config has ranks: {num_ranks}"
-    if num_here < num_ranks:
-        return f"{len(there)} of the {count_text(num_here, 'rank')} here loaded or compiled something"
-    return f"{ranks_text(set(range(num_ranks)) - there)} of {num_ranks} loaded or compiled nothing here"
-
-
-def commit_launch(config: Config, published: Mapping[int, Published]) -> tuple[str, str]:
-    """Commit the record of a world whose partitions are all published, or let it wait on this disk.
-
-    Returns:
-        The record's key, empty when it is not in the store; and why it waits, empty when it does not.
-
-    Raises:
-        StoreError: a required place of the store is away, or the cache directory cannot be used.
-    """
-    launch = waiting_launch(config, published)
-    add_launch(config.cache_dir, launch)
-    report = publish_queue(config)
-    if reason := why_kept(report, launch.created):
-        return "", next((part.queued for part in published.values() if part.queued), reason)
-    return report.committed[-1] if report.committed else "", ""  # the newest comes last
 
 
 def exchange(
@@ -107,8 +73,8 @@ def exchange(
     return found if sorted(found) == list(range(config.ranks)) else None
 
 
-class Publisher:
-    """Publishes once, in a thread, while the command goes on; nothing unless it ``is_wanted``.
+class Publisher(threading.Thread):
+    """Publishes once, from `start` on, while the command goes on; nothing unless it ``is_wanted``.
 
     ``hosts`` are those that each run this, without Ray; None where all are in ``nodes``.
     """
@@ -116,16 +82,14 @@ class Publisher:
     def __init__(
         self, config: Config, nodes: ExecNodes, hosts: HostGroup | None, say: Say, *, is_wanted: bool
     ) -> None:
+        super().__init__(name="exec-publish", daemon=True)
         self.record = ""
         self.problems: list[str] = []
         self.is_over = not is_wanted or config.store is None
-        self._config = config
-        self._nodes = nodes
-        self._everyone = dict.fromkeys(range(len(nodes.nodes)), ())
-        self._hosts = hosts
-        self._tell = say
+        self._config, self._nodes, self._hosts, self._tell = config, nodes, hosts, say
+        self._everyone = {node.node_id: () for node in nodes.nodes}
+        self._num_here = config.ranks // (hosts.nnodes if hosts is not None else 1)
         self._has_ended = threading.Event()
-        self._thread: threading.Thread | None = None
         if config.store is not None and not is_writable(config.store.tiers):
             self.give_up("the store is only read (mode: ro)")
         elif config.store is not None and not may_publish(config.store.trust):
@@ -137,30 +101,26 @@ class Publisher:
     @property
     def has_begun(self) -> bool:
         """True if it publishes, has published, or never will."""
-        return self.is_over or self._thread is not None
-
-    def begin(self) -> None:
-        """Publish: the command is ready."""
-        self._thread = threading.Thread(target=self._run, name="exec-publish", daemon=True)
-        self._thread.start()
+        return self.is_over or self.ident is not None
 
     def finish(self, wait_s: float) -> None:
         """Wait that long for its end: the command adds nothing more."""
         self._has_ended.set()
-        if self._thread is not None:
-            self._thread.join(wait_s)
+        if self.ident is not None:
+            self.join(wait_s)
 
     def give_up(self, why: str) -> None:
         """Publish nothing, or nothing more."""
         self._problem(f"not published: {why}")
         self.is_over = True
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Publish: the command is ready."""
         try:
-            for synced in self._ask(ExecNode.push, self._everyone).values():
-                for line in synced.said:
+            for said, problems in self._ask(ExecNode.push, self._everyone).values():
+                for line in said:
                     self._say(line)
-                for problem in synced.problems:
+                for problem in problems:
                     self._problem(problem)
             if published := self._publish():
                 self._commit(published)
@@ -174,7 +134,7 @@ class Publisher:
             has_ended = self._has_ended.is_set()
             answers = self._ask(ExecNode.work, self._everyone)
             work = {whose: outcomes for each in answers.values() for whose, outcomes in each.items()}
-            why_not = not_whole(work, self._config.ranks, self._num_here)
+            why_not = self._not_whole(work)
             if has_ended and why_not and work:
                 raise NotPublished(why_not)
             if not why_not or has_ended:
@@ -186,20 +146,28 @@ class Publisher:
                 num = count_text(outcomes.total(), "function")
                 self._say(f"nothing new to publish: {num} loaded, 0 compiled")
             return {}
-        homes = {
-            rank: index
-            for index, each in answers.items()
-            for size, rank in each
-            if size == self._config.ranks
+        whose = {
+            rank: home for home, each in answers.items() for size, rank in each if size == self._config.ranks
         }
-        asked = {index: ([rank for rank in homes if homes[rank] == index],) for index in set(homes.values())}
-        published: dict[int, Published] = {}
-        for part in self._ask(ExecNode.publish, asked).values():
-            published |= part
-        return published
+        homes = grouped((home, rank) for rank, home in whose.items())
+        found = self._ask(ExecNode.publish, {home: (ranks,) for home, ranks in homes.items()})
+        return {rank: part for own in found.values() for rank, part in own.items()}
+
+    def _not_whole(self, work: Work) -> str:
+        """Error text if the ranks' work makes no launch, else ``""``; other ranks may run on other hosts."""
+        num_ranks, num_here = self._config.ranks, self._num_here
+        there = {rank for world_size, rank in work if world_size == num_ranks}
+        if len(there) >= num_here:
+            return ""
+        if sizes := sorted({world_size for world_size, _ in work} - {num_ranks}):
+            others = ", ".join(map(str, sizes))
+            return f"the command ran ranks of a world of {others}, and the config has ranks: {num_ranks}"
+        if num_here < num_ranks:
+            return f"{len(there)} of the {count_text(num_here, 'rank')} here loaded or compiled something"
+        return f"{ranks_text(set(range(num_ranks)) - there)} of {num_ranks} loaded or compiled nothing here"
 
     def _commit(self, published: dict[int, Published]) -> None:
-        """Write the record, unless other hosts have yet to publish."""
+        """Write the record, or let it wait on this disk, unless other hosts have yet to publish."""
         config, hosts, num = self._config, self._hosts, count_text(len(published), "rank")
         if hosts is not None and config.store is not None:
             if away := next((part.queued for part in published.values() if part.queued), ""):
@@ -208,21 +176,22 @@ class Publisher:
                 self._say(f"published {num}; the last of {hosts.nnodes} hosts commits the launch")
                 return
             published, num = found, count_text(config.ranks, "rank")
-        self.record, reason = commit_launch(config, published)
-        if reason:
+        launch = waiting_launch(config, published)
+        add_launch(config.cache_dir, launch)
+        report = publish_queue(config)
+        if reason := why_kept(report, launch.created):
+            reason = next((part.queued for part in published.values() if part.queued), reason)
             self._problem(f"not published yet, waits for warmrank store publish: {reason}")
-        else:  # by the key, as ls and preseed call it; the record's own name is in the JSON
-            self._say(f"published {num}, launch {launch_key(config)[:12]}")
+            return
+        self.record = report.committed[-1] if report.committed else ""  # the newest comes last
+        # By the key, as ls and preseed call it; the record's own name is in the JSON.
+        self._say(f"published {num}, launch {launch_key(config)[:12]}")
 
-    @property
-    def _num_here(self) -> int:
-        return self._config.ranks // (self._hosts.nnodes if self._hosts is not None else 1)
-
-    def _ask(self, method: Callable[..., T], asked: Mapping[int, Sequence[Any]]) -> dict[int, T]:
+    def _ask(self, method: Callable[..., T], asked: Mapping[str, Sequence[Any]]) -> dict[str, T]:
         answers = self._nodes.ask(method, asked, timeout_s=None)
         if any(isinstance(answer, Lost) for answer in answers.values()):
             raise NotPublished("a node was lost")
-        return {index: answer for index, answer in answers.items() if not isinstance(answer, Lost)}
+        return {home: answer for home, answer in answers.items() if not isinstance(answer, Lost)}
 
     def _problem(self, text: str) -> None:
         if not self.is_over:

@@ -12,21 +12,20 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.errors import BadArgument, CannotStart, UnknownNode
-from warmrank.orchestrator.nodes import Node, alive, choose, is_called
+from warmrank.orchestrator.nodes import Node, choose, in_order, is_called
 
 Place = tuple[str, int]
 Heard = Literal["greets", "connects", "refuses", "silent"]
 
-_AT_ONCE = 256
-"""Fewer than the files that a process may have open by default."""
+_AT_ONCE = 256  # fewer than the files that a process may have open by default
 
 
 def knock(places: Iterable[Place], *, timeout_s: float) -> dict[Place, Heard]:
@@ -116,8 +115,7 @@ class HeadWatch:
         return heard == "greets" or not self._greets
 
 
-KNOCK_S = 2.0
-"""Seconds that a node is waited for."""
+KNOCK_S = 2.0  # seconds that a node is waited for
 
 _NODE_ID = "ray.io/node-id"  # Ray's own label of each node
 _SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")
@@ -135,21 +133,13 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligible:
-    """Nodes of a cluster: ``nodes``, by host, may have ranks.
+    """The nodes of a cluster that may have ranks, and why others may not."""
 
-    ``silent`` ones are alive for Ray, but do not answer; ``unlabelled`` ones do not meet ``wanted``, the
-    config's label selectors. ``labels``, in Ray's syntax, is what only the first meet.
-    """
-
-    nodes: tuple[RayNode, ...]
-    silent: tuple[Node, ...] = ()
-    unlabelled: tuple[RayNode, ...] = ()
-    wanted: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str]
-
-    def total(self) -> dict[str, float]:
-        """All resources of the nodes."""
-        return summed(known.resources for known in self.nodes)
+    nodes: tuple[RayNode, ...]  # by host
+    silent: tuple[Node, ...] = ()  # alive for Ray, but do not answer
+    unlabelled: tuple[RayNode, ...] = ()  # do not meet `wanted`
+    wanted: Mapping[str, str] = field(default_factory=dict)  # the config's label selectors
+    labels: Mapping[str, str]  # in Ray's syntax, what only the first meet
 
 
 def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -165,17 +155,14 @@ def nodes_of_ray() -> tuple[RayNode, ...]:
     """The nodes that Ray lists as alive, by host."""
     import ray
 
-    listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    by_id = {node["NodeID"]: node for node in listed}
-    return tuple(
-        RayNode(
-            node=node,
-            port=by_id[node.node_id]["NodeManagerPort"],
-            resources=by_id[node.node_id]["Resources"],
-            labels=by_id[node.node_id].get("Labels", {}),
-        )
-        for node in alive(listed)
-    )
+    found = []
+    for each in ray.nodes():  # type: ignore[no-untyped-call]
+        if each["Alive"]:
+            address, host = each["NodeManagerAddress"], each["NodeManagerHostname"]
+            node = Node(node_id=each["NodeID"], address=address, host=host)
+            port, labels = each["NodeManagerPort"], each.get("Labels", {})
+            found.append(RayNode(node=node, port=port, resources=each["Resources"], labels=labels))
+    return tuple(sorted(found, key=lambda known: (in_order(known.node.host), known.node.node_id)))
 
 
 def silent_among(nodes: Sequence[RayNode], *, timeout_s: float = KNOCK_S) -> tuple[Node, ...]:
@@ -226,37 +213,30 @@ def eligible(
     named = set(_called(nodes, config.nodes, strict=strict)) if config.nodes else set(nodes)
     named -= set(_called(nodes, config.exclude_nodes, strict=strict))
     away = set(silent)
-    _refuse_none(config, nodes, named, away, strict=strict)
+    # What leaves no node, now or later: Ray has no word for that.
+    if nodes and not named and strict:
+        there = ", ".join(map(str, nodes))
+        msg = f"ray.exclude_nodes (--exclude-node) leaves no node for ranks; alive nodes: {there}"
+        raise BadArgument(msg)
+    if config.nodes and not named - away:
+        gone = f"are not there any more: {', '.join(config.nodes)}"
+        silent_ones = ", ".join(str(node) for node in nodes if node in named)
+        what = f"do not answer: {silent_ones}" if named else gone
+        msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
+        raise CannotStart(msg, blames_cluster=True)
     labels = dict(config.labels)
     if config.nodes:
         labels[_NODE_ID] = f"in({', '.join(node.node_id for node in nodes if node in named - away)})"
     elif left_out := [node.node_id for node in nodes if node not in named - away]:
         labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
-    there = [each for each in known if each.node in named - away]
+    usable = [each for each in known if each.node in named - away]
     return Eligible(
-        nodes=tuple(each for each in there if _is_labelled(each, config.labels)),
+        nodes=tuple(each for each in usable if _is_labelled(each, config.labels)),
         silent=tuple(node for node in nodes if node in named & away),
-        unlabelled=tuple(each for each in there if not _is_labelled(each, config.labels)),
+        unlabelled=tuple(each for each in usable if not _is_labelled(each, config.labels)),
         wanted=config.labels,
         labels=labels,
     )
-
-
-def _refuse_none(
-    config: RayConfig, known: Sequence[Node], named: Collection[Node], away: Collection[Node], *, strict: bool
-) -> None:
-    """Refuse what leaves no node, now or later: Ray has no word for that."""
-    if known and not named and strict:
-        msg = (
-            "ray.exclude_nodes (--exclude-node) leaves no node for ranks; alive nodes: "
-            f"{', '.join(map(str, known))}"
-        )
-        raise BadArgument(msg)
-    if config.nodes and not set(named) - set(away):
-        silent = ", ".join(str(node) for node in known if node in named)
-        what = f"do not answer: {silent}" if silent else f"are not there any more: {', '.join(config.nodes)}"
-        msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
-        raise CannotStart(msg, blames_cluster=True)
 
 
 def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> list[Node]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from warmrank.orchestrator.nodes import Gang, Seat, in_order
+from warmrank.orchestrator.text import grouped
 
 # Below Linux's default range of ephemeral ports (from 32768), above those that Ray gives to its workers (to
 # 19999): between the look and the use nobody is likely to come.
@@ -48,16 +49,12 @@ def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """A rank as seen from outside; its work is empty when idle.
+    """A rank as seen from outside."""
 
-    ``state`` is its letter in ``/proc/PID/stat``, empty for no such process; ``cpu_s`` are of user and system
-    mode.
-    """
-
-    state: str
-    cpu_s: float = 0.0
+    state: str  # its letter in /proc/PID/stat, empty for no such process
+    cpu_s: float = 0.0  # of user and system mode
     resident_bytes: int = 0
-    doing: str = ""
+    doing: str = ""  # its work; empty when idle
 
     @property
     def is_gone(self) -> bool:
@@ -147,9 +144,7 @@ def seat_ranks(
     Returns:
         For every rank the index of its process, and its seat.
     """
-    nodes: dict[str, list[int]] = {}
-    for index, process in enumerate(processes):
-        nodes.setdefault(process.node_id, []).append(index)
+    nodes = grouped((process.node_id, index) for index, process in enumerate(processes))
 
     def place(members: list[int]) -> tuple[Any, ...]:
         first = processes[members[0]]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.cache_dir.marks import admit
-from warmrank.cache_store.cache_dir.node_files import KEPT_S, Destinations, NodeFile, drop_unneeded, refusal
+from warmrank.cache_store.cache_dir.node_files import KEPT_S, NodeCaches, NodeFile, drop_unneeded, refusal
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.publish_pending import QUEUE
 from warmrank.orchestrator.config.models import Config
@@ -66,7 +66,7 @@ def fetch_partitions(
         environment=environment(),
         world_size=config.ranks,
         ranks=ranks,
-        node_caches=keeper.destinations if keeper is not None else None,
+        node_caches=keeper.caches if keeper is not None else None,
     )
     report = seed(store, wanted, config.cache_dir, options=options)
     if keeper is not None:
@@ -86,9 +86,9 @@ class NodeKeeper:
         self._collected: Collected | None = None
 
     @property
-    def destinations(self) -> Destinations:
-        """The directories that node artifacts of the store are laid into."""
-        return node_caches.destinations(self._caches)
+    def caches(self) -> NodeCaches:
+        """The node caches that node artifacts of the store are laid into, by name."""
+        return {cache.name: cache for cache in self._caches}
 
     def begin(self) -> None:
         """List what lies in the node caches before the launch changes anything."""

@@ -17,8 +17,7 @@ from warmrank.orchestrator.errors import first_line
 
 T = TypeVar("T")
 
-TICK_S = 0.5
-"""The longest wait after which a caller looks at what else there is."""
+TICK_S = 0.5  # the longest wait after which a caller looks at what else there is
 
 _PAUSE_S = 0.05
 _GATHER_S = 0.25
@@ -50,9 +49,16 @@ class NodeGroup:
 
         It reserves ``resources``, by Ray's names; nothing by default, for a launch may hold all of it.
         """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         self.stop(node_id)
+        needed = dict(resources or {})
         self.actors[node_id] = self._exported.options(
-            **options_on(node_id, self._runtime_env, resources or {}),
+            num_cpus=needed.pop("CPU", 0),
+            num_gpus=needed.pop("GPU", 0),
+            resources=needed,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+            runtime_env=self._runtime_env,
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=self._num_calls,
@@ -104,21 +110,6 @@ class NodeGroup:
         for node_id in tuple(self.actors):
             self.stop(node_id)
         return silent
-
-
-def options_on(
-    node_id: str, runtime_env: Mapping[str, Any], resources: Mapping[str, float] | None = None
-) -> dict[str, Any]:
-    """Ray's options for a task or an actor that belongs to one node, and to no other."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    needed = dict(resources or {})
-    options = {"num_cpus": needed.pop("CPU", 0), "num_gpus": needed.pop("GPU", 0), "resources": needed}
-    return {
-        **{name: value for name, value in options.items() if value or name == "num_cpus"},
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
-        "runtime_env": dict(runtime_env),
-    }
 
 
 _TOLD_IN_WORDS: tuple[tuple[re.Pattern[str], FailureKind, str], ...] = (
@@ -175,7 +166,7 @@ def left_s(deadline: float) -> float:
 
 
 def await_some(refs: list[Any], *, timeout_s: float) -> list[Any]:
-    """All that is ready soon after something is: one by one, nodes would cost the square of their number.
+    """References ready soon after the first one: taken singly, nodes would cost the square of their number.
 
     Each look goes over all that is waited for, so with many references more is left to gather between two.
     """

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-RENDEZVOUS = "start: rendezvous"
-"""Work of a rank that waits for others to come up."""
+RENDEZVOUS = "start: rendezvous"  # work of a rank that waits for others to come up
 
 _SIZE_BYTES = 200
 
@@ -64,8 +63,7 @@ def read_step(path: Path) -> str:
         return ""
 
 
-SIGNAL = signal.SIGRTMIN + 7
-"""Asks a rank where it stands; one that nobody else uses."""
+SIGNAL = signal.SIGRTMIN + 7  # asks a rank where it stands; one that nobody else uses
 
 _WAIT_S = 2.0
 _TICK_S = 0.05

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MakeWorker = Callable[["RankSpec", "Store | None"], Any]
-"""Makes a `worker.rank.Rank`."""
+MakeWorker = Callable[["RankSpec", "Store | None"], Any]  # makes a `worker.rank.Rank`
 
 _OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"
@@ -51,18 +50,14 @@ _BEHIND = "a place of the store is away, and has yet to take it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInit:
-    """Everything that a process needs to become a rank, and no more: each rank is sent its own.
-
-    ``master_port`` is 0 for ranks that make no process groups. ``store_away`` says why the driver found the
-    store away, so that no rank asks it, and the config how to publish later.
-    """
+    """Arguments that make a process a rank; each rank is sent its own."""
 
     config: Config
     seat: Seat
     master_addr: str
-    master_port: int
+    master_port: int  # 0 for ranks that make no process groups
     no_compile: bool
-    store_away: str = ""
+    store_away: str = ""  # why the driver found the store away, so that no rank asks it
 
     @property
     def rank(self) -> int:
@@ -115,7 +110,7 @@ class RankHost:
     """
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
-        self._make_worker = make_worker or _rank_worker
+        self._make_worker = make_worker
         self._worker: Rank  # these from `open` on
         self._init: RankInit
         self._store: Store | None
@@ -142,7 +137,9 @@ class RankHost:
         self._store, problem = _open_store(init)
         self._away = problem or f"{_AWAY}: {init.store_away}"
         self.note("start: importing torch")
-        self._worker = self._make_worker(rank_spec(init), self._store)
+        from warmrank.worker.rank.rank_worker import RankWorker
+
+        self._worker = (self._make_worker or RankWorker)(rank_spec(init), self._store)
         self._is_open = True
         if isinstance(config.workload, ScriptWorkload):
             from warmrank.worker.keys.environment import environment
@@ -276,7 +273,7 @@ class RankHost:
         if found.ok:
             return found
         raise VerificationFailed(
-            max_error=found.max_error, tolerance=found.tolerance, compared=found.compared
+            f"{found.compared}: largest difference {found.max_error:g}, allowed {found.tolerance:g}"
         )
 
     def run_script(self) -> tuple[FunctionResult, ...]:
@@ -344,16 +341,12 @@ def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> Worke
         kind=FailureKind.WORKLOAD if isinstance(error, SystemExit) else type(error).__qualname__,
         message=message,
         function=str(getattr(error, "function", "")),
-        store_fault=_is_store_fault(error),
+        # A launch may go on without the store.
+        store_fault=isinstance(error, StoreError)
+        and not isinstance(error, UnusableCache)
+        and not (isinstance(error, StoreUnavailable) and error.required),
         traceback="".join(traceback.format_exception(error)),
     )
-
-
-def _is_store_fault(error: BaseException) -> bool:
-    """True if a launch may go on without the store for it."""
-    if isinstance(error, StoreUnavailable) and error.required:
-        return False
-    return isinstance(error, StoreError) and not isinstance(error, UnusableCache)
 
 
 def _open_store(init: RankInit) -> tuple[Store | None, str]:
@@ -367,9 +360,3 @@ def _open_store(init: RankInit) -> tuple[Store | None, str]:
         if error.required:
             raise
         return None, str(error)
-
-
-def _rank_worker(spec: RankSpec, store: Store | None) -> Any:
-    from warmrank.worker.rank.rank_worker import RankWorker
-
-    return RankWorker(spec, store)

@@ -35,8 +35,7 @@ from warmrank.orchestrator.signals import say_stopping
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 1.0
-"""Time for collecting other causes after a first failure, before all ranks are ended."""
+GRACE_S = 1.0  # time for collecting other causes after a first failure, before all ranks are ended
 
 _STOP_TIMEOUT_S = 10.0
 _GIVE_UP_S = 3.0  # several times as long as it takes until what is given up looks

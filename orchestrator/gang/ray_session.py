@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -52,10 +52,8 @@ _NAMESPACE = "warmrank"
 # The driver and its ranks exchange small values only; artifacts travel through the store.
 _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_TIMEOUT_S = 5.0
-_LEAVE_S = 40.0
-"""Seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone."""
-_SLOW_S = 15.0
-"""An earlier failure is no time-out of Ray's, and would come again."""
+_LEAVE_S = 40.0  # seconds to get off an own Ray; Ray itself ends a process 60 s after its head is gone
+_SLOW_S = 15.0  # an earlier failure is no time-out of Ray's, and would come again
 _AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
 _OWN_PROCESSES = {"raylet": b"/raylet/raylet\0", "GCS": b"/gcs/gcs_server\0"}
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
@@ -150,7 +148,11 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    with _quiet_loggers():
+    with ExitStack() as stack:
+        for name in _NOISY:
+            logger_of_ray = logging.getLogger(name)
+            stack.callback(logger_of_ray.setLevel, logger_of_ray.level)
+            logger_of_ray.setLevel(logging.ERROR)
         if way == "job":
             # The job has its own address and working directory; more arguments would break one of them.
             ray.init(**quiet)
@@ -174,28 +176,8 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
                 )
 
 
-_NOISE = {
-    "ray._private.worker": "SIGTERM handler is not set",  # in place of ours, which it cannot be in a thread
-    "ray._private.authentication.authentication_token_setup": "Token authentication is enabled",
-}
-"""Warnings of Ray that nobody need act on: beginning of the line, by logger."""
-
-
-@contextmanager
-def _quiet_loggers() -> Iterator[None]:
-    """Keep Ray from writing the lines of `_NOISE`."""
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(_NOISE[record.name])
-
-    loggers = [logging.getLogger(name) for name in _NOISE]
-    for each in loggers:
-        each.addFilter(is_wanted)
-    try:
-        yield
-    finally:
-        for each in loggers:
-            each.removeFilter(is_wanted)
+_NOISY = ("ray._private.worker", "ray._private.authentication.authentication_token_setup")
+"""Loggers of Ray that warn while it starts of what nobody need act on."""
 
 
 def _address(config: RayConfig) -> str:
@@ -217,8 +199,7 @@ def _shipped(config: RayConfig) -> dict[str, Any] | None:
 
     if not config.ship_code:
         return None
-    for note in upload.upload_notes(Path.cwd()):
-        logger.warning("%s; or set ray.ship_code to false where the nodes have the code", note)
+    upload.say_kept(Path.cwd(), logger.warning)
     return upload.runtime_env(Path.cwd())
 
 
@@ -274,17 +255,13 @@ def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """This process's connection to Ray.
-
-    Of an own Ray: ``reaper`` ends it, and removes the private directory around its own, ``temp_dir``, when
-    this process is killed; ``own`` are the processes that it cannot be without, by name.
-    """
+    """This process's connection to Ray."""
 
     way_in: WayIn
-    temp_dir: str = ""
-    reaper: ReapedRanks | None = None
+    temp_dir: str = ""  # of an own Ray: the private directory around its own
+    reaper: ReapedRanks | None = None  # of an own Ray: ends it when this process is killed
     beginning: Beginning | None = None
-    own: Mapping[str, Process] = field(default_factory=dict)
+    own: Mapping[str, Process] = field(default_factory=dict)  # without which an own Ray cannot be
 
 
 def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) -> WayIn:

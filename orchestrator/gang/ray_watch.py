@@ -39,23 +39,18 @@ logger = logging.getLogger(__name__)
 UNTOLD_S = 3.0
 """Seconds that a rank may be without a process before it counts as dead though Ray said nothing."""
 
-SETTLE_S = 1.5
-"""Seconds after a failure from which on an answer of the node shows that it lives."""
+SETTLE_S = 1.5  # seconds after a failure from which on an answer of the node shows that it lives
 
-DOUBT_S = 6.0
-"""Seconds after a failure until a node that neither answered nor ended is no longer waited for."""
+DOUBT_S = 6.0  # seconds after a failure until a node that neither answered nor ended is no longer waited for
 
 SILENT_S = 5.0
 """Seconds after a death from which on a node that has not shown that it lives is lost with the rank."""
 
 _HURRY_S = 0.2
-_THREADS = 4
-"""A node is looked at, and its ranks asked for stacks, while it waits for their answers."""
-_LOOKS_A_SECOND = 400
-"""More would take the driver's CPU from the launch: each is some 0.3 ms."""
+_THREADS = 4  # A node is looked at, and its ranks asked for stacks, while it waits for their answers
+_LOOKS_A_SECOND = 400  # more would take the driver's CPU from the launch: each is some 0.3 ms
 _STACKS_S = 5.0
-_MOST_STACKS = 16
-"""Of more ranks than that, people look at no tracebacks."""
+_MOST_STACKS = 16  # of more ranks than that, people look at no tracebacks
 _ENDED_REMEDY = "look into Ray's logs there (raylet.out); a kill by the system leaves none (see dmesg)"
 _OWN_ENDED_REMEDY = "look whether the system killed it for want of memory (dmesg), then launch again"
 _STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
@@ -386,7 +381,7 @@ class RayWatch:
         return replace(failure, message=f"its process crashed: {crash}", remedy=remedy, traceback=said)
 
     def stacks(self, ranks: Collection[int]) -> dict[int, str]:
-        """Where the threads of some of these ranks stand; of those whose nodes say so in time."""
+        """Stacks of the threads of some of these ranks; of those whose nodes answer in time."""
         import ray
 
         asked = sorted(ranks)[:_MOST_STACKS]

@@ -17,7 +17,7 @@ from warmrank.orchestrator.errors import CannotStart, LacksDevice
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, summed
 from warmrank.orchestrator.gang.node_group import TICK_S, left_s
 from warmrank.orchestrator.nodes import this_node
-from warmrank.orchestrator.text import count_text
+from warmrank.orchestrator.text import brief_names, count_text, grouped
 
 
 def slots(resources: Mapping[str, float], need: Mapping[str, float], most: int = sys.maxsize) -> int:
@@ -37,8 +37,6 @@ def times(need: Mapping[str, float], number: int) -> dict[str, float]:
     """Resources that so many ranks need."""
     return {name: round(amount * number, 4) for name, amount in need.items() if amount > 0}
 
-
-_OWN = "ray.io/"  # labels that Ray itself gives nodes
 
 # How Ray finds devices, where it finds too few.
 _FOUND_BY = {
@@ -66,35 +64,32 @@ def describe_shortage(
     where = "this machine" if own else "the Ray cluster"
     ranks = f"{count_text(num_ranks, 'rank')} {'does' if num_ranks == 1 else 'do'}"
     lines = [f"{ranks} not fit on {where}:"]
-    total, short_in_all = supply.total(), False
+    total = summed(known.resources for known in supply.nodes)
+    lacking = [name for name, need in bundle.items() if num_ranks * need > total.get(name, 0.0)]
     for name, need in bundle.items():
-        demand, has, left = num_ranks * need, total.get(name, 0.0), free.get(name, 0.0)
-        short_in_all = short_in_all or demand > has
+        demand, has = num_ranks * need, total.get(name, 0.0)
         missing = f", {demand - has:g} too few" if demand > has else ""
-        lines.append(
-            f"  {name}: {num_ranks} x {need:g} = {demand:g} wanted, {has:g} there{missing}, {left:g} free"
-        )
+        there = f"{has:g} there{missing}, {free.get(name, 0.0):g} free"
+        lines.append(f"  {name}: {num_ranks} x {need:g} = {demand:g} wanted, {there}")
         if name != "CPU" and supply.nodes and not own:
             lines.append(f"  {name}s by node: {_by_node(name, supply.nodes)}")
     if supply.silent:
-        lines.append(
-            f"  not counted, because Ray there does not answer: {', '.join(map(str, supply.silent))}"
-        )
+        silent = brief_names(map(str, supply.silent))
+        lines.append(f"  not counted, because Ray there does not answer: {silent}")
     if supply.unlabelled:
         wanted = ", ".join(f"{name}={value}" for name, value in supply.wanted.items())
-        lines.append(f"  not counted, because ray.labels asks for {wanted}: {_by_labels(supply)}")
-    short_of_devices = [name for name in bundle if name != "CPU" and total.get(name, 0.0) < num_ranks]
-    if supply.silent and short_in_all:
+        others = brief_names(known.node.host for known in supply.unlabelled)
+        lines.append(f"  not counted, because ray.labels asks for {wanted}: {others}")
+    device = next((name for name in lacking if name != "CPU"), "")
+    if lacking and supply.silent:
         remedy = "bring these nodes back or add others, or lower ranks"
-    elif supply.unlabelled and short_in_all:
+    elif lacking and supply.unlabelled:
         remedy = "correct ray.labels, label more nodes (ray start --labels=NAME=VALUE), or lower ranks"
-    elif short_of_devices:
-        device = short_of_devices[0]
+    elif device:
         remedy = f"lower ranks, or add nodes with {device}s that Ray sees (`ray status`); {_FOUND_BY[device]}"
-    elif short_in_all:
-        lower = "ray.num_cpus_per_rank (fractions are allowed)"
+    elif lacking:
         more = "set ray.num_cpus to pretend to more" if own else "add nodes"
-        remedy = f"lower ranks or {lower}, or {more}"
+        remedy = f"lower ranks or ray.num_cpus_per_rank (fractions are allowed), or {more}"
     elif state == "INFEASIBLE":
         remedy = "no node is big enough for one rank, or ray.placement asks for more nodes than there are"
     else:
@@ -103,28 +98,9 @@ def describe_shortage(
 
 
 def _by_node(name: str, nodes: Iterable[RayNode]) -> str:
-    """``a and 2 more: 8, d: 0``: how many each node has; nodes with equally many share an entry."""
-    alike: dict[float, list[str]] = {}
-    for known in nodes:
-        alike.setdefault(known.resources.get(name, 0.0), []).append(known.node.host)
-    entries = []
-    for number, hosts in sorted(alike.items(), reverse=True):
-        more = f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
-        entries.append(f"{min(hosts)}{more}: {number:g}")
-    return ", ".join(entries)
-
-
-def _by_labels(supply: Eligible) -> str:
-    """``a and 2 more have zone=x, d has no labels``: those that Ray gives each node only where asked for."""
-    alike: dict[str, list[str]] = {}
-    for known in supply.unlabelled:
-        shown = sorted(name for name in known.labels if name in supply.wanted or not name.startswith(_OWN))
-        text = ", ".join(f"{name}={known.labels[name]}" for name in shown)
-        alike.setdefault(text or "no labels", []).append(known.node.host)
-    return "; ".join(
-        f"{min(hosts)} and {len(hosts) - 1} more have {text}" if len(hosts) > 1 else f"{hosts[0]} has {text}"
-        for text, hosts in sorted(alike.items())
-    )
+    """The hosts that have each number of a resource."""
+    hosts = grouped((known.resources.get(name, 0.0), known.node.host) for known in nodes)
+    return "; ".join(f"{number:g} on {brief_names(found)}" for number, found in sorted(hosts.items()))
 
 
 def available_on(nodes: Iterable[RayNode]) -> list[Mapping[str, float]]:
@@ -142,29 +118,22 @@ def lacks_devices(bundle: Mapping[str, float], num_ranks: int, total: Mapping[st
 
 def refuse_missing_devices(bundle: Mapping[str, float], num_ranks: int, config: RayConfig) -> None:
     """Before an own Ray starts, which takes seconds, raise `LacksDevice` if it would find too few here."""
-    if RAY_OVERRIDE in os.environ:
+    devices = bundle.keys() - {"CPU"}
+    if not devices or RAY_OVERRIDE in os.environ:
         return
     here = {"CPU": float(config.num_cpus or os.cpu_count() or 1)}
-    for name in bundle:
-        if name == "CPU":
-            continue
-        num_here = _num_here(name)
-        if num_here is None:
-            return
-        here[name] = float(num_here)
-    if lacks_devices(bundle, num_ranks, here):
-        supply = Eligible(nodes=(RayNode(node=this_node(), resources=here),), labels={})
-        raise LacksDevice(describe_shortage(bundle, num_ranks, supply, here, state="INFEASIBLE", own=True))
-
-
-def _num_here(resource: str) -> int | None:
-    """Number that Ray would find; None for a Ray that cannot be asked before it has started."""
     try:
         from ray._private.accelerators import get_accelerator_manager_for_resource
     except ImportError:
-        return None
-    manager = get_accelerator_manager_for_resource(resource)
-    return None if manager is None else int(manager.get_current_node_num_accelerators())
+        return  # a Ray that cannot be asked before it has started
+    for name in devices:
+        manager = get_accelerator_manager_for_resource(name)
+        if manager is None:
+            return
+        here[name] = float(manager.get_current_node_num_accelerators())
+    if lacks_devices(bundle, num_ranks, here):
+        supply = Eligible(nodes=(RayNode(node=this_node(), resources=here),), labels={})
+        raise LacksDevice(describe_shortage(bundle, num_ranks, supply, here, state="INFEASIBLE", own=True))
 
 
 _SAY_AFTER_S = 5.0
@@ -207,7 +176,7 @@ class Reservation:
             CannotStart: resources are missing; names them and the remedy.
             LacksDevice: of these, accelerators that an own Ray never gets.
         """
-        total = self._eligible.total()
+        total = summed(known.resources for known in self._eligible.nodes)
         # An own Ray never grows, so there what is missing now is missing for ever.
         lacking = any(self._num_ranks * need > total.get(name, 0) for name, need in self._need.items())
         if not (self._is_own and lacking) and self._is_there(deadline, check, on_wait):

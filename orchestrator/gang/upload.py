@@ -9,8 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import LOOK_S, is_url
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
-from warmrank.orchestrator.text import brief_names, count_text, size_text
+from warmrank.orchestrator.text import brief_names
 
 EXCLUDED_NAMES = (
     ".git", ".venv", "venv", "__pycache__", "*.egg-info", ".mypy_cache", ".ruff_cache", ".pytest_cache",
@@ -27,42 +26,8 @@ EXCLUDED_NAMES = (
 )  # fmt: skip
 """Names that never go along, at any depth (gitwildmatch patterns without a slash)."""
 
-LARGE_UPLOAD_BYTES = 100 * 2**20
-"""Above this the user is told: Ray refuses packages of half a gigabyte, and keeps the others on its head."""
-
 _PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 _HEADER_BYTES = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """The most of a directory that goes to the cluster (`.gitignore` may leave out more).
-
-    Sizes are before compression; ``largest`` are paths relative to the directory, the largest files first.
-    """
-
-    num_files: int
-    size_bytes: int
-    largest: tuple[tuple[str, int], ...]
-
-
-def measure_upload(directory: Path, *, without: Collection[str] = (), num_largest: int = 3) -> Upload:
-    """Walk a directory as Ray will, leaving out `EXCLUDED_NAMES` and the paths in ``without``."""
-    sizes = sorted(_files(directory, directory, without), key=lambda item: (-item[1], item[0]))
-    size_bytes = sum(size for _, size in sizes)
-    return Upload(num_files=len(sizes), size_bytes=size_bytes, largest=tuple(sizes[:num_largest]))
-
-
-def _files(directory: Path, root: Path, without: Collection[str]) -> Iterator[tuple[str, int]]:
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            path = Path(entry.path).relative_to(root).as_posix()
-            if _never_goes(entry.name) or path in without:
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(Path(entry.path), root, without)
-            elif entry.is_file():
-                yield path, entry.stat().st_size
 
 
 def _never_goes(name: str) -> bool:
@@ -128,23 +93,13 @@ def left_out(directory: Path, config: Config | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
-def upload_notes(directory: Path, config: Config | None = None) -> tuple[str, ...]:
-    """Notes for the user before a directory goes to the cluster: keys that stay here, a large size."""
-    notes = []
+def say_kept(directory: Path, say: Callable[[str], object]) -> None:
+    """Name the private keys that do not go to the cluster with a directory."""
     if keys := private_keys(directory):
-        notes.append(
+        say(
             f"private keys are not uploaded: {brief_names(keys, max_names=3)}. Where ranks sign, name a "
             "key that lies on their nodes by its absolute path"
         )
-    upload = measure_upload(directory, without=left_out(directory, config))
-    if upload.size_bytes >= LARGE_UPLOAD_BYTES:
-        largest = ", ".join(f"{path} ({size_text(size)})" for path, size in upload.largest)
-        notes.append(
-            f"the current directory goes to the cluster, up to {size_text(upload.size_bytes)}; largest of "
-            f"its {count_text(upload.num_files, 'file')}: {largest}. List what the job does not need in "
-            ".rayignore"
-        )
-    return tuple(notes)
 
 
 def refuse_in_job(places: Mapping[str, str], place: str) -> None:

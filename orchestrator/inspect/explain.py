@@ -15,13 +15,12 @@ from typing import Literal
 from warmrank.cache_store.cache_dir.local import find_file, is_companion_name
 from warmrank.cache_store.changes import nearest
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
-from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest
+from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, RequestEntry
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.store_contents import (
     OtherRanks,
-    changes_of,
     nearest_record,
     num_artifacts,
     open_if_there,
@@ -55,24 +54,6 @@ class RecordView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestView:
-    """One request that is stored for a function."""
-
-    key: str
-    ranks: tuple[int, ...]
-    components: dict[str, str]
-    changes: tuple[str, ...]  # components of the environment that differ here
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateView:
-    """Runtime state that a function's artifacts were made with."""
-
-    values: dict[str, str]
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionView:
     """Stored artifacts of one cached function, over all ranks."""
 
@@ -81,16 +62,7 @@ class FunctionView:
     num_files: int  # these and the distinct files beside them, such as compiled kernels
     size_bytes: int  # of the files
     num_on_this_node: int  # of the files, those in this node's cache directory already
-    requests: tuple[RequestView, ...]
-    runtime_state: tuple[StateView, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedView:
-    """Artifacts of one function in this node's cache directory, whatever launch they belong to."""
-
-    directory: str  # relative to the cache directory
-    num_artifacts: int
+    requests: tuple[tuple[RequestEntry, tuple[int, ...]], ...]  # distinct ones, each with its ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +80,7 @@ class Explanation:
     verdict: str  # the outlook in one line, and why
     records: tuple[RecordView, ...]  # under the launch key, newest first
     functions: tuple[FunctionView, ...]  # of the record that would be taken, else of the nearest
-    cached: tuple[CachedView, ...]
+    cached: dict[str, int]  # directories of the cache directory, of any launch: number of artifacts
     nearest_launch: tuple[str, ...]  # where the store holds other launches only: how the nearest differs
     problems: tuple[str, ...]
     note: str = GUARDS_NOTE
@@ -169,33 +141,33 @@ def explain(
             )
             for record in records
         ),
-        functions=_functions(config, manifests, here),
-        cached=tuple(CachedView(directory=name, num_artifacts=count) for name, count in cached.items()),
+        functions=_functions(config, manifests),
+        cached=dict(cached),
         nearest_launch=tuple(map(str, near.changes)) if near else (),
         problems=tuple(dict.fromkeys((*(store.problems if store else ()), *problems))),
     )
 
 
-def _functions(
-    config: Config, manifests: Sequence[PartitionManifest], here: Mapping[str, str]
-) -> tuple[FunctionView, ...]:
+def _functions(config: Config, manifests: Sequence[PartitionManifest]) -> tuple[FunctionView, ...]:
     stored: dict[str, list[ArtifactEntry]] = {}
+    requests: dict[str, dict[bytes, tuple[RequestEntry, list[int]]]] = {}
     for manifest in manifests:
         for entry in manifest.artifacts:
             if entry.scope == "rank":
                 stored.setdefault(entry.function, []).append(entry)
+        for asked in manifest.requests:
+            alike = requests.setdefault(asked.function, {}).setdefault(asked.to_bytes(), (asked, []))
+            alike[1].append(manifest.rank)
     views = []
     for name, entries in stored.items():
         distinct = {entry.sha256: entry for entry in entries}
-        requests, states = _requests(name, manifests, here)
         view = FunctionView(
             function=name,
             num_artifacts=num_artifacts(distinct.values()),
             num_files=len(distinct),
             size_bytes=sum(entry.size_bytes for entry in distinct.values()),
             num_on_this_node=len({entry.sha256 for entry in entries if _is_here(config, entry)}),
-            requests=requests,
-            runtime_state=states,
+            requests=tuple((asked, tuple(ranks)) for asked, ranks in requests.get(name, {}).values()),
         )
         views.append(view)
     return tuple(views)
@@ -211,28 +183,6 @@ def _is_here(config: Config, entry: ArtifactEntry) -> bool:
         # A launch refuses such a file too; `warmrank store verify` lists them.
         logger.warning("%s", error)
         return False
-
-
-def _requests(
-    name: str, manifests: Sequence[PartitionManifest], here: Mapping[str, str]
-) -> tuple[tuple[RequestView, ...], tuple[StateView, ...]]:
-    """A function's distinct requests, and the distinct runtime states that its ranks declared."""
-    ranks: dict[str, list[int]] = {}
-    components: dict[str, dict[str, str]] = {}
-    states: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for manifest in manifests:
-        for request in manifest.requests:
-            if request.function == name:
-                ranks.setdefault(request.key, []).append(manifest.rank)
-                components[request.key] = request.components
-                if request.runtime_state:
-                    states.setdefault(tuple(request.runtime_state.items()), []).append(manifest.rank)
-    views = []
-    for key, stored in components.items():
-        shared = [component for component in stored if component in here]
-        changes = changes_of({each: stored[each] for each in shared}, {each: here[each] for each in shared})
-        views.append(RequestView(key=key, ranks=tuple(ranks[key]), components=stored, changes=changes))
-    return tuple(views), tuple(StateView(values=dict(s), ranks=tuple(r)) for s, r in states.items())
 
 
 def judge(

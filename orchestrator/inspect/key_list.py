@@ -10,11 +10,9 @@ from warmrank.cache_store.signing.keyring import (
     PUBLIC_SUFFIX,
     TRUSTED,
     Revocation,
-    is_key_id,
     key_id,
     load_signer,
     private_keys,
-    read_any_key,
     read_keyring,
 )
 
@@ -69,16 +67,3 @@ def list_keys(keyring: Path) -> KeyList:
         for name, wanted in sorted(keys)
     ]
     return KeyList(keyring=keyring, keys=tuple(lines), problems=tuple(problems))
-
-
-def meant_keys(found: KeyList, text: str) -> list[tuple[str, str]]:
-    """Name and id of each key that a name, an id or a file of a key may mean."""
-    if not is_key_id(text) and "/" not in text and not text.endswith(".pem"):
-        return [
-            (text, wanted) for wanted in sorted({line.key_id for line in found.keys if line.name == text})
-        ]
-    wanted, called = text, ""
-    if not is_key_id(text):
-        path = Path(text).expanduser()
-        wanted, called = key_id(read_any_key(path)), path.name.removesuffix(".pem").removesuffix(".pub")
-    return [(next((line.name for line in found.keys if line.key_id == wanted), called), wanted)]

@@ -6,38 +6,28 @@ unchecked.
 
 from __future__ import annotations
 
-import itertools
-import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from warmrank.cache_store import connect
 from warmrank.cache_store.cache_dir.local import is_companion_name
 from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
-from warmrank.cache_store.records.documents import StoredLaunch
-from warmrank.cache_store.records.manifest import (
-    ArtifactEntry,
-    CaptureEntry,
-    LaunchRecord,
-    PartitionManifest,
-    PartitionRef,
-    RequestEntry,
-)
+from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, PartitionRef
+from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.config.store import is_url
-from warmrank.orchestrator.errors import NothingThere
+from warmrank.orchestrator.config.store import is_url, tier_at
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.store.stores import named_store, open_store, open_unchecked, silent_places
+from warmrank.orchestrator.store.stores import named_store, open_store, silent_places, tier_spec
 from warmrank.orchestrator.text import brief_names
 from warmrank.worker.keys.environment import environment
 
-MIN_KEY_CHARS = 6
-"""A shorter word is taken for a name, not for the start of a key."""
+MIN_KEY_CHARS = 6  # A shorter word is taken for a name, not for the start of a key
 
 _NAMED_BY = ("entrypoint", "script", "name")
 """Components of a launch's identity that people know it by; a config without a workload has its name."""
@@ -47,14 +37,15 @@ def open_to_look(config: Config | None, location: Path | str | None) -> Store:
     """Open the config's store, or the one at ``location`` without checking signatures; never create one.
 
     Raises:
-        NothingThere: the config names no store, or neither (or both) was given.
+        BadArgument: the config names no store, or neither (or both) was given.
     """
     if location is not None and config is None:
-        return open_unchecked(str(location))
+        tiers = [tier_spec(tier_at(str(location)))]
+        return connect.open_store(tiers, trust=Trust(policy="off"), create=False)
     if config is None or location is not None:
-        raise NothingThere("expected either a CONFIG or --store PATH, to say which store")
+        raise BadArgument("expected either a CONFIG or --store PATH, to say which store")
     if config.store is None:
-        raise NothingThere(
+        raise BadArgument(
             f"config {config.name} names no store; expected store.path in it, or name one with --store PATH"
         )
     return open_store(config.store, create=False, to_sign=False)
@@ -112,19 +103,12 @@ def num_artifacts(entries: Iterable[ArtifactEntry]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """One partition in full."""
+    """One partition in full, and the launch that it was found through."""
 
-    partition: str
-    rank: int
-    world_size: int
     key: str  # of the manifest
-    launch_key: str  # the launch that it was found through
-    created: str
-    environment: dict[str, str]
+    launch_key: str
+    manifest: PartitionManifest
     changes: tuple[str, ...]  # components of the environment that differ here
-    requests: tuple[RequestEntry, ...]
-    artifacts: tuple[ArtifactEntry, ...]
-    captures: tuple[CaptureEntry, ...]
     others: tuple[str, ...]  # keys of further partitions of that name
 
 
@@ -132,7 +116,7 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
     """The newest partition of that name, or the one whose key begins so.
 
     Raises:
-        NothingThere: there is none; the message names those that there are.
+        BadArgument: there is none; the message names those that there are.
     """
     records = store.launches(launch_key(config) if config else None)
     pairs = [(record, ref) for record in records for ref in record.partitions]
@@ -141,37 +125,30 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
         matches = [(record, ref) for record, ref in pairs if ref.manifest_key.startswith(wanted)]
         if not matches and (of := [each for each in records if each.launch_key.startswith(wanted)]):
             names = dict.fromkeys(ref.partition for record in of for ref in record.partitions)
-            raise NothingThere(f"{wanted!r}: that is a launch; its partitions: {_shown(names)}")
+            raise BadArgument(f"{wanted!r}: that is a launch; its partitions: {_shown(names)}")
     if not matches:
         there = _shown(sorted({ref.partition for _, ref in pairs}))
-        raise NothingThere(
+        raise BadArgument(
             f"no partition {wanted!r} in {store.location}; expected a name, or at least {MIN_KEY_CHARS} "
             f"characters of a manifest's key. There are: {there}"
         )
     record, ref = matches[0]
     manifest = store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
     return PartitionView(
-        partition=manifest.partition,
-        rank=manifest.rank,
-        world_size=manifest.world_size,
         key=ref.manifest_key,
         launch_key=record.launch_key,
-        created=manifest.created,
-        environment=manifest.environment,
+        manifest=manifest,
         changes=changes_of(manifest.environment, environment()),
-        requests=manifest.requests,
-        artifacts=manifest.artifacts,
-        captures=manifest.captures,
         others=tuple(dict.fromkeys(o.manifest_key for _, o in matches if o.manifest_key != ref.manifest_key)),
     )
 
 
 def refuse_lone_config(name: str, config: Config) -> NoReturn:
-    """Raise `NothingThere` where a partition was expected; name those of the config's launch or store."""
+    """Raise `BadArgument` where a partition was expected; name those of the config's launch or store."""
     store = open_to_look(config, None)
     records = store.launches(launch_key(config)) or store.launches()
     names = sorted({ref.partition for record in records for ref in record.partitions})
-    raise NothingThere(f"{name} is a config; name a partition too: {_shown(names)}")
+    raise BadArgument(f"{name} is a config; name a partition too: {_shown(names)}")
 
 
 def _shown(names: Iterable[str]) -> str:
@@ -203,14 +180,12 @@ class LaunchLine:
     what: str  # entrypoint or script
     identity: dict[str, str]
     world_size: int
-    functions: tuple[str, ...]
     num_artifacts: int  # distinct ones
     num_files: int  # these, the distinct files beside them, and node artifacts
     size_bytes: int  # of the files
     changes: tuple[str, ...]  # from the nearest environment to here, such as `torch 2.13.0 -> 2.13.1`
     others: tuple[OtherRanks, ...]
     partitions: tuple[PartitionLine, ...]
-    num_node_files: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,61 +201,42 @@ def list_store(store: Store, config: Config | None = None) -> Listing:
     """List every launch in the store; with a config, mark its own."""
     wanted = launch_key(config) if config else ""
     problems: list[str] = []
-    pinned = {pin.record for pin in store.pins()}
-    uses = store.last_uses()
+    pinned, uses = {pin.record for pin in store.pins()}, store.last_uses()
     lines = []
     for stored in store.stored_launches():
-        used = uses.get(stored.name)
-        line = _launch_line(
-            stored,
-            read_manifests(store, stored.record, problems),
-            of_config=stored.record.launch_key == wanted,
-            pinned=stored.name in pinned,
-            last_used=used.isoformat(timespec="seconds") if used else "",
-        )
-        lines.append(line)
-    return Listing(store=store.location, launches=tuple(lines), problems=(*store.problems, *problems))
-
-
-def _launch_line(
-    stored: StoredLaunch,
-    found: Sequence[tuple[PartitionRef, PartitionManifest]],
-    *,
-    of_config: bool,
-    pinned: bool,
-    last_used: str,
-) -> LaunchLine:
-    record = stored.record
-    distinct = {entry.sha256: entry for _, manifest in found for entry in manifest.artifacts}
-    return LaunchLine(
-        launch_key=record.launch_key,
-        record=stored.name.rpartition("/")[2],
-        created=record.created,
-        what=next((record.identity[key] for key in _NAMED_BY if key in record.identity), "(unnamed)"),
-        identity=record.identity,
-        world_size=record.world_size,
-        functions=tuple(sorted({entry.function for entry in distinct.values() if entry.scope == "rank"})),
-        num_artifacts=num_artifacts(distinct.values()),
-        num_files=len(distinct),
-        num_node_files=sum(entry.scope == "node" for entry in distinct.values()),
-        size_bytes=sum(entry.size_bytes for entry in distinct.values()),
-        changes=record_changes(record, environment()),
-        others=other_ranks(record, environment()),
-        partitions=tuple(
-            PartitionLine(
-                partition=ref.partition,
-                rank=ref.rank,
-                key=ref.manifest_key,
-                num_artifacts=num_artifacts(manifest.artifacts),
-                num_files=len(manifest.artifacts),
-                size_bytes=sum(entry.size_bytes for entry in manifest.artifacts),
+        record, used = stored.record, uses.get(stored.name)
+        found = read_manifests(store, record, problems)
+        distinct = {entry.sha256: entry for _, manifest in found for entry in manifest.artifacts}
+        lines.append(
+            LaunchLine(
+                launch_key=record.launch_key,
+                record=stored.name.rpartition("/")[2],
+                pinned=stored.name in pinned,
+                last_used=used.isoformat(timespec="seconds") if used else "",
+                of_config=record.launch_key == wanted,
+                created=record.created,
+                what=next((record.identity[key] for key in _NAMED_BY if key in record.identity), "(unnamed)"),
+                identity=record.identity,
+                world_size=record.world_size,
+                num_artifacts=num_artifacts(distinct.values()),
+                num_files=len(distinct),
+                size_bytes=sum(entry.size_bytes for entry in distinct.values()),
+                changes=record_changes(record, environment()),
+                others=other_ranks(record, environment()),
+                partitions=tuple(
+                    PartitionLine(
+                        partition=ref.partition,
+                        rank=ref.rank,
+                        key=ref.manifest_key,
+                        num_artifacts=num_artifacts(manifest.artifacts),
+                        num_files=len(manifest.artifacts),
+                        size_bytes=sum(entry.size_bytes for entry in manifest.artifacts),
+                    )
+                    for ref, manifest in found
+                ),
             )
-            for ref, manifest in found
-        ),
-        of_config=of_config,
-        pinned=pinned,
-        last_used=last_used,
-    )
+        )
+    return Listing(store=store.location, launches=tuple(lines), problems=(*store.problems, *problems))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,48 +278,6 @@ def _keys_of(components: Mapping[str, str]) -> str:
     }
     machine = environment()
     return ", ".join(f"{name}={value}" for name, value in own.items() if name not in machine)
-
-
-def short_signature(signature: str) -> str:
-    """A captured call's signature for people: a capture plan in words, else shapes with equal runs once."""
-    if signature.startswith("{"):
-        try:
-            return _plan_text(json.loads(signature))
-        except (ValueError, TypeError, KeyError):  # of a later version, say: nothing of it may be lost
-            return signature
-    parts = re.findall(r"[^\s,()\[\]]*\[[^\]]*\]|[^\s,()\[\]]+", signature.replace("torch.Size(", ""))
-    runs = ((part, len(list(run))) for part, run in itertools.groupby(parts))
-    return " ".join(f"{part} x{count}" if count > 1 else part for part, count in runs)
-
-
-def _plan_text(plan: dict[str, Any]) -> str:
-    """``inputs 3-4: [2, 64], 5: [8, 8] strides [1, 8]; number 6: 32; artifact 80eb...``.
-
-    The layout is that of `worker.capture.plan`, format 1, read here again because that module needs torch.
-    """
-    if plan["format"] != 1:
-        raise ValueError(plan["format"])
-    inputs = [(position, _sizes_text(*rest)) for position, *rest in plan["inputs"]]
-    numbers = [(position, json.dumps(value)) for position, value in plan["numbers"]]
-    parts = (_listed("input", inputs), _listed("number", numbers), f"artifact {plan['artifact'][:12]}")
-    return "; ".join(part for part in parts if part)
-
-
-def _sizes_text(sizes: list[int], strides: list[int] | None = None) -> str:
-    return str(sizes) if strides is None else f"{sizes} strides {strides}"
-
-
-def _listed(what: str, items: Sequence[tuple[int, str]]) -> str:
-    """Each value with its positions; neighbours that are equal once."""
-    found = []
-    for text, run in itertools.groupby(items, key=lambda item: item[1]):
-        parts = []
-        # Positions that follow each other are as far from the count as the first.
-        for _, close in itertools.groupby(enumerate(at for at, _ in run), key=lambda pair: pair[1] - pair[0]):
-            first, *rest = [at for _, at in close]
-            parts.append(f"{first}-{rest[-1]}" if rest else str(first))
-        found.append(f"{' '.join(parts)}: {text}")
-    return f"{what if len(items) == 1 else what + 's'} {', '.join(found)}" if found else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.gc.verify import VerifyReport
 from warmrank.cache_store.progress import OnProgress
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.errors import NothingThere
+from warmrank.orchestrator.errors import BadArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def verify(
     """Hash and judge everything in a store and a cache directory, either of which may be absent.
 
     Raises:
-        NothingThere: there is no such cache directory.
+        BadArgument: there is no such cache directory.
     """
     of_store = store.verify(repair=repair, cache_root=cache_dir, on_progress=on_progress) if store else None
     of_cache = verify_cache(cache_dir) if cache_dir else None
@@ -64,7 +64,7 @@ def verify(
 def verify_cache(cache_dir: Path) -> CacheReport:
     """Check that every artifact below a cache directory, and each file beside it, is private and whole."""
     if not cache_dir.is_dir():
-        raise NothingThere(
+        raise BadArgument(
             f"no cache directory at {cache_dir}; expected the cache_dir of a launch on this node"
         )
     faults: list[str] = []

@@ -20,6 +20,7 @@ from warmrank.orchestrator.launch.report import Committed, NodePublish, Nondeter
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.store.stores import Access, is_writable, may_publish
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import Published
 
 
@@ -49,10 +50,7 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
         asked = dict.fromkeys(range(stages.config.ranks), arguments)
         answers = stages.ask_store("commit", RankHost.publish, asked)
         published = {rank: answer for rank, answer in answers.items() if answer is not None}
-        conflicts: dict[str, list[int]] = {}
-        for rank, part in sorted(published.items()):
-            for function in part.conflicts:
-                conflicts.setdefault(function, []).append(rank)
+        conflicts = grouped((name, rank) for rank, part in published.items() for name in part.conflicts)
         nondeterministic = tuple(
             Nondeterministic(function=function, ranks=tuple(ranks))
             for function, ranks in sorted(conflicts.items())
@@ -70,19 +68,13 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
 
 def _no_key(access: Access) -> str:
     """Obstacles between the launch and the store; of one that is away, possible later ones."""
-    remedy = (
-        "Make a key (warmrank keys generate) and name it there, or for a store of your own set "
-        'store.trust.policy: "off"'
-    )
-    unset = "store.trust.signing_key is not set"
-    if not access.why_required:
-        return f"not committed: trust.policy is require, and {unset}. {remedy}"
-    chosen = f"the config sets no trust.policy, and require was chosen for {access.why_required}"
-    if access.store is not None:
-        return f"not committed: {chosen}; {unset}. {remedy}"
+    policy = "trust.policy is require"
+    if access.why_required:
+        policy = f"the config sets no trust.policy, and require was chosen for {access.why_required}"
+    until = "not committed" if access.store is not None else "warmrank store publish looks at the place again"
     return (
-        f"{chosen}. warmrank store publish looks at the place again, and if that asks for signatures still, "
-        f"it publishes nothing while {unset}. {remedy}"
+        f"{until}: {policy}, and store.trust.signing_key is not set. Make a key (warmrank keys generate) and "
+        'name it there, or for a store of your own set store.trust.policy: "off"'
     )
 
 
@@ -90,14 +82,11 @@ def _tell(
     stages: Stages, published: Mapping[int, Published], nondeterministic: tuple[Nondeterministic, ...]
 ) -> None:
     """Notes on the publishing that are no failures."""
-    queued: dict[str, list[int]] = {}
-    for rank, part in published.items():
-        for problem in part.problems:
-            stages.problem(f"store: {problem}")
-        if part.queued:
-            queued.setdefault(part.queued, []).append(rank)
-    for reason, ranks in queued.items():
-        stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
+    for problem in (problem for part in published.values() for problem in part.problems):
+        stages.problem(f"store: {problem}")
+    for reason, ranks in grouped((part.queued, rank) for rank, part in published.items()).items():
+        if reason:
+            stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
     for found in nondeterministic:
         stages.problem(
             f"nondeterministic: {found.function} compiled on {ranks_text(found.ranks)} to other bytes than "

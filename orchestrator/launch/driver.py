@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
@@ -223,20 +223,11 @@ class Launch:
 
     def _functions(self, rank: int) -> tuple[FunctionReport, ...]:
         keys = {probe.function: probe.request_key for probe in self._probes.get(rank, ())}
+        own = [field.name for field in fields(FunctionReport) if field.name != "request_key"]
         return tuple(
             FunctionReport(
-                function=result.function,
-                outcome=result.outcome,
-                reason=result.reason,
                 request_key=keys.get(result.function) or keys.get(function_of_unit(result.function), ""),
-                digest=result.digest,
-                size_bytes=result.size_bytes,
-                beside=result.beside,
-                path=result.path,
-                seconds=result.seconds,
-                num_captures=result.num_captures,
-                pool_bytes=result.pool_bytes,
-                runtime_state=result.runtime_state,
+                **{name: getattr(result, name) for name in own},
             )
             for result in self._results.get(rank, ())
         )

@@ -7,8 +7,10 @@ business, never the driver's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from warmrank.orchestrator.causes import about
+from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.nodes import Seat
 from warmrank.worker.results import FunctionResult
 
@@ -24,52 +26,36 @@ AuditOutcome = Literal["equal", "guarded", "apart", "differs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClass:
-    """Ranks that get the artifact of a function in the same way.
+    """Ranks that get the artifact of a function in the same way."""
 
-    Attributes:
-        round: in which round of the plan, from 0.
-        function: name of the cached function.
-        request_key: hex key of what was asked, with declared runtime state.
-        action: what the plan has them do; ``compile``: their leader compiles, and the others adopt that.
-        ranks: its members, in order.
-        leader: who compiles; None where nobody does.
-        auditors: who traces as well, to be compared before anybody adopts.
-    """
-
-    round: int
-    function: str
-    request_key: str
-    action: ClassAction
-    ranks: tuple[int, ...]
-    leader: int | None
-    auditors: tuple[int, ...] = ()
+    round: Annotated[int, about("in which round of the plan, from 0.")]
+    function: Annotated[str, about("name of the cached function.")]
+    request_key: Annotated[str, about("hex key of what was asked, with declared runtime state.")]
+    action: Annotated[ClassAction, about("compile: their leader compiles, the others adopt that.")]
+    ranks: Annotated[tuple[int, ...], about("its members, in order.")]
+    leader: Annotated[int | None, about("who compiles; None where nobody does.")]
+    auditors: Annotated[tuple[int, ...], about("who traces too, before anybody adopts.")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """Ranks whose own trace was compared with an artifact, before anybody adopted that.
+    """Ranks whose own trace was compared with an artifact, before anybody adopted that."""
 
-    Attributes:
-        round: in which round of the plan, from 0.
-        function: name of the cached function.
-        leader: who compiled the artifact.
-        ranks: who traced the same, or differed in the same way, in order.
-        outcome: equal; guarded: they differ, and conditions of the artifact keep these ranks from it; apart:
-            they differ, and cannot have the artifact on their node anyway; differs: they differ, and nothing
-            but the audit keeps them from it.
-        difference: the first one, in words: what the leader traced / what they did; empty where equal.
-        seconds: wall seconds that these ranks traced, beside the compile, summed.
-        cpu_s: their CPU seconds.
-    """
-
-    round: int
-    function: str
-    leader: int
-    ranks: tuple[int, ...]
-    outcome: AuditOutcome
-    difference: str
-    seconds: float
-    cpu_s: float
+    round: Annotated[int, about("in which round of the plan, from 0.")]
+    function: Annotated[str, about("name of the cached function.")]
+    leader: Annotated[int, about("who compiled the artifact.")]
+    ranks: Annotated[tuple[int, ...], about("who traced the same, or differed in the same way, in order.")]
+    outcome: Annotated[
+        AuditOutcome,
+        about(
+            "equal; guarded: they differ, and conditions of the artifact keep these ranks from it; apart: "
+            "they differ, and cannot have the artifact on their node anyway; differs: they differ, and "
+            "nothing but the audit keeps them from it."
+        ),
+    ]
+    difference: Annotated[str, about("the first: the leader's trace / theirs; empty where equal.")]
+    seconds: Annotated[float, about("wall seconds that these ranks traced, beside the compile, summed.")]
+    cpu_s: Annotated[float, about("their CPU seconds.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +122,10 @@ class FunctionFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBusy(Event):
-    """A rank's work (``doing``), such as ``compile Llama.decode``, as far as its node can see."""
+    """A rank's work, such as ``compile Llama.decode``, as far as its node can see."""
 
     rank: int
-    doing: str
-    cpu_s: float
-    resident_bytes: int
+    status: ProcessStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

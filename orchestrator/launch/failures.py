@@ -7,21 +7,21 @@ hang) is tried again, as `causes.policy_of` says.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, NoReturn
 
 from warmrank.orchestrator.causes import Budget, FailureKind, WorkerFailure, policy_of
 from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import (
     CannotStart,
     CompileForbidden,
-    ForbiddenCompile,
     LaunchFailed,
+    forbidden_compiles,
     ranks_text,
 )
-from warmrank.orchestrator.launch.plan_state import Avoided, ClassKey, Failed, PlanState, Slot
+from warmrank.orchestrator.launch.plan_state import Avoided, Failed, PlanState
 from warmrank.orchestrator.nodes import Gang, Seat, distinct_hosts
+from warmrank.orchestrator.text import grouped
 
 Seats = Mapping[int, Seat]
 
@@ -47,81 +47,43 @@ def raise_failed(
         logs="" if any(found.kind == FailureKind.UNWRITABLE_DISK for found in failures) else gang.logs,
         hosts={} if is_one_node else distinct_hosts(gang.seats),
     )
-    misses: dict[tuple[str, str], list[int]] = {}
-    for failure in error.failures:
-        if failure.kind == FailureKind.COMPILE_FORBIDDEN:
-            misses.setdefault((failure.function, failure.message), []).append(failure.rank)
+    misses = [each for each in error.failures if each.kind == FailureKind.COMPILE_FORBIDDEN]
     if misses:
         raise CompileForbidden(
-            ForbiddenCompile(function=function, reason=reason, ranks=tuple(ranks))
-            for (function, reason), ranks in misses.items()
+            forbidden_compiles((each.function, each.message, each.rank) for each in misses)
         ) from error
     raise error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiling:
-    """A compile of a rank that was lost; ``host`` is empty where other nodes have that host name, too."""
+class Compiling(NamedTuple):
+    """A compile of a rank that was lost, and where that was."""
 
     function: str
     request_key: str
-    rank: int
-    node_id: str
-    host: str
+    seat: Seat
 
 
-def cut_off(slots: Iterable[Slot], asked: Mapping[Slot, str], seats: Seats) -> tuple[Compiling, ...]:
-    """The compiles of lost leaders: ``slots``, with the request key of every slot."""
-    alone = _nodes_alone(seats)
-    return tuple(
-        Compiling(
-            function=function,
-            request_key=asked[rank, function],
-            rank=rank,
-            node_id=seats[rank].node_id,
-            host=seats[rank].host if seats[rank].host in alone else "",
-        )
-        for rank, function in slots
-    )
-
-
-def avoided(former: Iterable[Compiling], seats: Seats) -> tuple[Avoided, ...]:
+def avoided(former: Iterable[Compiling], seats: Seats) -> Iterator[Avoided]:
     """Where, in this attempt, former attempts were cut off: by node, for a rank may be elsewhere by now.
 
-    A node whose Ray was started anew has another id: it is known by its host name, where that is its alone.
+    A node whose Ray was started anew has another id: it is known by its host name.
     """
-    nodes = {seat.node_id: seat.node_rank for seat in seats.values()}
-    alone = _nodes_alone(seats)
-    found = [(lost, nodes.get(lost.node_id, alone.get(lost.host))) for lost in former]
-    return tuple(
-        Avoided(
-            function=lost.function,
-            request_key=lost.request_key,
-            rank=lost.rank if lost.rank in seats and seats[lost.rank].node_rank == node else None,
-            node=node,
-        )
-        for lost, node in found
-        if node is not None
-    )
-
-
-def _nodes_alone(seats: Seats) -> dict[str, int]:
-    """Nodes by host name, without names that several have: containers on one machine may share theirs."""
-    nodes: dict[str, set[int]] = {}
-    for seat in seats.values():
-        nodes.setdefault(seat.host, set()).add(seat.node_rank)
-    return {host: min(found) for host, found in nodes.items() if len(found) == 1}
+    for lost in former:
+        nodes = {seat.node_rank for seat in seats.values() if seat.node_id == lost.seat.node_id}
+        nodes = nodes or {seat.node_rank for seat in seats.values() if seat.host == lost.seat.host}
+        rank = lost.seat.rank
+        for node in nodes:
+            same = rank if rank in seats and seats[rank].node_rank == node else None
+            yield Avoided(function=lost.function, request_key=lost.request_key, rank=same, node=node)
 
 
 def retries(failed: Iterable[Failed], state: PlanState, seats: Seats) -> tuple[str, ...]:
     """Lines on compiles that failed for the first time and are tried again; equal causes grouped."""
     num_failed = Counter(earlier.class_key for earlier in state.failed)
-    members: dict[ClassKey, set[int]] = {}
-    for demand in state.demands:
-        members.setdefault(demand.class_key, set()).add(demand.rank)
+    members = grouped((demand.class_key, demand.rank) for demand in state.demands)
     ranks: dict[tuple[str, str], list[int]] = {}
     for one in failed:
-        is_alone = one.comes_again and members.get(one.class_key, set()) <= {one.rank}
+        is_alone = one.comes_again and {*members.get(one.class_key, ())} <= {one.rank}
         if num_failed[one.class_key] == 1 and not (one.is_final or is_alone):
             ranks.setdefault((one.class_key[0], one.reason), []).append(one.rank)
     return tuple(
@@ -132,14 +94,13 @@ def retries(failed: Iterable[Failed], state: PlanState, seats: Seats) -> tuple[s
 
 def failures_of(state: PlanState, seats: Seats) -> list[WorkerFailure]:
     """Reasons for giving up: functions, leaders, nodes and causes."""
-    wanted: dict[str, set[int]] = {}
-    for demand in state.lost:
-        wanted.setdefault(demand.function, set()).add(demand.rank)
+    wanted = grouped((demand.function, demand.rank) for demand in state.lost)
     lost = {key for demand in state.lost for key in (demand.class_key, demand.own_key)}
-    tried: dict[tuple[str, str, str], list[int]] = {}
-    for failed in state.failed:
-        if failed.class_key in lost:
-            tried.setdefault((failed.class_key[0], failed.error, failed.reason), []).append(failed.rank)
+    tried = grouped(
+        ((failed.class_key[0], failed.error, failed.reason), failed.rank)
+        for failed in state.failed
+        if failed.class_key in lost
+    )
     found = []
     for (function, error, reason), ranks in tried.items():
         remedy = (

@@ -24,7 +24,8 @@ def identity(config: Config) -> dict[str, str]:
         return components
     if config.workload is None:
         return components | {"name": config.name}
-    components["script"] = _portable(config.workload.script)
+    script = config.workload.script  # without anything of this machine
+    components["script"] = Path(script).name if Path(script).is_absolute() else posixpath.normpath(script)
     components["arguments"] = canonical_json(list(config.workload.arguments)).decode()
     return components
 
@@ -32,8 +33,3 @@ def identity(config: Config) -> dict[str, str]:
 def launch_key(config: Config) -> str:
     """The key that every launch of the same thing has, whatever its world size."""
     return key_of(identity(config))
-
-
-def _portable(script: str) -> str:
-    """The script's path without anything of this machine: an absolute path leaves only the file's name."""
-    return Path(script).name if Path(script).is_absolute() else posixpath.normpath(script)

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from warmrank.orchestrator.config.models import AuditMode
-from warmrank.orchestrator.errors import ForbiddenCompile
+from warmrank.orchestrator.errors import ForbiddenCompile, forbidden_compiles
 from warmrank.orchestrator.launch.events import ClassAction, RankClass
 from warmrank.orchestrator.launch.plan_state import (
     Action,
@@ -40,39 +40,30 @@ from warmrank.orchestrator.launch.plan_state import (
     PlanState,
     Slot,
 )
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import function_of_unit
 
-MAX_LEADERS = 2
-"""Leaders that try to compile for a class before it is given up."""
+MAX_LEADERS = 2  # leaders that try to compile for a class before it is given up
 
-Tried = tuple[set[int], set[int]]
-"""Ranks and nodes on which a compile was tried in vain."""
+Tried = tuple[set[int], set[int]]  # ranks and nodes on which a compile was tried in vain
 
 
 class Leaders:
     """Hands out leaders and auditors; remembers who is how busy. For arguments see `plan_round`."""
 
     def __init__(
-        self,
-        nodes: Mapping[int, int] | None,
-        lanes: Mapping[int, int] | None = None,
-        positions: Mapping[int, tuple[int, ...]] | None = None,
+        self, nodes: Mapping[int, int], lanes: Mapping[int, int], positions: Mapping[int, tuple[int, ...]]
     ) -> None:
-        self._nodes = nodes
-        self._positions = positions or {}
-        self._lanes = lanes or (Counter(nodes.values()) if nodes is not None else {})
+        self._nodes, self._lanes, self._positions = nodes, lanes, positions
         self._of_rank: Counter[int] = Counter()
         self._of_node: Counter[int] = Counter()
         self._num_leaders: Counter[int] = Counter()
 
     def choose(self, candidates: Collection[int], cost: int, tried: Tried) -> int:
         """The best leader: never one that has tried if there is another, rather on another node."""
-        nodes = self._nodes
-        if nodes is None:
-            return min(candidates, key=lambda rank: (rank in tried[0], rank))
 
         def rating(rank: int) -> tuple[bool, bool, bool, float, float, int, int]:
-            node = nodes[rank]
+            node = self._nodes[rank]
             lanes = self._lanes.get(node, 1)
             own, on_node = self._of_rank.get(rank, 0), self._of_node.get(node, 0)
             is_full = not own and self._num_leaders.get(node, 0) >= lanes
@@ -84,14 +75,14 @@ class Leaders:
         return leader
 
     def choose_auditor(self, candidates: Collection[int], leader: int, cost: int) -> int:
-        """Who differs most from a leader, by node and parallel axes.
+        """The rank that differs most from a leader, by node and parallel axes.
 
         Of several rather who is idle, and whose indices are far off: code that treats ranks in two ways has
         rather a first or last one, or halves, than neighbours.
         """
 
         def place_of(rank: int) -> tuple[int, ...]:
-            return (self._nodes[rank] if self._nodes is not None else 0, *self._positions.get(rank, ()))
+            return self._nodes[rank], *self._positions.get(rank, ())
 
         of_leader = place_of(leader)
 
@@ -107,11 +98,10 @@ class Leaders:
 
     def add(self, leader: int, cost: int) -> None:
         """Note what a rank compiles as well."""
-        if self._nodes is not None:
-            node = self._nodes[leader]
-            self._num_leaders[node] += not self._of_rank[leader]
-            self._of_rank[leader] += cost
-            self._of_node[node] += cost
+        node = self._nodes[leader]
+        self._num_leaders[node] += not self._of_rank[leader]
+        self._of_rank[leader] += cost
+        self._of_node[node] += cost
 
 
 def lanes_of(nodes: Iterable[int], cpus_per_rank: float) -> dict[int, int]:
@@ -125,15 +115,15 @@ def plan_round(
     state: PlanState,
     *,
     max_rounds: int,
-    nodes: Mapping[int, int] | None = None,
+    nodes: Mapping[int, int],
     lanes: Mapping[int, int] | None = None,
     positions: Mapping[int, tuple[int, ...]] | None = None,
 ) -> dict[Slot, Action]:
     """One action for every demand; what compiles comes last, the longest first.
 
     A rank that has refused ``max_rounds`` offers compiles for itself. Leaders are spread over ``nodes`` (of
-    every rank; without it the lowest rank of a class leads it), with so many ``lanes`` on each (one a rank,
-    by default); auditors differ from leaders in ``positions`` on the parallel axes.
+    every rank), with so many ``lanes`` on each (one a rank, by default); auditors differ from leaders in
+    ``positions`` on the parallel axes.
     """
     offers = _with_actions(state.offers)
     loads = {demand.held: Load(digest=demand.held) for demand in state.demands if demand.held}
@@ -154,7 +144,7 @@ def plan_round(
             actions[demand.slot] = GiveUp()
         else:
             needy.setdefault(key, []).append(demand)
-    candidates = Leaders(nodes, lanes, positions)
+    candidates = Leaders(nodes, lanes or Counter(nodes.values()), positions or {})
     actions |= {demand.slot: GiveUp() for demand in _without_leader(needy, state)}
     leaders = _choose_leaders(needy, _tried(state, nodes), candidates)
     chosen: dict[tuple[str, int | None], int] = {}
@@ -177,22 +167,19 @@ def plan_round(
 def auditing(state: PlanState, actions: Mapping[Slot, Action]) -> dict[int, list[str]]:
     """Functions that each rank traces for an audit, besides what it compiles, in the order of the plan."""
     traced = {demand.slot for demand in state.demands if demand.trace}
-    found: dict[int, list[str]] = {}
-    for slot, action in actions.items():
-        if isinstance(action, Adopt | AwaitLeader) and slot[0] in action.auditors and slot not in traced:
-            found.setdefault(slot[0], []).append(slot[1])
-    return found
+    return grouped(
+        slot
+        for slot, action in actions.items()
+        if isinstance(action, Adopt | AwaitLeader) and slot[0] in action.auditors and slot not in traced
+    )
 
 
 def forbidden(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[ForbiddenCompile, ...]:
     """Every function that the plan would compile, with its ranks grouped by reason."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for demand in state.demands:
-        if isinstance(actions[demand.slot], Compile | AwaitLeader):
-            ranks.setdefault((demand.function, demand.reason), []).append(demand.rank)
-    return tuple(
-        ForbiddenCompile(function=function, reason=reason, ranks=tuple(members))
-        for (function, reason), members in ranks.items()
+    return forbidden_compiles(
+        (demand.function, demand.reason, demand.rank)
+        for demand in state.demands
+        if isinstance(actions[demand.slot], Compile | AwaitLeader)
     )
 
 
@@ -254,7 +241,7 @@ def _auditors(
     *,
     takes: str = "",
 ) -> Callable[[int], tuple[int, ...]]:
-    """Who has to trace the same before a member adopts what ``maker`` compiles or compiled, by member.
+    """Auditor of each member: it must trace the same before the member adopts from ``maker``.
 
     ``chosen`` collects the round's auditors. Of an artifact on offer, ``takes``, rather somebody is the
     auditor whose guards are known to hold.
@@ -280,9 +267,7 @@ def _choose_leaders(
 ) -> dict[ClassKey, int]:
     """A leader for every class, the longest compiles first."""
     # Calls of one function have one leader: the artifact of the first may cover the others.
-    families: dict[ClassKey, list[ClassKey]] = {}
-    for key in needy:
-        families.setdefault((function_of_unit(key[0]), *key[1:]), []).append(key)
+    families = grouped(((function_of_unit(key[0]), key[1], key[2]), key) for key in needy)
     costs = {family: sum(_cost(needy[key]) for key in keys) for family, keys in families.items()}
     found: dict[ClassKey, int] = {}
     for family in sorted(families, key=lambda family: -costs[family]):  # stable: equal ones in call order
@@ -318,14 +303,13 @@ def _cost(members: Sequence[Demand]) -> int:
     return max(1, *(demand.cost for demand in members))
 
 
-def _tried(state: PlanState, nodes: Mapping[int, int] | None) -> dict[Asked, Tried]:
-    """Where what is asked for was tried in vain, in this attempt of the launch and before."""
+def _tried(state: PlanState, nodes: Mapping[int, int]) -> dict[Asked, Tried]:
+    """Ranks and nodes that failed at this request, in this attempt of the launch and before."""
     found: dict[Asked, Tried] = {}
     for failed in state.failed:
         ranks, places = found.setdefault(failed.class_key[:2], (set(), set()))
         ranks.add(failed.rank)
-        if nodes is not None:
-            places.add(nodes[failed.rank])
+        places.add(nodes[failed.rank])
     for avoided in state.avoided:
         ranks, places = found.setdefault((avoided.function, avoided.request_key), (set(), set()))
         places.add(avoided.node)

@@ -16,11 +16,9 @@ from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import ForbiddenCompile
 from warmrank.worker.results import FunctionProbe
 
-Slot = tuple[int, str]
-"""A rank and a cached function."""
+Slot = tuple[int, str]  # A rank and a cached function
 
-Asked = tuple[str, str]
-"""Function and request key."""
+Asked = tuple[str, str]  # function and request key
 
 ClassKey = tuple[str, str, frozenset[str]]
 """Function, request key, and what parts this class from others that ask for the same."""
@@ -35,14 +33,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopt:
-    """Use an artifact of another rank; ``from_rank`` is None where no rank of this launch holds it.
-
-    ``auditors`` are ranks that must trace the same first, unless they have before.
-    """
+    """Use an artifact of another rank."""
 
     digest: str
-    from_rank: int | None
-    auditors: tuple[int, ...] = ()
+    from_rank: int | None  # None where no rank of this launch holds it
+    auditors: tuple[int, ...] = ()  # must trace the same first, unless they have before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,26 +65,20 @@ Action = Load | Adopt | Compile | AwaitLeader | GiveUp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """A rank that has no artifact yet for a function.
-
-    The request key includes declared runtime state. By digest: ``held`` is in the rank's own partition;
-    ``fits``, from elsewhere, was found to fit; ``refused`` did not; ``takes`` wait for an audit, their guards
-    hold here; ``trace`` is this rank's own. ``apart`` is what it refused of this launch's own leaders, and
-    why.
-    """
+    """A rank that has no artifact yet for a function; artifacts go by their digests."""
 
     rank: int
     function: str
-    request_key: str
+    request_key: str  # with declared runtime state
     cost: int = 1
-    held: str = ""
-    fits: str = ""
+    held: str = ""  # in the rank's own partition
+    fits: str = ""  # from elsewhere, and was found to fit
     reason: str = ""
-    refused: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()  # did not fit
     num_refused: int = 0
-    apart: frozenset[str] = frozenset()
-    trace: str = ""
-    takes: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()  # what it refused of this launch's own leaders, and why
+    trace: str = ""  # this rank's own
+    takes: frozenset[str] = frozenset()  # wait for an audit: their guards hold here
 
     @property
     def slot(self) -> Slot:
@@ -118,19 +107,15 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An artifact that members of a class may adopt, which ``from_rank`` made or holds.
-
-    ``is_new``: a leader of this launch made it, of the ``trace`` with this digest. Before it is adopted, one
-    rank, every rank or nobody has yet to trace the same (``audit``).
-    """
+    """An artifact that members of a class may adopt."""
 
     function: str
     request_key: str
     digest: str
-    from_rank: int | None
-    is_new: bool = False
-    trace: str = ""
-    audit: AuditMode = "off"
+    from_rank: int | None  # made it or holds it
+    is_new: bool = False  # a leader of this launch made it
+    trace: str = ""  # digest of the trace that it was made of
+    audit: AuditMode = "off"  # who has yet to trace the same before it is adopted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +140,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Avoided:
-    """Where a former attempt was lost while it compiled this; ``rank``: if it is on that node again."""
+    """Node that a former attempt lost while it compiled this; ``rank``: if it is on that node again."""
 
     function: str
     request_key: str
@@ -165,41 +150,30 @@ class Avoided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """Everything a round is planned from, after ``round`` others.
-
-    ``demands`` are still wanted, by rank, then in call order; ``lost`` ones were given up. ``offers`` are
-    known to exist, the best first; ``failed`` leaders could not compile. The trace of ``suspects`` depends on
-    a rank though no condition says so.
-    """
+    """Everything a round is planned from, after ``round`` others."""
 
     round: int
-    demands: tuple[Demand, ...]
-    offers: tuple[Offer, ...]
-    failed: tuple[Failed, ...] = ()
-    lost: tuple[Demand, ...] = ()
+    demands: tuple[Demand, ...]  # still wanted, by rank, then in call order
+    offers: tuple[Offer, ...]  # known to exist, the best first
+    failed: tuple[Failed, ...] = ()  # leaders that could not compile
+    lost: tuple[Demand, ...] = ()  # given up
     avoided: tuple[Avoided, ...] = ()
     audit: AuditMode = "off"
-    suspects: frozenset[Asked] = frozenset()
+    suspects: frozenset[Asked] = frozenset()  # depend on a rank in their trace, though no condition says so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The outcome of an action; ``error`` is the name of the type of the exception that was raised.
-
-    ``digest`` was used or refused; empty when a compile failed. ``out_of_reach``: it could not be had on this
-    rank's node, so its guards were not asked. ``takes``: not ok because of an audit; the guards hold here.
-    ``trace`` is the digest of what the rank compiled, or traced; ``difference`` the first from the
-    artifact's.
-    """
+    """The outcome of an action."""
 
     ok: bool
-    digest: str
+    digest: str  # used or refused; empty when a compile failed
     reason: str = ""
-    error: str = ""
-    out_of_reach: bool = False
-    takes: bool = False
-    trace: str = ""
-    difference: str = ""
+    error: str = ""  # name of the type of the exception
+    out_of_reach: bool = False  # not to be had on this rank's node, so its guards were not asked
+    takes: bool = False  # not ok because of an audit; the guards hold here
+    trace: str = ""  # digest of what the rank compiled or traced
+    difference: str = ""  # the first from the artifact's
 
 
 def begin(
@@ -244,12 +218,12 @@ def apply_round(
     actions: Mapping[Slot, Action],
     attempts: Mapping[Slot, Attempt],
     *,
-    nodes: Mapping[int, int] | None = None,
+    nodes: Mapping[int, int],
 ) -> PlanState:
     """The state after a round: who was refused stays, and what leaders made is offered first.
 
-    ``attempts`` has every action but `GiveUp`; ``nodes`` gives each rank's node: with it, what is out of
-    reach parts ranks by node.
+    ``attempts`` has every action but `GiveUp`; ``nodes`` gives each rank's node: what is out of reach parts
+    ranks by node.
     """
     new = {offer.digest for offer in state.offers if offer.is_new}
     staying: list[Demand] = []
@@ -276,7 +250,7 @@ def apply_round(
                 equal.add((*demand.asked, attempt.digest))
             if not attempt.ok:
                 is_new = isinstance(action, AwaitLeader) or attempt.digest in new
-                staying.append(_refused(demand, attempt, is_new=is_new, node=(nodes or {}).get(demand.rank)))
+                staying.append(_refused(demand, attempt, is_new=is_new, node=nodes[demand.rank]))
     return replace(
         state,
         round=state.round + 1,
@@ -298,7 +272,7 @@ def _audited(offer: Offer, equal: Collection[tuple[str, str, str]], suspects: Co
     return replace(offer, audit="off") if (*asked, offer.digest) in equal else offer
 
 
-def _refused(demand: Demand, attempt: Attempt, *, is_new: bool, node: int | None) -> Demand:
+def _refused(demand: Demand, attempt: Attempt, *, is_new: bool, node: int) -> Demand:
     """The demand of a rank that did not get what it was to adopt."""
     demand = replace(demand, trace=attempt.trace or demand.trace)
     if attempt.takes and not attempt.difference:
@@ -311,7 +285,7 @@ def _refused(demand: Demand, attempt: Attempt, *, is_new: bool, node: int | None
         refusal = f"{short} is traced otherwise here: {attempt.difference}"
         apart |= {f"traces {attempt.trace}" if attempt.trace else refusal}
     elif is_new:
-        where = f"{short} out of reach of node {'' if node is None else node}"
+        where = f"{short} out of reach of node {node}"
         apart |= {where if attempt.out_of_reach else refusal}
     return replace(
         demand,

@@ -5,7 +5,6 @@ Durations are in seconds, sizes in bytes. `SCHEMA_VERSION` rises with any change
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import re
@@ -14,18 +13,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
-from warmrank.orchestrator.causes import Cause
-from warmrank.orchestrator.errors import ConfigError, ConfigProblem, NothingThere
+from warmrank.orchestrator.causes import Cause, about
+from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
 from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.nodes import NodeArtifacts
-from warmrank.orchestrator.whole_file import write_whole
 from warmrank.worker.results import Outcome, StageSeconds, Verification
 from warmrank.worker.settings import settings
 
@@ -38,60 +36,34 @@ _NO_UNICODE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionReport:
-    """Outcome of one cached function on one rank.
+    """Outcome of one cached function on one rank."""
 
-    Attributes:
-        function: name of the cached function.
-        outcome: how the rank got its artifact.
-        reason: why this outcome; for a compile, why nothing could be loaded or adopted.
-        request_key: hex key of what was asked; empty for a script workload.
-        digest: sha256 hex of the artifact.
-        size_bytes: size of the artifact.
-        beside: SHA-256 and size of each file beside it, such as compiled kernels.
-        path: where the artifact lies on the rank's node.
-        seconds: seconds in each stage.
-        num_captures: graphs captured for this function when its first call was through, in all its calls.
-        pool_bytes: bytes of the pools that these graphs use, which other functions may share.
-        runtime_state: declared values that the artifact was made with, name -> text.
-    """
-
-    function: str
-    outcome: Outcome
-    reason: str
-    request_key: str
-    digest: str
-    size_bytes: int
-    path: str
-    seconds: StageSeconds
-    num_captures: int = 0
-    beside: tuple[tuple[str, int], ...] = ()
-    pool_bytes: int = 0
-    runtime_state: dict[str, str] = field(default_factory=dict)
+    function: Annotated[str, about("name of the cached function.")]
+    outcome: Annotated[Outcome, about("how the rank got its artifact.")]
+    reason: Annotated[str, about("why this outcome; for a compile, why nothing could be loaded or adopted.")]
+    request_key: Annotated[str, about("hex key of what was asked; empty for a script workload.")]
+    digest: Annotated[str, about("sha256 hex of the artifact.")]
+    size_bytes: Annotated[int, about("size of the artifact.")]
+    path: Annotated[str, about("where the artifact lies on the rank's node.")]
+    seconds: Annotated[StageSeconds, about("seconds in each stage.")]
+    num_captures: Annotated[int, about("graphs captured by the end of its first call, in all its calls.")] = 0
+    beside: Annotated[tuple[tuple[str, int], ...], about("SHA-256 and size of each file beside it.")] = ()
+    pool_bytes: Annotated[int, about("bytes of these graphs' pools, which others may share.")] = 0
+    runtime_state: Annotated[dict[str, str], about("declared, name -> text.")] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One rank: where it ran, and what became of each function.
+    """One rank: where it ran, and what became of each function."""
 
-    Attributes:
-        rank: global rank.
-        host: host name of its node.
-        node_rank: index of its node.
-        local_rank: index within its node.
-        pid: its process.
-        log: file that the rank's log and output went to; empty when it ran in the driver's process.
-        functions: its cached functions, in call order.
-        verification: comparison with the reference; none for a script workload.
-    """
-
-    rank: int
-    host: str
-    node_rank: int
-    local_rank: int
-    pid: int
-    log: str
-    functions: tuple[FunctionReport, ...]
-    verification: Verification | None
+    rank: Annotated[int, about("global rank.")]
+    host: Annotated[str, about("host name of its node.")]
+    node_rank: Annotated[int, about("index of its node.")]
+    local_rank: Annotated[int, about("index within its node.")]
+    pid: Annotated[int, about("its process.")]
+    log: Annotated[str, about("file of its log and output; empty when it ran in the driver's process.")]
+    functions: Annotated[tuple[FunctionReport, ...], about("its cached functions, in call order.")]
+    verification: Annotated[Verification | None, about("comparison with the reference; none for a script.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,61 +76,36 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFetch:
-    """Transfer of one node from the store before its ranks were built.
+    """Transfer of one node from the store before its ranks were built."""
 
-    Attributes:
-        node_rank: index of the node.
-        host: its host name.
-        found: a launch that fits was in the store.
-        reason: why, in one line.
-        num_partitions: partitions laid out.
-        bytes_copied: bytes written to the node's cache directory.
-        seconds: wall seconds.
-    """
-
-    node_rank: int
-    host: str
-    found: bool
-    reason: str
-    num_partitions: int
-    bytes_copied: int
-    seconds: float
+    node_rank: Annotated[int, about("index of the node.")]
+    host: Annotated[str, about("its host name.")]
+    found: Annotated[bool, about("a launch that fits was in the store.")]
+    reason: Annotated[str, about("why, in one line.")]
+    num_partitions: Annotated[int, about("partitions laid out.")]
+    bytes_copied: Annotated[int, about("bytes written to the node's cache directory.")]
+    seconds: Annotated[float, about("wall seconds.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePublish:
-    """Publishing of one node's ranks.
+    """Publishing of one node's ranks."""
 
-    Attributes:
-        node_rank: index of the node.
-        host: its host name.
-        num_partitions: partitions that are in the store now.
-        num_blobs_new: blobs that the store did not have.
-        bytes_new: their size.
-        num_queued: partitions that wait on the node's disk, because the store was away.
-    """
-
-    node_rank: int
-    host: str
-    num_partitions: int
-    num_blobs_new: int
-    bytes_new: int
-    num_queued: int
+    node_rank: Annotated[int, about("index of the node.")]
+    host: Annotated[str, about("its host name.")]
+    num_partitions: Annotated[int, about("partitions that are in the store now.")]
+    num_blobs_new: Annotated[int, about("blobs that the store did not have.")]
+    bytes_new: Annotated[int, about("their size.")]
+    num_queued: Annotated[int, about("partitions that wait on the node's disk, because the store was away.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """Outcome of the artifacts of one node.
+    """Outcome of the artifacts of one node."""
 
-    Attributes:
-        node_rank: index of the node.
-        host: its host name.
-        artifacts: what became of them.
-    """
-
-    node_rank: int
-    host: str
-    artifacts: NodeArtifacts
+    node_rank: Annotated[int, about("index of the node.")]
+    host: Annotated[str, about("its host name.")]
+    artifacts: Annotated[NodeArtifacts, about("what became of them.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,139 +118,78 @@ class Nondeterministic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """Outcome of the last stage: in the store, or waiting for it.
+    """Outcome of the last stage: in the store, or waiting for it."""
 
-    Attributes:
-        record: the launch record's key; empty when there is none in the store.
-        publishes: every node whose ranks published or queued something, in order.
-        nondeterministic: by function.
-        queued_on: hosts on whose disks something waits to be published, in the order in which it must be.
-        unsigned: why nothing can be signed here though signatures are asked for; empty otherwise.
-    """
-
-    record: str = ""
-    publishes: tuple[NodePublish, ...] = ()
-    nondeterministic: tuple[Nondeterministic, ...] = ()
-    queued_on: tuple[str, ...] = ()
-    unsigned: str = ""
+    record: str = ""  # the launch record's key; empty when there is none in the store
+    publishes: tuple[NodePublish, ...] = ()  # every node whose ranks published or queued something, in order
+    nondeterministic: tuple[Nondeterministic, ...] = ()  # by function
+    queued_on: tuple[str, ...] = ()  # hosts where something waits to be published, in order
+    unsigned: str = ""  # why nothing can be signed here though signatures are asked for; empty otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over all ranks.
+    """Sums over all ranks."""
 
-    Attributes:
-        num_compiled: functions compiled; 0 in a warm launch.
-        num_loaded: functions loaded from the rank's own partition.
-        num_adopted: functions that use another rank's or another world's artifact.
-        num_artifacts: distinct artifacts.
-        num_files: these and the distinct files beside them.
-        artifact_bytes: bytes of these files.
-        num_nondeterministic: functions that compiled to other bytes than the store holds.
-        fetched_bytes: bytes copied from the store, over all nodes.
-        published_bytes: bytes that were new to the store, over all nodes.
-        num_queued: partitions that wait on nodes' disks to be published.
-        function_seconds: seconds in each stage, summed over ranks and functions.
-        wall_s: wall seconds of the launch, from start to commit.
-    """
-
-    num_compiled: int
-    num_loaded: int
-    num_adopted: int
-    num_artifacts: int
-    num_files: int
-    artifact_bytes: int
-    num_nondeterministic: int
-    fetched_bytes: int
-    published_bytes: int
-    num_queued: int
-    function_seconds: StageSeconds
-    wall_s: float
+    num_compiled: Annotated[int, about("functions compiled; 0 in a warm launch.")]
+    num_loaded: Annotated[int, about("functions loaded from the rank's own partition.")]
+    num_adopted: Annotated[int, about("functions that use another rank's or another world's artifact.")]
+    num_artifacts: Annotated[int, about("distinct artifacts.")]
+    num_files: Annotated[int, about("these and the distinct files beside them.")]
+    artifact_bytes: Annotated[int, about("bytes of these files.")]
+    num_nondeterministic: Annotated[int, about("functions that compiled to other bytes than are stored.")]
+    fetched_bytes: Annotated[int, about("bytes copied from the store, over all nodes.")]
+    published_bytes: Annotated[int, about("bytes that were new to the store, over all nodes.")]
+    num_queued: Annotated[int, about("partitions that wait on nodes' disks to be published.")]
+    function_seconds: Annotated[StageSeconds, about("in each stage, summed over ranks and functions.")]
+    wall_s: Annotated[float, about("wall seconds of the launch, from start to commit.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Failure of a launch that did not end with every rank warm.
+    """Failure of a launch that did not end with every rank warm."""
 
-    Attributes:
-        kind: name of the error's type.
-        message: its text, as the command line prints it.
-        stage: the stage that failed; empty where the error is not one of a stage.
-        causes: equal causes grouped, those that others follow from first; empty likewise.
-        silent: ranks that had not answered when the launch was stopped.
-    """
-
-    kind: str
-    message: str
-    stage: str = ""
-    causes: tuple[Cause, ...] = ()
-    silent: tuple[int, ...] = ()
+    kind: Annotated[str, about("name of the error's type.")]
+    message: Annotated[str, about("its text, as the command line prints it.")]
+    stage: Annotated[str, about("the stage that failed; empty where the error is not one of a stage.")] = ""
+    causes: Annotated[
+        tuple[Cause, ...], about("equal ones together; those that others follow from first")
+    ] = ()
+    silent: Annotated[tuple[int, ...], about("ranks that had not answered when the launch was stopped.")] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A launch: one that ended with every rank warm, or one that failed, as far as it came.
+    """A launch: one that ended with every rank warm, or one that failed, as far as it came."""
 
-    Attributes:
-        schema_version: `SCHEMA_VERSION` of the writer.
-        outcome: whether every rank is warm.
-        exit_code: what the command line ends with.
-        failure: why not every rank is warm; None where every rank is.
-        course: attempts, classes of ranks, and when each stage ended where.
-        name: the launch's name.
-        launch_key: hash of ``identity``.
-        identity: named components of what was launched.
-        environment: named components of rank 0's environment; empty where no rank came up.
-        other_environments: those of ranks that ran in others, with the ranks.
-        world_size: number of ranks.
-        parallel: sizes of the parallel axes, by name.
-        started: ISO 8601 in UTC.
-        cache_dir: the cache directory on each node.
-        store: the store's location; empty when there is none.
-        tiers: the store's places, nearest first.
-        record: key of the launch record in the store; empty when nothing was committed.
-        ranks: every rank, in order; those that had places, where the launch failed.
-        fetches: every node, in order; empty without a store.
-        node_artifacts: every node that has node caches, in order.
-        publishes: every node that published something or wanted to, in order.
-        nondeterministic: functions whose compile gave other bytes than the store holds.
-        queued_on: hosts on which `warmrank store publish` has to be run when the store answers, in order.
-        stages: every stage, in order.
-        totals: sums.
-        problems: what did not stop the launch, but should be looked at.
-        config: the words that named the config on the command line, its path and each ``--set``; empty where
-            none did.
-        unsigned: why nothing can be signed here though signatures are asked for; empty otherwise.
-    """
-
-    schema_version: int
-    outcome: Literal["warm", "failed"]
-    exit_code: int
-    failure: Failure | None
-    course: Course
-    name: str
-    launch_key: str
-    identity: dict[str, str]
-    environment: dict[str, str]
-    other_environments: tuple[RankEnvironment, ...]
-    world_size: int
-    parallel: dict[str, int]
-    started: str
-    cache_dir: str
-    store: str
-    tiers: tuple[TierState, ...]
-    record: str
-    ranks: tuple[RankReport, ...]
-    fetches: tuple[NodeFetch, ...]
-    publishes: tuple[NodePublish, ...]
-    nondeterministic: tuple[Nondeterministic, ...]
-    queued_on: tuple[str, ...]
-    stages: tuple[StageReport, ...]
-    totals: Totals
-    problems: tuple[str, ...]
-    node_artifacts: tuple[NodeReport, ...] = ()
-    config: tuple[str, ...] = ()
-    unsigned: str = ""
+    schema_version: Annotated[int, about("SCHEMA_VERSION of the writer.")]
+    outcome: Annotated[Literal["warm", "failed"], about("whether every rank is warm.")]
+    exit_code: Annotated[int, about("what the command line ends with.")]
+    failure: Annotated[Failure | None, about("why not every rank is warm; None where every rank is.")]
+    course: Annotated[Course, about("attempts, classes of ranks, and when each stage ended where.")]
+    name: Annotated[str, about("the launch's name.")]
+    launch_key: Annotated[str, about("hash of identity.")]
+    identity: Annotated[dict[str, str], about("named components of what was launched.")]
+    environment: Annotated[dict[str, str], about("named components of rank 0's; empty where none came up.")]
+    other_environments: Annotated[tuple[RankEnvironment, ...], about("of ranks that ran in others.")]
+    world_size: Annotated[int, about("number of ranks.")]
+    parallel: Annotated[dict[str, int], about("sizes of the parallel axes, by name.")]
+    started: Annotated[str, about("ISO 8601 in UTC.")]
+    cache_dir: Annotated[str, about("the cache directory on each node.")]
+    store: Annotated[str, about("the store's location; empty when there is none.")]
+    tiers: Annotated[tuple[TierState, ...], about("the store's places, nearest first.")]
+    record: Annotated[str, about("key of the launch record in the store; empty when nothing was committed.")]
+    ranks: Annotated[tuple[RankReport, ...], about("in order; of a launch that failed, those with places.")]
+    fetches: Annotated[tuple[NodeFetch, ...], about("every node, in order; empty without a store.")]
+    publishes: Annotated[tuple[NodePublish, ...], about("every node that published or wanted to.")]
+    nondeterministic: Annotated[tuple[Nondeterministic, ...], about("functions that made other bytes.")]
+    queued_on: Annotated[tuple[str, ...], about("hosts for warmrank store publish, in order.")]
+    stages: Annotated[tuple[StageReport, ...], about("every stage, in order.")]
+    totals: Annotated[Totals, about("sums.")]
+    problems: Annotated[tuple[str, ...], about("what did not stop the launch, but should be looked at.")]
+    node_artifacts: Annotated[tuple[NodeReport, ...], about("of nodes that have node caches, in order.")] = ()
+    config: Annotated[tuple[str, ...], about("words that named it: its path and each --set; or none.")] = ()
+    unsigned: Annotated[str, about("why nothing can be signed, though it is asked for; else empty.")] = ""
 
 
 @cache
@@ -313,7 +199,10 @@ def _adapter() -> TypeAdapter[Report]:
 
 def report_schema() -> dict[str, Any]:
     """The JSON Schema of a report."""
-    schema = described(_adapter().json_schema())
+    schema = _adapter().json_schema()
+    for part in (schema, *schema["$defs"].values()):
+        if "description" in part:  # the first paragraph of a docstring
+            part["description"] = " ".join(part["description"].partition("\n\n")[0].split())
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "warmrank launch report"
     schema["properties"]["schema_version"]["const"] = SCHEMA_VERSION
@@ -357,6 +246,15 @@ def config_words(report: Report) -> str:
     return shlex.join(report.config) or "CONFIG"
 
 
+def held_bytes(report: Report) -> int:
+    """Bytes of artifacts and files beside them, as if every rank had its own."""
+    return sum(
+        function.size_bytes + sum(size for _, size in function.beside)
+        for rank in report.ranks
+        for function in rank.functions
+    )
+
+
 def totals(
     ranks: tuple[RankReport, ...], fetches: tuple[NodeFetch, ...], committed: Committed, wall_s: float
 ) -> Totals:
@@ -395,7 +293,7 @@ def read_last() -> Report:
     """Read what `keep_last` kept.
 
     Raises:
-        NothingThere: no launch of this user's ended on this machine.
+        BadArgument: no launch of this user's ended on this machine.
         ConfigError: its report is of another version.
     """
     path = settings().last_report
@@ -404,7 +302,7 @@ def read_last() -> Report:
             f"no launch of this user is known on this machine (no file {path}); name a report that "
             "launch --json wrote, or launch first"
         )
-        raise NothingThere(msg)
+        raise BadArgument(msg)
     return read_report(path)
 
 
@@ -432,47 +330,31 @@ def read_report(path: Path) -> Report:
     raise ConfigError([problem], document="report")
 
 
-_ATTRIBUTE = re.compile(r"    (\w+): (.*)")
-_MARKS = str.maketrans({"`": None})
+def make_way(path: Path, *, option: str = "--json") -> None:
+    """Remove an older file, or raise `ConfigError`, naming the ``option``, if none can be written there.
+
+    Should what the file tells of be killed, the older one must not stand for it.
+    """
+    draft = _draft_of(path)
+    try:
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        expected = "a file that can be written, or - for stdout"
+        found = f"{path} ({error.strerror or error})"
+        problem = ConfigProblem(place=option, key="", found=found, expected=expected)
+        raise ConfigError([problem], document="file") from error
 
 
-def described(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema with descriptions for people in place of whole docstrings."""
-    parts = {name: _with_words(part) for name, part in schema.get("$defs", {}).items()}
-    return {**_with_words(schema), **({"$defs": parts} if parts else {})}
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, in a directory that is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(path)
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
-def _with_words(part: dict[str, Any]) -> dict[str, Any]:
-    if "description" not in part:
-        return part
-    doc = inspect.cleandoc(part["description"])
-    words = attributes(doc)
-    known = part.get("properties", {})
-    properties = {
-        name: {**value, "description": words[name]} if name in words else value
-        for name, value in known.items()
-    }
-    return {
-        **part,
-        "description": _one_line(doc.partition("\n\n")[0]),
-        **({"properties": properties} if known else {}),
-    }
-
-
-def attributes(doc: str) -> dict[str, str]:
-    """Attributes' descriptions in a docstring with cleaned indentation; lines that go on are joined."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in doc.partition("Attributes:\n")[2].splitlines():
-        if match := _ATTRIBUTE.fullmatch(line):
-            name = match[1]
-            found[name] = match[2]
-        elif name and line.startswith("     "):
-            found[name] += f" {line.strip()}"
-        else:
-            break
-    return {name: _one_line(text) for name, text in found.items()}
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.translate(_MARKS).split())
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")

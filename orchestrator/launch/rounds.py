@@ -17,8 +17,8 @@ from warmrank.orchestrator.config.models import positions
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_host import RankHost
-from warmrank.orchestrator.launch.events import AuditOutcome
-from warmrank.orchestrator.launch.failures import Compiling, avoided, cut_off, failures_of, retries
+from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
+from warmrank.orchestrator.launch.failures import Compiling, avoided, failures_of, retries
 from warmrank.orchestrator.launch.plan import auditing, forbidden, lanes_of, plan_round, rank_classes
 from warmrank.orchestrator.launch.plan_state import (
     Action,
@@ -42,8 +42,7 @@ from warmrank.worker.results import FunctionProbe, FunctionResult, TraceResult
 _MAX_EXPLAINED = 16
 """Different traces of one function that are explained; further ones are only said to differ."""
 
-Ledger = dict[Slot, FunctionResult]
-"""The outcome of every function on every rank."""
+Ledger = dict[Slot, FunctionResult]  # the outcome of every function on every rank
 
 
 def settle_all(
@@ -177,16 +176,14 @@ class _Round:
         silent: tuple[int, ...],
     ) -> None:
         """End the attempt for ranks that failed as a whole, and note what lost leaders compiled."""
-        seats = {seat.rank: seat for seat in self._stages.gang.seats}
         asked = {demand.slot: demand.request_key for demand in self._state.demands}
         # Who dies meanwhile need not be a leader, and an auditor is none to avoid.
-        slots = [
-            (failure.rank, function) for failure in failures for function in functions.get(failure.rank, ())
-        ]
+        lost = [(failure.rank, name) for failure in failures for name in functions.get(failure.rank, ())]
         try:
             self._stages.fail("compile", failures, silent=silent)
         except LaunchFailed as error:
-            error.compiling = cut_off(slots, asked, seats)
+            seats = {seat.rank: seat for seat in self._stages.gang.seats}
+            error.compiling = tuple(Compiling(name, asked[rank, name], seats[rank]) for rank, name in lost)
             raise
 
     def _compare(self) -> None:
@@ -343,7 +340,18 @@ class _Round:
         for (function, maker, outcome, difference), slots in alike.items():
             traced = [self.traced[slot] for slot in slots if slot in self.traced]
             ranks = tuple(sorted(rank for rank, _ in slots))
-            self._stages.audited(function, maker, ranks, outcome, difference, traced)
+            self._stages.audited(
+                AuditReport(
+                    round=self._state.round,
+                    function=function,
+                    leader=maker,
+                    ranks=ranks,
+                    outcome=outcome,
+                    difference=difference,
+                    seconds=sum(result.seconds for result in traced),
+                    cpu_s=sum(result.cpu_s for result in traced),
+                )
+            )
             if outcome == "differs":
                 self._stages.problem(
                     f"audit: {function} is traced otherwise on {ranks_text(ranks)} than on rank {maker}, and "

@@ -16,12 +16,12 @@ from warmrank.orchestrator.errors import in_words
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport, Event, RankClass
+from warmrank.orchestrator.launch.events import AuditReport, Event, RankClass
 from warmrank.orchestrator.launch.failures import raise_failed
 from warmrank.orchestrator.launch.report import StageReport
 from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.nodes import Gang
-from warmrank.worker.results import FunctionResult, TraceResult
+from warmrank.worker.results import FunctionResult
 
 T = TypeVar("T")
 Arguments = Mapping[int, tuple[Any, ...]]
@@ -51,7 +51,6 @@ class Stages:
         self.state = LaunchState(num_ranks=config.ranks)
         self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
         self._silent: frozenset[str] = frozenset()
-        self._seen: dict[int, ProcessStatus] = {}
         self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
         if isinstance(launcher, Waiting):
             launcher.on_wait = self._wait
@@ -59,7 +58,6 @@ class Stages:
     def begin_attempt(self, reason: str) -> None:
         """Forget the gang of the attempt before; ``reason`` is why there is another, empty for the first."""
         self.gang, self._silent = _NO_GANG, frozenset()
-        self._seen.clear()
         self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.state.attempt + 1, reason=reason))
 
     def attempt_failed(self, error: BaseException, *, is_last: bool) -> None:
@@ -125,7 +123,8 @@ class Stages:
         answers: dict[int, T | WorkerFailure] = {}
         for rank, answer in self._launcher.call(stage, method.__name__, arguments, timeout_s=timeout_s):
             if isinstance(answer, ProcessStatus):
-                self._see(rank, answer)
+                if answer.doing:
+                    self._tell(events.RankBusy(at_s=self.wall_s(), rank=rank, status=answer))
                 continue
             is_ok = not isinstance(answer, WorkerFailure)
             if is_ok and isinstance(answers.get(rank), WorkerFailure):
@@ -176,26 +175,8 @@ class Stages:
         """Tell the listener what a round of the plan has ranks do."""
         self._tell(events.Planned(at_s=self.wall_s(), classes=classes))
 
-    def audited(
-        self,
-        function: str,
-        leader: int,
-        ranks: tuple[int, ...],
-        outcome: AuditOutcome,
-        difference: str,
-        results: Sequence[TraceResult],
-    ) -> None:
-        """Tell the listener what the traces of some ranks showed, compared with a leader's."""
-        audit = AuditReport(
-            round=self.state.round or 0,
-            function=function,
-            leader=leader,
-            ranks=ranks,
-            outcome=outcome,
-            difference=difference,
-            seconds=sum(result.seconds for result in results),
-            cpu_s=sum(result.cpu_s for result in results),
-        )
+    def audited(self, audit: AuditReport) -> None:
+        """Tell the listener what traces showed, compared with a leader's."""
         self._tell(events.Audited(at_s=self.wall_s(), audit=audit))
 
     def problem(self, text: str) -> None:
@@ -242,20 +223,10 @@ class Stages:
         if lacking:
             self.problem(lacking)
 
-    def _see(self, rank: int, status: ProcessStatus) -> None:
-        self._seen[rank] = status
-        if doing := status.doing:
-            cpu_s, resident_bytes = status.cpu_s, status.resident_bytes
-            self._tell(
-                events.RankBusy(
-                    at_s=self.wall_s(), rank=rank, doing=doing, cpu_s=cpu_s, resident_bytes=resident_bytes
-                )
-            )
-
     def _late(self, stage: str, rank: int, stacks: str) -> WorkerFailure:
-        status, store = self._seen.get(rank), self.config.store
+        status, store = self.state.busy.get(rank), self.config.store
         needs_store = store is not None and any(tier.mode == "required" for tier in store.tiers)
-        doing = f", last seen in {status.doing!r}" if status is not None and status.doing else ""
+        doing = f", last seen in {status.doing!r}" if status is not None else ""
         return WorkerFailure(
             rank=rank,
             stage=stage,

@@ -9,7 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from warmrank.orchestrator.causes import about
+from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, ClassAction, Event, RankClass
 from warmrank.orchestrator.nodes import Seat, distinct_hosts
@@ -20,23 +23,14 @@ ClassKey = tuple[str, str, ClassAction, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptReport:
-    """One attempt of a launch.
+    """One attempt of a launch."""
 
-    Attributes:
-        attempt: its number, from 1.
-        start_s: when it began, in seconds since the launch did.
-        end_s: when it ended.
-        reason: why the attempt before it failed, and which budget this one is of; empty for the first.
-        failed_stage: the stage it ended in; empty for an attempt that ended with every rank warm.
-        error: its error; empty for such an attempt.
-    """
-
-    attempt: int
-    start_s: float
-    end_s: float
-    reason: str = ""
-    failed_stage: str = ""
-    error: str = ""
+    attempt: Annotated[int, about("its number, from 1.")]
+    start_s: Annotated[float, about("when it began, in seconds since the launch did.")]
+    end_s: Annotated[float, about("when it ended.")]
+    reason: Annotated[str, about("why the attempt before failed, and the budget of this one; or empty.")] = ""
+    failed_stage: Annotated[str, about("the stage it ended in; empty where every rank is warm.")] = ""
+    error: Annotated[str, about("its error; empty for such an attempt.")] = ""
 
     @property
     def why_again(self) -> str:
@@ -46,25 +40,15 @@ class AttemptReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpan:
-    """A stage of one attempt; one that came again, round after round, has a span for each time.
+    """A stage of one attempt; one that came again, round after round, has a span for each time."""
 
-    Attributes:
-        attempt: number of the attempt, from 1.
-        stage: its name.
-        start_s: when it began, in seconds since the launch did.
-        end_s: when it ended; when the attempt did, for a stage that failed.
-        ok: false for the stage that the attempt ended in.
-        ranks: who took part, in order.
-        rank_end_s: when each of them had answered for the last time; ``end_s`` for who had not.
-    """
-
-    attempt: int
-    stage: str
-    start_s: float
-    end_s: float
-    ok: bool
-    ranks: tuple[int, ...]
-    rank_end_s: tuple[float, ...]
+    attempt: Annotated[int, about("number of the attempt, from 1.")]
+    stage: Annotated[str, about("its name.")]
+    start_s: Annotated[float, about("when it began, in seconds since the launch did.")]
+    end_s: Annotated[float, about("when it ended; when the attempt did, for a stage that failed.")]
+    ok: Annotated[bool, about("false for the stage that the attempt ended in.")]
+    ranks: Annotated[tuple[int, ...], about("who took part, in order.")]
+    rank_end_s: Annotated[tuple[float, ...], about("when each answered last; end_s for who did not.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,49 +63,42 @@ class Course:
 
 @dataclass(slots=True)
 class StageState:
-    """A stage of the running attempt, all its rounds together; all but ``seconds`` is of the last round.
-
-    ``behind`` groups ranks by how many calls they have answered; others wait for those of the lowest number.
-    """
+    """A stage of the running attempt, all its rounds together; all but ``seconds`` is of the last round."""
 
     stage: str
     ranks: tuple[int, ...] = ()
     start_s: float = 0.0
     seconds: float = 0.0
     is_running: bool = False
-    answers: dict[int, int] = field(default_factory=dict)
-    behind: dict[int, dict[int, None]] = field(default_factory=dict)
+    answers: dict[int, int] = field(default_factory=dict)  # number of calls that each rank has answered
     ended_s: dict[int, float] = field(default_factory=dict)
 
     def begin(self, ranks: tuple[int, ...], at_s: float) -> None:
         """Begin a round."""
         self.ranks, self.start_s, self.is_running = ranks, at_s, True
-        self.answers.clear()
+        self.answers = dict.fromkeys(ranks, 0)
         self.ended_s.clear()
-        self.behind = {0: dict.fromkeys(ranks)}
 
     def answered(self, rank: int, at_s: float) -> None:
         """Count one more answer of a rank."""
         self.ended_s[rank] = at_s
-        before = self.answers.get(rank, 0)
-        self.answers[rank] = before + 1
-        members = self.behind.get(before)
-        if members is not None:
-            members.pop(rank, None)
-            if not members:
-                del self.behind[before]
-        self.behind.setdefault(before + 1, {})[rank] = None
+        self.answers[rank] = self.answers.get(rank, 0) + 1
+
+    @property
+    def step(self) -> int:
+        """The call that is furthest; a stage may consist of several."""
+        return max(self.answers.values(), default=0)
 
     def num_done(self) -> int:
-        """Ranks that are through the call that is furthest; a stage may consist of several."""
-        furthest = max(self.behind, default=0)
-        return len(self.behind[furthest]) if furthest else 0
+        """Ranks that are through the call that is furthest."""
+        return list(self.answers.values()).count(self.step) if self.step else 0
 
     def waiting_for(self) -> tuple[int, ...]:
         """Ranks that have answered the fewest calls; none where all have answered as many."""
-        if not self.is_running or not self.behind or (len(self.behind) == 1 and 0 not in self.behind):
+        least = min(self.answers.values(), default=0)
+        if not self.is_running or least == self.step > 0:
             return ()
-        return tuple(self.behind[min(self.behind)])
+        return tuple(rank for rank, number in self.answers.items() if number == least)
 
     def seconds_at(self, now_s: float) -> float:
         """Wall seconds of all rounds until ``now_s``."""
@@ -144,42 +121,35 @@ class ClassState:
 
     @property
     def key(self) -> ClassKey:
-        """What distinguishes it from other classes."""
+        """Key that distinguishes it from other classes."""
         return self.function, self.request_key, self.action, self.leader
 
 
 @dataclass(slots=True)
 class LaunchState:
-    """The known state of a launch, made of nothing but its events; ``lock`` is held while one comes in.
-
-    Of this attempt: the ``stages`` that have begun, in order, and the one that it failed in (``cut``); every
-    class that was ``planned``, and the ``classes`` as the plan has them now; the last word on each function
-    of each rank (``results``); what ranks were last seen doing in the running stage (``busy``); when ranks
-    began to be taken down (``ending_s``). Of all attempts: wall seconds of each stage, over all rounds, and
-    ``spans`` of stages that are over.
-    """
+    """The known state of a launch, made of nothing but its events."""
 
     num_ranks: int
     now_s: float = 0.0
     attempts: list[AttemptReport] = field(default_factory=list)
     is_over: bool = False
-    ending_s: float | None = None
+    ending_s: float | None = None  # when ranks began to be taken down
     seats: dict[int, Seat] = field(default_factory=dict)
     num_nodes: int = 0
-    stages: dict[str, StageState] = field(default_factory=dict)
+    stages: dict[str, StageState] = field(default_factory=dict)  # of this attempt, in order
     running: StageState | None = None
-    cut: StageState | None = None
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    spans: list[StageSpan] = field(default_factory=list)
+    cut: StageState | None = None  # what the attempt failed in
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # of all attempts and rounds
+    spans: list[StageSpan] = field(default_factory=list)  # of stages that are over, of all attempts
     round: int | None = None
-    planned: list[RankClass] = field(default_factory=list)
-    classes: dict[ClassKey, ClassState] = field(default_factory=dict)
+    planned: list[RankClass] = field(default_factory=list)  # every class of this attempt
+    classes: dict[ClassKey, ClassState] = field(default_factory=dict)  # as the plan has them now
     audits: list[AuditReport] = field(default_factory=list)
-    results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)
+    results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)  # the last word
     functions: dict[str, None] = field(default_factory=dict)
-    busy: dict[int, events.RankBusy] = field(default_factory=dict)
+    busy: dict[int, ProcessStatus] = field(default_factory=dict)  # in the running stage
     problems: dict[str, None] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while an event comes in
     _class_of: dict[tuple[int, str], ClassState] = field(default_factory=dict)
     _hosts: dict[int, str] = field(default_factory=dict)
 
@@ -258,7 +228,7 @@ class LaunchState:
                 self.stages[event.stage].answered(event.rank, event.at_s)
                 self.busy.pop(event.rank, None)
             case events.RankBusy():
-                self.busy[event.rank] = event
+                self.busy[event.rank] = event.status
             case events.StageFinished() if event.stage in self.stages:
                 self._end(self.stages[event.stage], event.at_s, event.seconds, ok=True)
 

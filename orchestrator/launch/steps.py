@@ -26,7 +26,8 @@ from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.nodes import straddle_text, straddling_groups
+from warmrank.orchestrator.nodes import straddle_text
+from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank import Rank
 from warmrank.worker.results import (
     CaptureProposal,
@@ -43,11 +44,9 @@ if TYPE_CHECKING:
 Proposals = Mapping[int, tuple[CaptureProposal, ...]]
 Results = dict[int, tuple[FunctionResult, ...]]
 Probes = dict[int, tuple[FunctionProbe, ...]]
-Step = dict[int, CaptureProposal]
-"""Captures of each rank that takes part in a step."""
+Step = dict[int, CaptureProposal]  # captures of each rank that takes part in a step
 
-MAX_ROUNDS = 5
-"""A static KV cache takes three: decode finds it made, then prefill does, then nothing is new."""
+MAX_ROUNDS = 5  # A static KV cache takes three: decode finds it made, then prefill does, then nothing is new
 
 
 def open_store(stages: Stages) -> Access | None:
@@ -79,8 +78,8 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> dict[in
     stages.shares_store = access is not None and not is_away
     with stages.stage("start"):
         gang = stages.start()
-        if straddling := straddling_groups(gang.seats, packed_ranks(config)):
-            stages.problem(straddle_text(config.ray.pack, straddling, gang.seats))
+        if straddling := straddle_text(config.ray.pack, packed_ranks(config), gang.seats):
+            stages.problem(straddling)
         inits = {
             seat.rank: (
                 RankInit(
@@ -362,8 +361,4 @@ def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
 
 def _alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
     """The ranks that say each text; nothing where they say none."""
-    found: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        if text:
-            found.setdefault(text, []).append(rank)
-    return found
+    return grouped((text, rank) for rank, text in texts.items() if text)

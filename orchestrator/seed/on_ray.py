@@ -14,10 +14,11 @@ import io
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,9 +35,15 @@ from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.others_output import others_on_stderr
-from warmrank.orchestrator.seed.here import NodeSeed, failed, seed_here
-from warmrank.orchestrator.seed.seeding import ADVANCE_EVERY_S, NodeState, Seeding, SeedPlan
+from warmrank.orchestrator.seed.seeding import (
+    ADVANCE_EVERY_S,
+    NodeSeed,
+    NodeState,
+    Seeding,
+    SeedPlan,
+    failed,
+    seed_here,
+)
 from warmrank.orchestrator.seed.show import SeedLines
 from warmrank.orchestrator.signals import undisturbed
 
@@ -49,14 +56,10 @@ _PIECES_KEPT = 8  # small blobs lie together in a piece, and a fetch opens them 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Blobs, one after the other, cut into pieces.
+    """Blobs, one after the other, cut into pieces."""
 
-    ``pieces`` are what `put` gave, all but the last of `PIECE_BYTES`; ``places`` are, by the blob's name,
-    where in all of them it begins, and its size in bytes.
-    """
-
-    pieces: tuple[Any, ...]
-    places: Mapping[str, tuple[int, int]]
+    pieces: tuple[Any, ...]  # what `put` gave, all but the last of `PIECE_BYTES`
+    places: Mapping[str, tuple[int, int]]  # by a blob's name: its begin, its size in bytes
 
 
 def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes: int) -> Share:
@@ -198,7 +201,7 @@ class NodeSeeder:
             shared=SharedBlobs(shared, _get).open if shared is not None else None,
             held=copies.extend,
             reread=self._verify,
-            on_progress=self._hear,
+            on_progress=functools.partial(setattr, self, "_progress"),
         )
         try:
             found = seed_here(self._config, self._node, options=options)
@@ -213,9 +216,6 @@ class NodeSeeder:
     def progress(self) -> Progress | None:
         """Its progress."""
         return self._progress
-
-    def _hear(self, progress: Progress) -> None:
-        self._progress = progress
 
 
 class RaySeedCluster:
@@ -423,7 +423,7 @@ def _seed(connection: Connection, config: Config, plan: SeedPlan) -> None:
     """Seed until the parent closes its end of the pipe; Ctrl-C and SIGTERM are the parent's to act on."""
     # What Ray's core would print into the parent's terminal when a head is away is said there in words.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    with undisturbed(), others_on_stderr():
+    with undisturbed(), redirect_stdout(sys.stderr):
         try:
             with seeding_on_ray(config, plan) as seeding:
                 told_s = float("-inf")

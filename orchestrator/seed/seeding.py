@@ -3,7 +3,8 @@
 Invariants: a node is seeded once for as long as it is in the cluster; one that failed is tried again, if that
 was asked for, later each time. In a wave one node, the source, reads the store and shares what it has; the
 others start once it has everything, and no more at once than there are nodes to take it from. Nothing waits
-here, so that one silent node keeps no other one back.
+here, so that one silent node keeps no other one back. The seeding of one node, `seed_here`, needs neither
+torch nor Ray, so that it fits a boot script or an init container.
 """
 
 from __future__ import annotations
@@ -13,9 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from warmrank.cache_store.errors import NoStoreYet
+from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.progress import Progress
-from warmrank.orchestrator.nodes import Node, choose, is_called
-from warmrank.orchestrator.seed.here import NodeSeed, failed
+from warmrank.cache_store.seed import SeedReport
+from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.config.store import StoreConfig
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.gang.node_artifacts import fetch_partitions, keeper_of
+from warmrank.orchestrator.launch.identity import launch_key
+from warmrank.orchestrator.nodes import Node, NodeArtifacts, choose, is_called, this_node
+from warmrank.orchestrator.store.stores import open_to_fetch
 
 FanOut = Literal["auto", "always", "never"]
 
@@ -27,10 +36,8 @@ MIN_FAN_OUT = 8
 """Nodes at once from which a shared store is taken for the bottleneck, unless somebody says otherwise."""
 RECEIVERS_PER_HOLDER = 2
 """Ray takes an object from any node that has it, so each node that has everything feeds so many more."""
-STALLED_S = 30.0
-"""A receiver that got no further for so long makes room for the next."""
-MAX_LOST_SOURCES = 3
-"""After so many sources in a row that failed, the nodes read the store by themselves."""
+STALLED_S = 30.0  # A receiver that got no further for so long makes room for the next
+MAX_LOST_SOURCES = 3  # after so many sources in a row that failed, the nodes read the store by themselves
 
 
 class SeedCluster(Protocol):
@@ -54,47 +61,35 @@ class SeedCluster(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedPlan:
-    """Options for seeding.
-
-    With ``fan_out`` one node reads the store for the others (``auto``: from `MIN_FAN_OUT` nodes at a time).
-    ``verify``: read again what is there already. ``watch``: seed nodes that join later too, and try those
-    again that failed; ``seeded`` are known to be.
-    """
+    """Options for seeding."""
 
     wanted: tuple[str, ...] = ()
-    fan_out: FanOut = "auto"
-    verify: bool = False
-    watch: bool = False
-    seeded: tuple[NodeSeed, ...] = ()
+    fan_out: FanOut = "auto"  # whether one node reads the store for the others
+    verify: bool = False  # read again what is there already
+    watch: bool = False  # seed nodes that join later too, and try those again that failed
+    seeded: tuple[NodeSeed, ...] = ()  # known to be
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeState:
-    """A node of the cluster: ``waiting`` until ``due_s``, for the first time or the next.
-
-    ``source`` is where the running or last attempt gets its blobs, None for the store; ``moved_s``, when its
-    progress got further last; ``seed``, the outcome of the last attempt that ended.
-    """
+    """A node of the cluster."""
 
     node: Node
     phase: Literal["waiting", "running", "ended"] = "waiting"
-    due_s: float = 0.0
+    due_s: float = 0.0  # when it waits no more, for the first time or the next
     attempts: int = 0
-    source: Node | None = None
+    source: Node | None = None  # where the last attempt gets its blobs, None for the store
     progress: Progress | None = None
-    moved_s: float = 0.0
-    seed: NodeSeed | None = None
+    moved_s: float = 0.0  # when its progress got further last
+    seed: NodeSeed | None = None  # outcome of the last attempt that ended
 
 
 @dataclass(slots=True, kw_only=True)
 class _Wave:
-    """Nodes that take what one of them, the source, has read from the store.
-
-    ``num_holders`` have everything, 0 while the source reads; halved for each that got nothing.
-    """
+    """Nodes that take what one of them, the source, has read from the store."""
 
     source: Node
-    num_holders: int = 0
+    num_holders: int = 0  # have everything, 0 while the source reads; halved for each that got nothing
 
 
 class Seeding:
@@ -229,3 +224,85 @@ def retry_in_s(num_attempts: int) -> float:
     """Seconds from the end of an attempt that failed, or found nothing, to the next one."""
     doublings = min(num_attempts - 1, 16)  # beyond that the longest holds anyway
     return float(min(FIRST_RETRY_S * 2**doublings, LONGEST_RETRY_S))
+
+
+Status = Literal["seeded", "miss", "faults"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeed:
+    """Outcome of seeding one node; crosses Ray, and goes into JSON."""
+
+    node: Node
+    found: bool  # a launch with this node's environment is in the store
+    reason: str  # which launch, or why none, or why the node failed
+    world_size: int = 0
+    num_partitions: int = 0
+    num_files: int = 0  # artifacts that lie in the cache directory now, verified
+    num_already_there: int = 0
+    bytes_copied: int = 0
+    faults: tuple[str, ...] = ()  # what could not be used
+    seconds: float = 0.0
+    node_artifacts: NodeArtifacts | None = None
+    bytes_from_store: int = 0
+    bytes_from_nodes: int = 0
+    attempts: int = 1
+
+    @property
+    def status(self) -> Status:
+        """The outcome in a word."""
+        if self.faults:
+            return "faults"
+        return "seeded" if self.found else "miss"
+
+
+def failed(node: Node, why: str) -> NodeSeed:
+    """A node that could not be seeded at all."""
+    return NodeSeed(node=node, found=False, reason=why, faults=(why,))
+
+
+def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions | None = None) -> NodeSeed:
+    """Seed this node; ``node`` is this one, where it is one of a cluster. No store yet is a miss.
+
+    Raises:
+        BadArgument: the config names no store.
+        StoreUnavailable: the store cannot be read, or a required one is not there yet.
+        UnusableCache: the cache directory cannot be used.
+    """
+    try:
+        store = open_to_fetch(check_store(config))
+    except NoStoreYet as absent:
+        if absent.required:
+            raise
+        return NodeSeed(node=node or this_node(), found=False, reason=str(absent))
+    keeper = keeper_of(config)
+    report = fetch_partitions(config, store, keeper, launch_key=launch_key(config), options=options)
+    found = _outcome(node or this_node(), report)
+    if not report.found and not report.faults:
+        found = replace(found, reason=f"{report.reason}; warmrank explain names what differs")
+    return replace(found, node_artifacts=keeper.report()) if keeper is not None else found
+
+
+def check_store(config: Config) -> StoreConfig:
+    """The config's store; raises `BadArgument` where it names none."""
+    if config.store is None:
+        msg = f"config {config.name} names no store to seed from; set store.path, which all nodes share"
+        raise BadArgument(msg)
+    return config.store
+
+
+def _outcome(node: Node, report: SeedReport) -> NodeSeed:
+    return NodeSeed(
+        node=node,
+        found=report.found,
+        reason=report.reason,
+        world_size=report.world_size,
+        num_partitions=len(report.partitions),
+        num_files=sum(part.num_files for part in report.partitions),
+        num_already_there=sum(part.num_already_there for part in report.partitions),
+        bytes_copied=sum(part.bytes_copied for part in report.partitions),
+        faults=report.faults,
+        seconds=report.seconds,
+        bytes_from_store=report.bytes_read,
+        bytes_from_nodes=report.bytes_brought,
+    )

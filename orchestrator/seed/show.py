@@ -1,26 +1,22 @@
-"""Shows how far the seeding of a cluster's nodes is, and its outcome; fits 100 columns."""
+"""Shows how far the seeding of a cluster's nodes is."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from warmrank.orchestrator.nodes import Node, distinct_names
-from warmrank.orchestrator.seed.here import NodeSeed
-from warmrank.orchestrator.seed.seeding import NodeState, retry_in_s
+from warmrank.orchestrator.seed.seeding import NodeSeed, NodeState, retry_in_s
 from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
 
 MAX_HOSTS = 8
 LINE_EVERY_S = 10.0
-_STYLES = {"seeded": "green", "miss": "yellow", "faults": "bold red"}
-_COLUMNS = ("node", "address", "outcome", "partitions", "files", "there before", "copied", "seconds")
+STYLES = {"seeded": "green", "miss": "yellow", "faults": "bold red"}
 
 
 class SeedLines:
@@ -79,7 +75,7 @@ class SeedLines:
         text = f"{size_text(seed.bytes_copied)} copied, {seconds_text(seed.seconds)}"
         text = f"seeded, {text}" if seed.status == "seeded" else f"{seed.status}: {seed.reason}"
         retry = f"; tried again in {retry_in_s(now.attempts):.0f} s" if now.phase == "waiting" else ""
-        self.say(f"{now.node}: {text}{retry}", style=_STYLES[seed.status])
+        self.say(f"{now.node}: {text}{retry}", style=STYLES[seed.status])
         self._ended(seed)
 
 
@@ -91,28 +87,6 @@ def seed_lines(console: Console, ended: Callable[[NodeSeed], None] = lambda _: N
         return
     with console.status("") as status:
         yield SeedLines(console, status=status.update, ended=ended)
-
-
-def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
-    """One line for each node, then where the bytes came from, and reasons, equal ones together."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for position, name in enumerate(_COLUMNS):
-        table.add_column(
-            name, justify="right" if position > 2 else "left", min_width=len(name), overflow="fold"
-        )
-    names = distinct_names(item.node for item in seeds)
-    for item in seeds:
-        table.add_row(
-            Text(names[item.node]),
-            item.node.address or "-",
-            Text(item.status, style=_STYLES[item.status]),
-            str(item.num_partitions),
-            str(item.num_files),
-            str(item.num_already_there),
-            size_text(item.bytes_copied),
-            seconds_text(item.seconds),
-        )
-    return Group(table, *(Text(line) for line in (*_sources(seeds), *_reasons(seeds, names))))
 
 
 def _totals(states: Iterable[NodeState]) -> str:
@@ -127,22 +101,3 @@ def _totals(states: Iterable[NodeState]) -> str:
         done, total = sum(p.done_bytes for p in running), sum(p.total_bytes for p in running)
         parts.append(f"{size_text(done)} of {size_text(total)}")
     return "; ".join(parts)
-
-
-def _sources(seeds: Sequence[NodeSeed]) -> list[str]:
-    parts = (
-        ("from the store", sum(item.bytes_from_store for item in seeds)),
-        ("from node to node", sum(item.bytes_from_nodes for item in seeds)),
-    )
-    found = [f"{size_text(size_bytes)} {where}" for where, size_bytes in parts if size_bytes]
-    return [f"read: {', '.join(found)}"] if found else []
-
-
-def _reasons(seeds: Sequence[NodeSeed], names: Mapping[Node, str]) -> list[str]:
-    reasons: dict[str, list[str]] = {}
-    for item in seeds:
-        node = item.node_artifacts.words() if item.node_artifacts is not None else ()
-        faults = (fault for fault in item.faults if fault not in item.reason)
-        for line in dict.fromkeys((item.reason, *faults, *node)):
-            reasons.setdefault(line, []).append(names[item.node])
-    return [f"{brief_names(hosts, max_names=MAX_HOSTS)}: {line}" for line, hosts in reasons.items()]

@@ -27,7 +27,7 @@ from warmrank.orchestrator.config.store import (
     locate_trust,
     tier_at,
 )
-from warmrank.orchestrator.errors import BadArgument, NothingThere
+from warmrank.orchestrator.errors import BadArgument
 
 logger = logging.getLogger(__name__)
 
@@ -137,16 +137,6 @@ def open_to_fetch(config: StoreConfig) -> Store:
     return open_store(config, create=False, to_sign=False)
 
 
-def open_unchecked(location: str) -> Store:
-    """Open a store without a config, so without looking at signatures; never creates one.
-
-    Raises:
-        BadArgument: no store can be at such a location.
-        cache_store.errors.StoreError: there is no store, or it cannot be used.
-    """
-    return connect.open_store([tier_spec(tier_at(location))], trust=Trust(policy="off"), create=False)
-
-
 def named_store(location: str, *, signing_key: Path | None = None) -> StoreConfig:
     """A store without a config: whom to trust stands in the keyring, the policy is chosen by the place.
 
@@ -161,13 +151,9 @@ def publish_late(config: Config) -> QueueReport:
     """Publish what launches left on this node while the store was away; knows neither torch nor Ray.
 
     A launch over several nodes needs this on each of them, on the driver's last: its record waits there.
-
-    Raises:
-        NothingThere: the config names no store.
-        cache_store.errors.StoreError: the store is away still, or cannot be used.
     """
     if config.store is None:
-        raise NothingThere(f"config {config.name} names no store to publish to; expected store.path in it")
+        raise BadArgument(f"config {config.name} names no store to publish to; expected store.path in it")
     return publish_pending(open_store(config.store), config.cache_dir)
 
 

@@ -1,4 +1,4 @@
-"""Which components and which directories ``warmrank store sync`` means; the work is `cache_store.sync`'s.
+"""Components and directories of ``warmrank store sync``; the work is `cache_store.sync`'s.
 
 Importing this module imports neither torch nor Ray: sync runs in boot scripts and init containers.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,49 +16,51 @@ from warmrank.worker.keys.environment import environment
 
 Scope = Literal["node", "rank"]
 
+Target = tuple[Path, dict[str, str]]
+"""A directory, and the named components under which it is pushed and pulled."""
+
 _NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """Whose directory it is: a node's, or that of one rank of a world."""
-
-    scope: Scope
-    rank: int | None
-    world_size: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """One directory, and the named components under which it is pushed and pulled."""
-
-    directory: Path
-    components: dict[str, str]
-
-
-def targets(directories: Sequence[str], keys: Sequence[str], seat: Seat) -> tuple[Target, ...]:
+def targets(
+    directories: Sequence[str],
+    keys: Sequence[str],
+    *,
+    per: Scope = "node",
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> tuple[Target, ...]:
     """Each directory with its components.
 
     Args:
         directories: paths; ``{rank}`` stands for the rank.
         keys: ``NAME``, a version that is found out here, or ``NAME=VALUE``; none for everything known of the
             environment.
-        seat: whose directories they are.
+        per: whether they are a node's, or those of one ``rank`` of a world of ``world_size``.
+        rank: see above.
+        world_size: see above.
 
     Raises:
-        BadArgument: a key cannot be found out, or the seat is not whole.
+        BadArgument: a key cannot be found out, or rank and world size do not go together.
     """
-    _check_seat(directories, seat)
-    # Apart from the names used here, so that `--key rank=x` does not pass for the seat.
+    whose: dict[str, str] = {"per": per}
+    if per == "node":
+        if mine := [directory for directory in directories if "{rank}" in directory]:
+            raise BadArgument(f"{mine[0]}: {{rank}} stands for a rank; expected --per rank with it")
+    elif rank is None or world_size is None or not 0 <= rank < world_size:
+        raise BadArgument(
+            "--per rank: expected --rank and --world-size (or RANK and WORLD_SIZE in the environment) with "
+            f"0 <= rank < world size, found rank {rank} of {world_size}"
+        )
+    else:
+        whose |= {"rank": str(rank), "world_size": str(world_size)}
+    # Apart from the names used here, so that `--key rank=x` does not pass for whose they are.
     components = {f"key {name}": value for name, value in _components(keys).items()}
-    whose: dict[str, str] = {"per": seat.scope}
-    if seat.scope == "rank":
-        whose |= {"rank": str(seat.rank), "world_size": str(seat.world_size)}
     number = len(directories)
     return tuple(
-        Target(
-            directory=Path(directory.replace("{rank}", str(seat.rank))).expanduser(),
-            components={**components, **whose, "directory": f"{index} of {number}"},
+        (
+            Path(directory.replace("{rank}", str(rank))).expanduser(),
+            {**components, **whose, "directory": f"{index} of {number}"},
         )
         for index, directory in enumerate(directories, start=1)
     )
@@ -79,18 +80,6 @@ def _components(keys: Sequence[str]) -> dict[str, str]:
         if components.setdefault(name, found) != found:
             raise BadArgument(f"--key {key}: expected each name once, found {name}={components[name]} before")
     return components
-
-
-def _check_seat(directories: Sequence[str], seat: Seat) -> None:
-    rank, world_size = seat.rank, seat.world_size
-    if seat.scope == "node":
-        if mine := [directory for directory in directories if "{rank}" in directory]:
-            raise BadArgument(f"{mine[0]}: {{rank}} stands for a rank; expected --per rank with it")
-    elif rank is None or world_size is None or not 0 <= rank < world_size:
-        raise BadArgument(
-            "--per rank: expected --rank and --world-size (or RANK and WORLD_SIZE in the environment) with "
-            f"0 <= rank < world size, found rank {rank} of {world_size}"
-        )
 
 
 def found_out(name: str) -> str | None:

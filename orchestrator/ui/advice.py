@@ -15,9 +15,8 @@ from typing import Literal
 from warmrank.cache_store.changes import changed_components
 from warmrank.orchestrator.causes import Cause, policy_of
 from warmrank.orchestrator.launch.report import Report, config_words
-from warmrank.orchestrator.launch.timeline import slow_ranks
 from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
-from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, first_lines
+from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, first_lines, grouped
 
 Level = Literal["do", "look", "good"]
 
@@ -41,8 +40,8 @@ class Step:
 
 def next_steps(report: Report) -> tuple[Step, ...]:
     """The steps to take, the urgent first."""
-    advisers = (_failure, _queued, _places, _environments, _unsigned, _audits, _nondeterministic, _attempts)
-    found = [step for adviser in (*advisers, _slow, _compiled, _warm) for step in adviser(report)]
+    advisers = (_failure, _queued, _places, _environments, _unsigned, _audits, _nondeterministic)
+    found = [step for adviser in (*advisers, _compiled, _warm) for step in adviser(report)]
     return tuple(sorted(found, key=lambda step: _ORDER.index(step.level)))
 
 
@@ -73,10 +72,11 @@ def _failure(report: Report) -> Iterator[Step]:
 
 def _causes(report: Report, causes: Sequence[Cause]) -> Iterator[Step]:
     """A step for each remedy; beside them, or in place of one, the log of a rank that failed."""
-    ranks: dict[tuple[str, str, bool], list[int]] = {}
-    for cause in causes:
-        key = (cause.kind, cause.remedy or cause.message, bool(cause.remedy))
-        ranks.setdefault(key, []).extend(cause.ranks)
+    ranks = grouped(
+        ((cause.kind, cause.remedy or cause.message, bool(cause.remedy)), rank)
+        for cause in causes
+        for rank in cause.ranks
+    )
     for (kind, text, has_remedy), members in list(ranks.items())[:MAX_REMEDIES]:
         log = _first_log(report, members)
         read = f"Read {log}. " if log else ""
@@ -190,35 +190,13 @@ def _nondeterministic(report: Report) -> Iterator[Step]:
         yield Step(level="look", title="Compiles that are not deterministic", text=text)
 
 
-def _attempts(report: Report) -> Iterator[Step]:
-    lines = [
-        f"Attempt {attempt.attempt} failed in {attempt.failed_stage or 'no stage'}: "
-        f"{attempt.error.splitlines()[0]}"
-        for attempt in report.course.attempts
-        if attempt.error
-    ]
-    if lines and report.outcome == "warm":
-        title = f"It took {count_text(len(report.course.attempts), 'attempt')}"
-        yield Step(level="look", title=title, text="\n".join(lines))
-
-
-def _slow(report: Report) -> Iterator[Step]:
-    for slow in slow_ranks(report.course, report.ranks)[:3]:
-        yield Step(
-            level="look",
-            title=f"Rank {slow.rank} was slow in {slow.stage}" + (f" on {slow.host}" if slow.host else ""),
-            text=f"It took {slow.seconds:.1f} s, half of the ranks at most {slow.median_s:.1f} s; "
-            "all of them waited for it.",
-            command=_doctor_command(report),
-        )
-
-
 def _compiled(report: Report) -> Iterator[Step]:
-    reasons: dict[str, list[str]] = {}
-    for rank in report.ranks:
-        for function in rank.functions:
-            if function.outcome == "compiled":
-                reasons.setdefault(function.reason or "no reason given", []).append(function.function)
+    reasons = grouped(
+        (function.reason or "no reason given", function.function)
+        for rank in report.ranks
+        for function in rank.functions
+        if function.outcome == "compiled"
+    )
     if not reasons or report.outcome != "warm":
         return
     text = _joined(f"{brief_names(names)}: {reason}" for reason, names in reasons.items())

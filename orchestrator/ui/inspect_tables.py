@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from warmrank.cache_store.records.manifest import RequestEntry
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.inspect.explain import Explanation, FunctionView
-from warmrank.orchestrator.inspect.findings import LEVELS, Diagnosis, Finding
+from warmrank.orchestrator.inspect.findings import LEVELS, Diagnosis
 from warmrank.orchestrator.inspect.key_list import KeyList
 from warmrank.orchestrator.inspect.store_contents import (
     DirectoryLine,
@@ -19,10 +19,9 @@ from warmrank.orchestrator.inspect.store_contents import (
     Listing,
     OtherRanks,
     PartitionView,
-    short_signature,
 )
 from warmrank.orchestrator.inspect.verify import Verified
-from warmrank.orchestrator.text import brief_names, count_text, size_text, time_text
+from warmrank.orchestrator.text import brief_names, count_text, grouped, size_text, time_text
 from warmrank.orchestrator.ui.table import (
     KEY_CHARS,
     MAX_LINES,
@@ -102,24 +101,24 @@ def render_directories(lines: Sequence[DirectoryLine]) -> RenderableType:
 
 def render_partition(view: PartitionView) -> RenderableType:
     """One partition: where it belongs, its artifacts, its requests, and its captures."""
-    facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(view.created))]
+    made = view.manifest
+    facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(made.created))]
     if view.others:
         facts.append(("others", ", ".join(key[:KEY_CHARS] for key in view.others)))
     artifacts = table_of("=function", ">size", "=sha256", "file")
-    for entry in view.artifacts:
+    for entry in made.artifacts:
         name = entry.function if entry.scope == "rank" else f"(node) {entry.function}"
         cells = (size_text(entry.size_bytes), entry.sha256[:KEY_CHARS])
         artifacts.add_row(Text(name), *cells, Text(entry.path))
-    head = Text(f"{view.partition}: rank {view.rank} of {view.world_size}", style="bold")
+    head = Text(f"{made.partition}: rank {made.rank} of {made.world_size}", style="bold")
     parts: list[RenderableType] = [head, pairs(facts), artifacts]
-    parts += _requests([(entry.function, entry.components) for entry in view.requests], view.environment)
-    parts += _runtime_states((entry.function, entry.runtime_state) for entry in view.requests)
+    parts += _requests([(entry.function, entry) for entry in made.requests], made.environment)
     differs = f"  differs on this machine: {'; '.join(view.changes)}"
     here = Text(differs, style="yellow") if view.changes else Text("  as on this machine", style="green")
-    parts += [heading("environment"), pairs(view.environment.items()), here]
-    if view.captures:
+    parts += [heading("environment"), pairs(made.environment.items()), here]
+    if made.captures:
         parts.append(heading("captured, in this order"))
-        parts += [Text(f"  {entry.function} {short_signature(entry.signature)}") for entry in view.captures]
+        parts += [Text(f"  {entry.function} {entry.signature}") for entry in made.captures]
     return Group(*parts)
 
 
@@ -141,7 +140,7 @@ def render_explanation(found: Explanation) -> RenderableType:
         parts += [heading("functions stored"), *_functions(found.functions, found.environment)]
     elif found.cached:
         parts.append(heading("in the cache directory, of any launch"))
-        parts += _cached([item.directory for item in found.cached])
+        parts += _cached(found.cached)
     parts += [heading("what is asked for"), pairs(found.identity.items())]
     parts += [heading("environment here"), pairs(found.environment.items())]
     places = [("launch key", found.launch_key), ("store", found.store or "none"), ("cache", found.cache_dir)]
@@ -151,40 +150,34 @@ def render_explanation(found: Explanation) -> RenderableType:
 
 def _functions(functions: Sequence[FunctionView], environment: Mapping[str, str]) -> list[RenderableType]:
     table = table_of("=function", ">artifacts", ">files", ">size", "files on this node", "asked for by")
-    requests: list[tuple[str, dict[str, str]]] = []
-    states: list[tuple[str, dict[str, str]]] = []
+    requests = []
     for item in functions:
-        ranks = sorted({rank for request in item.requests for rank in request.ranks})
         here = f"{item.num_on_this_node} of {item.num_files}"
         numbers = (str(item.num_artifacts), str(item.num_files), size_text(item.size_bytes))
-        table.add_row(Text(item.function), *numbers, here, ranks_text(ranks))
-        requests += [(item.function, request.components) for request in item.requests]
-        states += [
-            (f"{item.function} on {ranks_text(each.ranks)}", each.values) for each in item.runtime_state
-        ]
-    return [table, *_requests(requests, environment), *_runtime_states(states)]
+        asking = ranks_text(rank for _, ranks in item.requests for rank in ranks)
+        table.add_row(Text(item.function), *numbers, here, asking)
+        requests += [(f"{item.function} on {ranks_text(ranks)}", asked) for asked, ranks in item.requests]
+    return [table, *_requests(requests, environment)]
 
 
 def _requests(
-    requests: Iterable[tuple[str, dict[str, str]]], environment: Mapping[str, str]
+    requests: Iterable[tuple[str, RequestEntry]], environment: Mapping[str, str]
 ) -> list[RenderableType]:
-    """Components of requests that are not the environment's; equal ones once, with their functions."""
+    """Components of requests that are not the environment's, equal ones once; then the runtime state."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for function, components in requests:
-        own = tuple((name, value) for name, value in components.items() if name not in environment)
-        alike.setdefault(own, []).append(function)
+    states: list[tuple[str, str]] = []
+    for whose, asked in requests:
+        own = tuple((name, value) for name, value in asked.components.items() if name not in environment)
+        alike.setdefault(own, []).append(asked.function)
+        states += [(whose, in_words(asked.runtime_state))] if asked.runtime_state else []
     parts: list[RenderableType] = []
     for own, functions in alike.items():
         parts += [heading(f"request of {', '.join(dict.fromkeys(functions))}"), pairs(own)]
+    if len(states) > _STATES_SHOWN:
+        states[_STATES_SHOWN:] = [("", f"and {len(states) - _STATES_SHOWN} more")]
+    if states:
+        parts += [heading("runtime state, declared by the workload"), pairs(states)]
     return parts
-
-
-def _runtime_states(declared: Iterable[tuple[str, dict[str, str]]]) -> list[RenderableType]:
-    """Declared values, each with whose they are."""
-    rows = [(whose, in_words(values)) for whose, values in declared if values]
-    if len(rows) > _STATES_SHOWN:
-        rows[_STATES_SHOWN:] = [("", f"and {len(rows) - _STATES_SHOWN} more")]
-    return [heading("runtime state, declared by the workload"), pairs(rows)] if rows else []
 
 
 def _cached(directories: Iterable[str]) -> list[Text]:
@@ -244,27 +237,17 @@ def render_keys(found: KeyList) -> RenderableType:
 
 
 def render_diagnosis(found: Diagnosis) -> RenderableType:
-    """One line for each check with what to do; findings of several nodes with one remedy once."""
+    """One line for each check with what to do; equal findings of several nodes once."""
     several = len(found.nodes) > 1
-    by_host = [("cluster", found.cluster), *((node.node.host, node.findings) for node in found.nodes)]
-    rows: dict[Finding, dict[str, list[str]]] = {}
-    for host, findings in by_host:
-        for finding in findings:
-            hosts_of = rows.setdefault(replace(finding, what=""), {})
-            hosts_of.setdefault(finding.what, []).append(host)
+    by_host = [("cluster", found.cluster), *((one.node.host, one.findings) for one in found.nodes)]
+    rows = grouped((finding, host) for host, findings in by_host for finding in findings)
     table = plain_table()
     for column in ("level", "check", *(["nodes"] if several else []), "found"):
         table.add_column(column, no_wrap=column in {"level", "check"}, overflow="fold")
-    for row, hosts_of in rows.items():
-        hosts = list(dict.fromkeys(host for each in hosts_of.values() for host in each))
-        where = (
-            f"all {len(hosts)}" if len(hosts) == len(found.nodes) else brief_names(hosts, max_names=MAX_LINES)
-        )
-        told = list(hosts_of)
-        if several and len(told) > 1:
-            told = [f"{what} ({brief_names(each, max_names=MAX_LINES)})" for what, each in hosts_of.items()]
-            told[MAX_LINES:] = ["..."] if len(told) > MAX_LINES else []
-        text = "\n".join([*told, *([f"  remedy: {row.remedy}"] if row.remedy else [])])
+    for row, hosts in rows.items():
+        is_all = len(hosts) == len(found.nodes)
+        where = f"all {len(hosts)}" if is_all else brief_names(hosts, max_names=MAX_LINES)
+        text = row.what + (f"\n  remedy: {row.remedy}" if row.remedy else "")
         level = Text(row.level, style=STYLES[row.level])
         table.add_row(level, row.check, *([Text(where)] if several else []), Text(text))
     counts = Counter(row.level for row in rows)

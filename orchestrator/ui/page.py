@@ -2,7 +2,8 @@
 
 The page is a template of jinja2 (`assets/report.html`); here its context is made: texts and rows, no markup.
 Invariants: every text of the report is escaped where it enters, by the template's autoescape, and the page's
-own policy lets no script run but the one it was made with; a launch of 1,024 ranks takes less than 2 MB.
+own policy lets no script run but the one it was made with; a launch of 1,024 ranks takes less than 2 MB; the
+number of the timeline's rows has a bound that does not grow with the number of ranks.
 """
 
 from __future__ import annotations
@@ -11,39 +12,38 @@ import base64
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
-from typing import Any
+from statistics import median_low
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.launch.events import STAGES, RankClass
-from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, config_words
-from warmrank.orchestrator.launch.timeline import Bar, Row, last_ranks, node_lags, timeline_rows
+from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, config_words, held_bytes
+from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
     count_text,
+    grouped,
     runs_text,
     seconds_text,
     size_text,
 )
 from warmrank.orchestrator.ui.advice import next_steps
-from warmrank.orchestrator.ui.metrics import held_bytes
 from warmrank.orchestrator.ui.report_table import STEPS, alike, headline, slowest, verified_text
 
 MAX_RANKS_SHOWN = 2048
 """A larger launch has its ranks one by one in the JSON report only, which keeps the page small."""
 
 MAX_TIMELINE_ROWS = 64
-MAX_OPEN_ROWS = 32
-"""Longer tables are closed until they are asked for."""
+MAX_OPEN_ROWS = 32  # longer tables are closed until they are asked for
 
-MAX_ROWS = 1000
-"""Rows that a table may have; the JSON report has all."""
+MAX_ROWS = 1000  # rows that a table may have; the JSON report has all
 
 MAX_CAUSES = 40
 MAX_PROBLEMS = 200
@@ -277,21 +277,12 @@ def _moved(report: Report) -> list[tuple[str, int, str]]:
 
 
 def _nodes(report: Report) -> list[tuple[Any, ...]]:
-    """Every node: its last rank, its ranks, what it moved, and where it was furthest behind."""
-    members: dict[int, list[RankReport]] = {}
-    for rank in report.ranks:
-        members.setdefault(rank.node_rank, []).append(rank)
+    """Every node: its last rank, its ranks, and what it moved."""
+    members = grouped((rank.node_rank, rank) for rank in report.ranks)
     fetched = {node.node_rank: node for node in report.fetches}
     published = {node.node_rank: node for node in report.publishes}
-    lags = node_lags(report.course, report.ranks)
     return [
-        (
-            ranks[-1],
-            [rank.rank for rank in ranks],
-            fetched.get(node),
-            published.get(node),
-            *lags.get(node, (0.0, "")),
-        )
+        (ranks[-1], [rank.rank for rank in ranks], fetched.get(node), published.get(node))
         for node, ranks in sorted(members.items())
     ]
 
@@ -340,3 +331,102 @@ _GLOBALS = {
     "max_rows": MAX_ROWS,
 }
 """Functions and limits for the template."""
+
+
+class Bar(NamedTuple):
+    """Part of some ranks in one stage of one attempt; times in seconds since the launch began."""
+
+    attempt: int
+    stage: str
+    start_s: float
+    first_s: float  # the first answer
+    last_s: float
+    last_rank: int
+    num_ranks: int
+    ok: bool  # false: the attempt ended in this stage
+
+
+class Row(NamedTuple):
+    """Ranks that a timeline shows in one row, and their hosts, as far as they had places, in order."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    bars: tuple[Bar, ...]
+
+
+class LastRank(NamedTuple):
+    """The last rank of a stage: what it took, and what half of the ranks took at most."""
+
+    stage: str
+    attempt: int
+    rank: int
+    host: str
+    seconds: float
+    median_s: float
+    num_ranks: int
+    ok: bool  # false: the attempt ended in this stage, in which ranks may not have answered at all
+
+
+def last_ranks(course: Course, ranks: Sequence[RankReport]) -> tuple[LastRank, ...]:
+    """The last rank of every span of the timeline, in order of time."""
+    hosts = {rank.rank: rank.host for rank in ranks}
+    found = []
+    for span in course.timeline:
+        if span.ranks:
+            end_s, rank = max(zip(span.rank_end_s, span.ranks, strict=True))
+            seconds, median_s = end_s - span.start_s, median_low(span.rank_end_s) - span.start_s
+            host, num_ranks = hosts.get(rank, ""), len(span.ranks)
+            found.append(
+                LastRank(span.stage, span.attempt, rank, host, seconds, median_s, num_ranks, span.ok)
+            )
+    return tuple(found)
+
+
+def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int) -> tuple[Row, ...]:
+    """The timeline of a launch in at most ``max_rows`` rows, or a few more.
+
+    A row is a rank; where these are too many, a node; where these are too many as well, nodes that did the
+    same at nearly the same time, so that a straggler keeps a row of its own: what is near grows until rows
+    are few enough.
+    """
+    hosts = {rank.rank: rank.host for rank in ranks}
+    ends = [dict(zip(span.ranks, span.rank_end_s, strict=True)) for span in course.timeline]
+    units = _units(course, ranks, max_rows)
+    wall_s = max((span.end_s for span in course.timeline), default=0.0)
+    groups = [[unit] for unit in units]
+    part = 1 / 200
+    while len(groups) > max_rows and part <= 1:
+        quantum_s = max(wall_s * part, 1e-6)
+        alike: dict[tuple[int | None, ...], list[tuple[int, ...]]] = {}
+        # Alike are those whose last ranks answered at nearly the same time, stage by stage.
+        for unit in units:
+            owns = [[end[rank] for rank in unit if rank in end] for end in ends]
+            signature = tuple(round(max(own) / quantum_s) if own else None for own in owns)
+            alike.setdefault(signature, []).append(unit)
+        groups, part = list(alike.values()), part * 2
+    return tuple(
+        _row(sorted(rank for unit in group for rank in unit), course, ends, hosts) for group in groups
+    )
+
+
+def _units(course: Course, ranks: Sequence[RankReport], max_rows: int) -> list[tuple[int, ...]]:
+    """Units of rows, in order: ranks, or nodes where there are too many ranks."""
+    everyone = sorted({rank for span in course.timeline for rank in span.ranks})
+    nodes = grouped((rank.node_rank, rank.rank) for rank in ranks)
+    if len(everyone) <= max_rows or len(nodes) < 2:
+        return [(rank,) for rank in everyone]
+    seated = {rank.rank for rank in ranks}
+    return [*map(tuple, nodes.values()), *((rank,) for rank in everyone if rank not in seated)]
+
+
+def _row(
+    ranks: Sequence[int], course: Course, ends: Sequence[Mapping[int, float]], hosts: Mapping[int, str]
+) -> Row:
+    bars = []
+    for span, end in zip(course.timeline, ends, strict=True):
+        if own := [(end[rank], rank) for rank in ranks if rank in end]:
+            first_s, (last_s, last_rank) = min(own)[0], max(own)
+            times = span.start_s, first_s, last_s
+            bars.append(Bar(span.attempt, span.stage, *times, last_rank, len(own), span.ok))
+    named = tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))
+    return Row(tuple(ranks), named, tuple(bars))

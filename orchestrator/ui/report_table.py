@@ -17,6 +17,8 @@ from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
     count_text,
+    first_lines,
+    grouped,
     runs_text,
     seconds_text,
     size_text,
@@ -26,11 +28,9 @@ from warmrank.orchestrator.ui.table import MAX_LINES, STYLES, audit_lines, probl
 from warmrank.worker.results import StageSeconds
 from warmrank.worker.runtime.runtime_state import in_words
 
-MAX_RANKS_SHOWN = 16
-"""A launch of more ranks shows one row for all ranks that did the same."""
+MAX_RANKS_SHOWN = 16  # A launch of more ranks shows one row for all ranks that did the same
 
-MAX_ROWS_SHOWN = 60
-"""And of these rows at most so many."""
+MAX_ROWS_SHOWN = 60  # and of these rows at most so many
 
 STEPS = tuple(field.name for field in fields(StageSeconds))
 _COLUMNS = (">trace", ">compile", ">load", ">capture", ">first")
@@ -87,7 +87,7 @@ def headline(report: Report) -> str:
 
 
 def verified_text(report: Report) -> str:
-    """Which comparison with a reference held; or that nothing was compared, and how it would be."""
+    """Describe the comparison with a reference that held; or that nothing was compared, and how to."""
     checks = [rank.verification for rank in report.ranks if rank.verification and rank.verification.compared]
     if checks:
         worst = max(checks, key=lambda check: check.max_error)
@@ -103,12 +103,11 @@ def verified_text(report: Report) -> str:
 
 def alike(ranks: Iterable[RankReport], *by: str) -> Alike:
     """Functions of all ranks, those together whose fields ``by`` are equal."""
-    found: Alike = {}
-    for rank in ranks:
-        for function in rank.functions:
-            key = tuple(getattr(function, name) for name in by)
-            found.setdefault(key, []).append((rank.rank, function))
-    return found
+    return grouped(
+        (tuple(getattr(function, name) for name in by), (rank.rank, function))
+        for rank in ranks
+        for function in rank.functions
+    )
 
 
 def slowest(members: Iterable[tuple[int, FunctionReport]]) -> StageSeconds:
@@ -142,23 +141,14 @@ def _rows(report: Report) -> Iterator[tuple[str, FunctionReport, StageSeconds]]:
 
 
 def _failure(report: Report) -> list[Text]:
-    """Causes of a failure, equal ones grouped, each with its remedy; nothing for a warm launch."""
+    """The error, which names its causes with their remedies; nothing for a warm launch."""
     found = report.failure
     if found is None:
         return []
     stage = f" in stage {found.stage}" if found.stage else ""
-    lines = [Text(f"{report.name}: failed{stage}, exit status {report.exit_code}", style="bold red")]
-    for cause in found.causes[:MAX_LINES]:
-        what = f"{cause.kind} in {cause.function}" if cause.function else cause.kind
-        on = f" ({brief_names(cause.hosts)})" if cause.hosts else ""
-        lines.append(Text(f"  {brief_ranks(cause.ranks)}{on}: {what}: {cause.message}"))
-        if cause.remedy:
-            lines.append(Text(f"    remedy: {cause.remedy}"))
-    if len(found.causes) > MAX_LINES:
-        lines.append(Text(f"  and {len(found.causes) - MAX_LINES} more, in the JSON report"))
-    if found.silent:
-        lines.append(Text(f"  {brief_ranks(found.silent)}: had not answered when the launch was stopped"))
-    return lines if found.causes else [*lines, *(Text(f"  {line}") for line in found.message.splitlines())]
+    head = Text(f"{report.name}: failed{stage}, exit status {report.exit_code}", style="bold red")
+    told = first_lines(found.message.splitlines(), max_lines=3 * MAX_LINES)
+    return [head, *(Text(f"  {line}") for line in told)]
 
 
 def _totals(report: Report) -> Text:
@@ -201,14 +191,13 @@ def _reasons(report: Report) -> list[Text]:
 
 def _runtime_state(report: Report) -> list[Text]:
     """Declared runtime state, functions and ranks of equal state together."""
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for rank in report.ranks:
-        for function in rank.functions:
-            if function.runtime_state:
-                ranks.setdefault((in_words(function.runtime_state), function.function), []).append(rank.rank)
-    functions: dict[tuple[str, str], list[str]] = {}
-    for (state, function_name), members in ranks.items():
-        functions.setdefault((state, brief_ranks(members)), []).append(function_name)
+    ranks = grouped(
+        ((in_words(function.runtime_state), function.function), rank.rank)
+        for rank in report.ranks
+        for function in rank.functions
+        if function.runtime_state
+    )
+    functions = grouped(((state, brief_ranks(members)), name) for (state, name), members in ranks.items())
     return some(
         f"runtime state of {_names(names)} on {where}: {state}" for (state, where), names in functions.items()
     )
@@ -239,10 +228,7 @@ def _store(report: Report) -> list[Text]:
 
 def _node_artifacts(report: Report) -> list[Text]:
     """Node artifacts kept and left out, equal lines of several nodes together."""
-    hosts: dict[str, list[str]] = {}
-    for node in report.node_artifacts:
-        for line in node.artifacts.words():
-            hosts.setdefault(line, []).append(node.host)
+    hosts = grouped((line, node.host) for node in report.node_artifacts for line in node.artifacts.words())
     return [Text(f"{line} ({_names(found)})", style="dim") for line, found in hosts.items()]
 
 

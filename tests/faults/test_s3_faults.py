@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.s3_server import Fault, FaultyProxy, S3Server, new_prefix, running_proxy
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.objects.client import ObjectClient, connect
+from warmrank.cache_store.backends.objects.client import connect
 from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreError, StoreUnavailable
@@ -48,8 +48,7 @@ def backend(proxy: FaultyProxy) -> ObjectBackend:
 def impatient(backend: ObjectBackend, proxy: FaultyProxy) -> ObjectBackend:
     """Opened with patience all the same: that is not what its tests are about."""
     impatient = ObjectBackend(backend.url, answer_s=PATIENT_S, options=proxy.options)
-    connections = connect(backend.url, answer_s=ANSWER_S, options=proxy.options)
-    impatient._client = ObjectClient(backend.url, connections)
+    impatient._client = connect(backend.url, answer_s=ANSWER_S, options=proxy.options)
     return impatient
 
 

@@ -152,7 +152,7 @@ def test_build_finds_what_hides_from_all_conditions(tmp_path: Path) -> None:
     config = built_config(tmp_path)
     report = build(load(config), BuildOptions(target=target_here()))
     assert "Scaled.scaled is traced otherwise on rank" in report.problems[0]
-    assert any(SCALED in item.what for item in report.not_built)
+    assert any(SCALED in what for what in report.not_built)
 
 
 @pytest.mark.slow  # three more processes

@@ -27,9 +27,14 @@ FAMILIES = {
 TOLERANCE = {"reduce-overhead": 2e-6, "max-autotune": 1e-4}
 
 
+QUICK = ("llama-generate", "t5", "mamba", "vit")
+
+
 def case(package: str, mode: str, name: str) -> object:
     reason = f"{package} comes with pip install 'warmrank[test]'"
-    marks = pytest.mark.skipif(find_spec(package) is None, reason=reason)
+    marks = [pytest.mark.skipif(find_spec(package) is None, reason=reason)]
+    if name not in QUICK or mode != "reduce-overhead":
+        marks.append(pytest.mark.slow)
     return pytest.param(package, mode, name, marks=marks)
 
 
@@ -49,12 +54,11 @@ def found(
     return of
 
 
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(6000)
 @pytest.mark.parametrize(
     ("package", "mode", "name"),
     [case(*asked, name) for asked in product(FAMILIES, TOLERANCE) for name in FAMILIES[asked[0]]],
 )
-@pytest.mark.slow
 def test_model_is_compiled_and_loaded_with_other_weights(
     found: Callable[[str, str], dict[str, Found]], package: str, mode: str, name: str
 ) -> None:

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from tests.support.checkout import ROOT, python
 from tests.support.devices import fake_world
+from tests.support.launching import loaded_config
 from tests.support.offline_ranks import small
 from tests.support.processes import marked, still_there
 from tests.support.stored import open_store, store_config
@@ -118,9 +119,9 @@ def test_eight_ranks_load_all_of_it_from_the_store(world_size, ranks, report, co
             )
 
 
-def test_process_that_does_not_come_up_is_an_error(monkeypatch, capfd):
+def test_process_that_does_not_come_up_is_an_error(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(build_launcher, "BOOTSTRAP", "import sys; sys.exit('no luck here')")
-    launcher = OfflineLauncher((0, 1), num_jobs=2, module="json")
+    launcher = OfflineLauncher(loaded_config(tmp_path), (0, 1), num_jobs=2)
     with pytest.raises(CannotStart, match="status 1"):
         launcher.start(2, timeout_s=240)
     launcher.stop()

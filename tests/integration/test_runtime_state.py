@@ -103,7 +103,7 @@ def test_manifests_record_the_values_and_show_and_explain_print_them(tmp_path: P
     assert place.store is not None
     store = open_store(place.store)
     view = show_partition(store, "world2global_rank1", place)
-    assert {entry.runtime_state["kv_cache_blocks"] for entry in view.requests} == {"640"}
+    assert {entry.runtime_state["kv_cache_blocks"] for entry in view.manifest.requests} == {"640"}
     assert "Tiny.twice      kv_cache_blocks 640" in text_of(render_partition(view))
     explained = text_of(render_explanation(explain(place, store)))
     assert "Tiny.twice on rank 0      kv_cache_blocks 512" in explained

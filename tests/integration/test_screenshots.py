@@ -15,8 +15,8 @@ from tests.support.browser import find_browser, picture_of, run_browser
 from tests.support.made_reports import made_report, until_compile
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.state import LaunchState
-from warmrank.orchestrator.ui.live import LiveView
 from warmrank.orchestrator.ui.page import render_html
+from warmrank.orchestrator.ui.progress import LiveView
 
 KEEP = os.environ.get("WARMRANK_SCREENSHOTS", "")
 """A directory to keep the pictures in, for the documentation; they are larger then."""

@@ -17,8 +17,7 @@ from warmrank.cache_store.backends.places import Tier, TierMode
 from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
-from warmrank.orchestrator.inspect.doctor import diagnose_nodes
-from warmrank.orchestrator.inspect.storage import check_store
+from warmrank.orchestrator.inspect.doctor import check_store, diagnose_nodes
 
 pytestmark = pytest.mark.usefixtures("fresh_process")
 

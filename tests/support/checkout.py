@@ -32,6 +32,7 @@ def ended(
     given: str = "",
     environ: Mapping[str, str] = os.environ,
     more: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float = 400,
 ) -> subprocess.CompletedProcess[str]:
     """A new Python process that has ended, well or not; it has ``environ``, and ``more`` on top."""
     return subprocess.run(
@@ -42,5 +43,5 @@ def ended(
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=timeout_s,
     )

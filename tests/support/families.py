@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.support.checkout import printed_by
+from tests.support.checkout import ended
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.runtime.function import CachedFunction
@@ -50,8 +50,10 @@ def run(table: str, cache: Path, mode: str, names: Sequence[str]) -> dict[str, F
 
 def _phase(table: str, phase: str, cache: Path, mode: str, names: list[str]) -> Found:
     own = {"HF_HUB_OFFLINE": "1", **PHASES[phase]}
-    printed = printed_by("tests.support.families", table, phase, str(cache), mode, *names, **own)
-    return {name: found for line in printed.splitlines() for name, found in json.loads(line).items()}
+    words = ("-m", "tests.support.families", table, phase, str(cache), mode, *names)
+    done = ended(*words, given="", more=own, timeout_s=200 * len(names))  # 22 s of one core each, at most
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return {name: found for line in done.stdout.splitlines() for name, found in json.loads(line).items()}
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

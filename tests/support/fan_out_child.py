@@ -14,8 +14,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from tests.support.checkout import PYTHONPATH
-from warmrank.orchestrator.cli.console import plain
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.nodes import Node
@@ -63,7 +64,7 @@ def main(config_file: Path, fan_out: Any) -> None:
         log.name: dict(Counter(log.read_text().split()))
         for log in sorted((config.cache_dir / READS).iterdir())
     }
-    print(json.dumps({"seeds": plain(seeds), "reads": reads}))  # noqa: T201 - the answer
+    print(json.dumps({"seeds": to_jsonable_python(seeds), "reads": reads}))  # noqa: T201 - the answer
 
 
 if __name__ == "__main__":

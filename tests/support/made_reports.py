@@ -10,6 +10,7 @@ from typing import Any
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause
+from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
@@ -111,9 +112,9 @@ def until_compile(
     yield e.Planned(at_s=at_s, classes=classes(num_ranks))
     yield e.StageStarted(at_s=at_s, stage="compile", ranks=leaders(num_ranks))
     for rank in leaders(num_ranks):
-        yield e.RankBusy(
-            at_s=at_s + 6, rank=rank, doing="compile Llama.decode", cpu_s=31.2, resident_bytes=3 << 30
-        )
+        doing = "compile Llama.decode"
+        status = ProcessStatus(state="R", cpu_s=31.2, resident_bytes=3 << 30, doing=doing)
+        yield e.RankBusy(at_s=at_s + 6, rank=rank, status=status)
 
 
 def whole(num_ranks: int, per_node: int = 8) -> Iterator[e.Event]:

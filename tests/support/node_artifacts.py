@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.npu_emulator.cann import write_tree
 from tests.support.stored import CREATED, ENVIRONMENT, FUNCTIONS, LAUNCH_KEY, make_partition, make_record
-from warmrank.cache_store.cache_dir.node_files import Destination, NodeFile, keep
+from warmrank.cache_store.cache_dir.node_files import NodeCache, NodeFile, keep
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store
 from warmrank.worker.rank.manifests import with_node_files
@@ -79,13 +79,14 @@ def publish_nodes(
     return record
 
 
-def destinations(node: Path) -> dict[str, Destination]:
+def destinations(node: Path) -> dict[str, NodeCache]:
     """The node caches of a node whose tools write below ``node``."""
-    return {
-        "operators": Destination(path=node / "atc_data", patterns=("kernel_cache*/*",)),
-        "mine": Destination(path=node / "mine"),
-        "ge": Destination(path=node / "ge", in_sets=True),
-    }
+    caches = (
+        NodeCache(name="operators", directory=str(node / "atc_data"), patterns=("kernel_cache*/*",)),
+        NodeCache(name="mine", directory=str(node / "mine")),
+        NodeCache(name="ge", directory=str(node / "ge"), in_sets=True),
+    )
+    return {cache.name: cache for cache in caches}
 
 
 _COMPILER = """\

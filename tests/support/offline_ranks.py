@@ -16,8 +16,8 @@ from tests.support.fake_rank import FakeRank, FakeWorld
 from tests.support.stored import make_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.inference import cache_compile
-from warmrank.orchestrator.build.ranks import OfflineHost, OfflineRankInit, imagined
-from warmrank.orchestrator.gang.rank_host import Opened, answer, rank_spec
+from warmrank.orchestrator.build.ranks import OfflineHost
+from warmrank.orchestrator.gang.rank_host import Opened, RankInit, answer, rank_spec
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.start import RankSpec
@@ -61,7 +61,7 @@ class FakeOfflineLauncher:
     world: FakeWorld = field(default_factory=FakeWorld)
     bound: Sequence[str] = ()
     left_out: Sequence[str] = ()
-    opened: dict[int, OfflineRankInit] = field(default_factory=dict)
+    opened: dict[int, RankInit] = field(default_factory=dict)
     is_stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -101,10 +101,10 @@ class _Host(OfflineHost):
         super().__init__()
         self._launcher = launcher
 
-    def open(self, init: OfflineRankInit) -> Opened:  # type: ignore[override]
+    def open(self, init: RankInit, *_more: object) -> Opened:
         launcher = self._launcher
         launcher.opened[init.rank] = init
-        self._init = imagined(init)
+        self._init = init
         spec = rank_spec(self._init)
         self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)  # type: ignore[assignment]
         return Opened(environment=self._worker.start(), problem="")

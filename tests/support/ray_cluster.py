@@ -18,7 +18,7 @@ from pathlib import Path
 
 from warmrank.cache_store.progress import Progress
 from warmrank.orchestrator.nodes import Node
-from warmrank.orchestrator.seed.here import NodeSeed, failed
+from warmrank.orchestrator.seed.seeding import NodeSeed, failed
 
 TIMEOUT_S = 120
 # Between those that Ray gives to its workers and those that the kernel gives to anybody.

@@ -27,7 +27,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.ui.command_tables import render_build
+from warmrank.orchestrator.ui.table import render_build
 from warmrank.worker import groups
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.environment import Target, environment
@@ -101,7 +101,8 @@ def test_witness_that_asks_for_something_else_fails_the_build(tmp_path):
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
     """The command, with ranks without torch."""
     monkeypatch.setattr(
-        "warmrank.orchestrator.build.driver.OfflineLauncher", lambda ranks, **_: FakeOfflineLauncher(ranks)
+        "warmrank.orchestrator.build.driver.OfflineLauncher",
+        lambda _, ranks, **_more: FakeOfflineLauncher(ranks),
     )
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["build", *map(str, arguments)])
 

@@ -34,13 +34,13 @@ from warmrank.orchestrator.cli.demo import demo, prepare, run_process
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import (
+    BadArgument,
     CannotStart,
     CompileForbidden,
     ConfigError,
     DemoFailed,
     ForbiddenCompile,
     LaunchFailed,
-    NotOurs,
 )
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.launch import driver
@@ -126,22 +126,6 @@ def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
     result = run("store", "publish", tmp_path / "tiny.yaml", "--json")
     assert result.exit_code == 0
     assert [len(json.loads(result.stdout)[name]) for name in ("published", "committed", "kept")] == [1, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("verify", "store verify"),
-        ("readable", "show"),
-        ("environment", "doctor --environment"),
-        ("config reference", "config schema"),
-    ],
-)
-def test_old_name_is_one_line_with_the_new_one(old: str, new: str):
-    result = run(*old.split(), "x")
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert f"is now: warmrank {new}" in line
 
 
 @pytest.fixture
@@ -295,7 +279,7 @@ def cold() -> Report:
 def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
     store = tmp_path / "out" / "store"
     store.mkdir(parents=True)
-    with pytest.raises(NotOurs, match="no demo made it"):
+    with pytest.raises(BadArgument, match="no demo made it"):
         prepare(tmp_path / "out")
     assert store.exists()
 

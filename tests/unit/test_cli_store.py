@@ -351,7 +351,7 @@ def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock
     other = config.model_copy(update={"device": "npu"})
     store_launch(other, tmp_path / "other", created=OLDER)
     view = show_partition(open_to_look(config, None), "world2global_rank0")
-    assert view.created == OLDER
+    assert view.manifest.created == OLDER
     assert len(view.others) == 1
 
 

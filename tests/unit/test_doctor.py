@@ -16,7 +16,7 @@ from tests.support import ascend_machine as ascend
 from tests.support.launching import loaded_config, store_launch, write_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
-from warmrank.orchestrator.inspect import machine, software, storage
+from warmrank.orchestrator.inspect import doctor, machine
 from warmrank.orchestrator.inspect.doctor import check_resources
 from warmrank.orchestrator.inspect.findings import Finding, Level
 from warmrank.worker.ascend import chips
@@ -103,9 +103,9 @@ def troubles(findings: Iterable[Finding]) -> dict[str, Finding]:
     ],
 )
 def test_version_outside_its_range_is_an_error(device: str, name: str, version: str):
-    assert not troubles(software.check_versions(device, FITS))
-    assert not troubles(software.check_versions("cpu", {**FITS, "torch_npu": ""}))
-    (found,) = troubles(software.check_versions(device, {**FITS, name: version})).values()
+    assert not troubles(machine.check_versions(device, FITS))
+    assert not troubles(machine.check_versions("cpu", {**FITS, "torch_npu": ""}))
+    (found,) = troubles(machine.check_versions(device, {**FITS, name: version})).values()
     assert (found.check, found.level, bool(found.remedy)) == (f"versions.{name}", "error", True)
 
 
@@ -124,8 +124,8 @@ def fake_torch(directory: Path, text: str) -> dict[str, str]:
     ],
 )
 def test_torch_that_does_not_import_is_an_error_with_its_words(tmp_path, text, timeout_s, said):
-    probe = software.probe_torch("cpu", fake_torch(tmp_path, text), timeout_s=timeout_s)
-    (found,) = software.check_probe(probe)
+    probe = machine.probe_torch("cpu", fake_torch(tmp_path, text), timeout_s=timeout_s)
+    (found,) = machine.check_probe(probe)
     assert (found.check, found.level, said in found.what) == ("versions.import", "error", True)
     assert machine.usable("cuda", probe).level == "note"
 
@@ -134,11 +134,11 @@ def test_missing_and_unfit_software_of_ascend_is_named():
     empty = dict.fromkeys(("cann", "cann_detail", "home", "nnal", "driver", "soc"), "")
     none = Installation(**empty, devices=(), chips=(), problems=("chip 3 is not healthy",))
     expected = {"ascend.cann": "error", "ascend.driver": "error", "ascend.problems": "warning"}
-    assert checked_levels(software.check_ascend(none, FITS)) == expected
+    assert checked_levels(machine.check_ascend(none, FITS)) == expected
     there = Installation(
         **{**empty, "cann": "9.0.0", "driver": "25.2.0"}, devices=(0,), chips=(), problems=()
     )
-    found = troubles(software.check_ascend(there, {**FITS, "torch": "2.12.0"}))
+    found = troubles(machine.check_ascend(there, {**FITS, "torch": "2.12.0"}))
     assert checked_levels(found.values()) == {"ascend.fit": "warning"}
 
 
@@ -171,7 +171,7 @@ def test_cluster_must_listen_and_ports_of_hccl_be_free():
 
 def store_levels(*tiers: dict[str, Any]) -> list[tuple[str, Level]]:
     config = StoreConfig(tiers=tuple(TierConfig(**tier) for tier in tiers))
-    return [(finding.check, finding.level) for finding in storage.check_store(config)][:-1]
+    return [(finding.check, finding.level) for finding in doctor.check_store(config)][:-1]
 
 
 def made_store(path: Path) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def test_cache_directory_that_cannot_hold_private_files_is_an_error(tmp_path, mo
     monkeypatch.setattr(os, "fsync", full)
     said = {"file": "it is no directory", "open": "mode 0777", "cache": "No space left on device"}
     for name, text in said.items():
-        (found,) = storage.check_disk(tmp_path / name)
+        (found,) = doctor.check_disk(tmp_path / name)
         assert (found.check, found.level, text in found.what) == ("disk.cache_dir", "error", True), found
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -221,7 +221,7 @@ def test_cache_directory_that_cannot_hold_private_files_is_an_error(tmp_path, mo
 def test_disk_that_is_full_or_noexec_is_named(tmp_path, monkeypatch, change, expected):
     room = {"f_frsize": 4096, "f_bavail": 2**30, "f_files": 2**20, "f_favail": 2**20, "f_flag": 0, **change}
     monkeypatch.setattr(os, "statvfs", lambda _path: type("Room", (), room))
-    assert checked_levels(troubles(storage.check_disk(tmp_path / "cache")).values()) == expected
+    assert checked_levels(troubles(doctor.check_disk(tmp_path / "cache")).values()) == expected
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import UnionType
 from typing import Any, Protocol, runtime_checkable
 
 import pytest
@@ -490,6 +491,10 @@ class AsksClass(nn.Module):
     def protocol(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if isinstance(self.owner, Later) else x
 
+    def union(self, x: torch.Tensor) -> torch.Tensor:
+        x = x if isinstance(self.owner, UnionType) else x * 2
+        return x * 2 if isinstance(self.owner, Registry | None) else x
+
     def answered(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if isinstance(self.owner, Answered) else x
 
@@ -505,6 +510,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "registered": lambda owner: Registry.register(type(owner)),
     "registered_class": lambda owner: Registry.register(type(owner)),
     "protocol": add_attribute,
+    "union": lambda owner: Registry.register(type(owner)),
 }
 
 

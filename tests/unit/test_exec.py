@@ -27,8 +27,7 @@ from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.exec.driver import Options, Outcome, execute
-from warmrank.orchestrator.exec.node import State
-from warmrank.orchestrator.exec.placement import HostGroup, parse_when
+from warmrank.orchestrator.exec.node import HostGroup, State, parse_when
 from warmrank.orchestrator.launch.identity import launch_key
 
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,24 @@ def test_code_that_branches_on_a_gear_is_never_run_with_another(tmp_path: Path) 
     assert same(function(x), x * 2)
     with pytest.raises(GearError, match=r"asks for .*x\.size\(0\)"):
         function(rows(2))
+
+
+@pytest.mark.parametrize("order", [(1, 2, 4), (4, 1, 2)])
+@torch.no_grad()
+def test_gear_that_the_code_treats_otherwise_is_compiled_alone(order: Sequence[int], tmp_path: Path) -> None:
+    model = Model()
+    for expected in ("compiled", "loaded"):
+        function = cached(model.squeezed, tmp_path)
+        for size in order:
+            x = rows(size)
+            assert same(function(geared(x, 1, 2, 4)), model.squeezed(x))
+        assert [variant.stored.artifact.facts.gears is not None for variant in function.variants] == [
+            True
+        ] * 2
+        assert function.last_result is not None
+        assert function.last_result.outcome == expected
+        with pytest.raises(GearError, match="no gear for these sizes"):
+            function(rows(3))
 
 
 @torch.no_grad()

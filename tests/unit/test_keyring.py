@@ -25,7 +25,7 @@ from warmrank.cache_store.signing.keyring import (
     read_keyring,
     revoke,
 )
-from warmrank.cache_store.signing.trust_policy import Entry, StorePlace, choose_policy, resolve_policy
+from warmrank.cache_store.signing.trust_policy import Entry, choose_policy, resolve_policy
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.config.store import TrustConfig, locate_trust
@@ -200,10 +200,6 @@ OWN = Entry(path="/store", uid=7, mode=stat.S_IFDIR | 0o755, is_above=False)
 ROOT = Entry(path="/", uid=0, mode=stat.S_IFDIR | 0o755, is_above=True)
 
 
-def place(*entries: Entry, file_system: str = "ext4") -> StorePlace:
-    return StorePlace(file_system=file_system, entries=entries)
-
-
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
@@ -218,7 +214,7 @@ def place(*entries: Entry, file_system: str = "ext4") -> StorePlace:
     ],
 )
 def test_place_that_others_can_write_asks_for_signatures(entry, reason):
-    choice = resolve_policy(place(OWN, entry, ROOT), uid=7)
+    choice = resolve_policy("ext4", [OWN, entry, ROOT], uid=7)
     assert choice.policy == "require"
     assert reason in choice.reason
 
@@ -279,6 +275,6 @@ def test_link_on_a_network_file_system_asks_for_signatures(local, tmp_path):
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.sshfs", "cifs", "9p", ""])
 def test_file_system_that_may_be_shared_asks_for_signatures(kind):
-    choice = resolve_policy(place(OWN, ROOT, file_system=kind), uid=7)
+    choice = resolve_policy(kind, [OWN, ROOT], uid=7)
     assert choice.policy == "require"
     assert (kind or "not known") in choice.reason

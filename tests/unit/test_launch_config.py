@@ -48,7 +48,7 @@ def refusal(path: Path, *overrides: str) -> str:
         "workload={}",
         "workload.entrypoint=nocolon",
         "workload={script: a.py, entrypoint: 'a:b'}",
-        "workload={script: a.py, arguments: [1]}",
+        "workload={script: a.py, arguments: [null]}",
         "device=tpu",
         "timeouts.start_s=0",
         "timeouts.start_s=.inf",

@@ -186,8 +186,8 @@ def test_what_cannot_be_signed_waits_where_only_the_place_of_a_store_that_is_awa
     assert not any(problem.startswith("not committed") for problem in report.problems)
     (told,) = [problem for problem in report.problems if "trust.policy" in problem]
     assert told.startswith(
-        "the config sets no trust.policy, and require was chosen for /store: others can write it. "
-        "warmrank store publish looks at the place again"
+        "warmrank store publish looks at the place again: the config sets no trust.policy, and require was "
+        "chosen for /store: others can write it"
     )
 
 

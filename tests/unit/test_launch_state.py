@@ -30,7 +30,7 @@ from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.driver import turn
 from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
 from warmrank.orchestrator.launch.state import LaunchState
-from warmrank.orchestrator.launch.timeline import timeline_rows
+from warmrank.orchestrator.ui.page import timeline_rows
 from warmrank.orchestrator.ui.progress import PlainLines
 from warmrank.worker.results import FunctionResult
 

@@ -52,7 +52,7 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.nodes import NodeArtifacts
-from warmrank.orchestrator.seed.here import seed_here
+from warmrank.orchestrator.seed.seeding import seed_here
 from warmrank.worker.keys.environment import environment
 from warmrank.worker.rank.manifests import with_node_files
 from warmrank.worker.rank.rank_worker import RankWorker
@@ -118,18 +118,17 @@ def test_what_is_gone_of_the_newest_launch_comes_from_an_earlier_one(store, root
     assert ADD in report.skipped[0]
 
 
-def test_of_an_engines_artifact_one_whole_set_comes(store, root, source, node):
-    early = {f"ge/a/c/set1/{name}": name.encode() for name in ("g.om", "g.idx")}
-    late = {f"ge/a/c/set2/{name}": f"late {name}".encode() for name in ("g.om", "g.idx")}
+def test_of_an_engines_artifact_one_archive_comes(store, root, source, node):
+    early, late = {"ge/a/c/1.tar": b"early"}, {"ge/a/c/2.tar": b"late"}
     publish_nodes(store, source, {0: early}, world_size=4, created=EARLY)
-    publish_nodes(store, source, {0: late | {"ge/b/c/set/g.om": b"b"}}, world_size=4, created=LATE)
+    publish_nodes(store, source, {0: late | {"ge/b/c/3.tar": b"b"}}, world_size=4, created=LATE)
     run(store, node, ranks=(0, 1))
-    assert placed(node) == late | {"ge/b/c/set/g.om": b"b"}
-    blob_path(root, b"late g.om").unlink()
+    assert placed(node) == late | {"ge/b/c/3.tar": b"b"}
+    blob_path(root, b"late").unlink()
     other = node.parent / "other"
     other.mkdir(mode=0o700)
     run(store, other, ranks=(0, 1))
-    assert placed(other) == early | {"ge/b/c/set/g.om": b"b"}
+    assert placed(other) == early | {"ge/b/c/3.tar": b"b"}
 
 
 # What goes wrong keeps nothing else back.

@@ -18,7 +18,7 @@ from tests.support.stored import rank_manifest
 from warmrank.cache_store.cache_dir import node_files
 from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import (
-    Destination,
+    NodeCache,
     NodeFile,
     find_kept,
     keep,
@@ -35,7 +35,6 @@ from warmrank.cache_store.records.manifest import (
 from warmrank.worker.node_caches import (
     GRAPHS,
     PACKAGES,
-    NodeCache,
     archive_name,
     engine_directory,
     pack,
@@ -209,7 +208,12 @@ def fetched(cache: Path, tmp_path: Path, relative: str, data: bytes) -> NodeFile
 def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool: Path, tmp_path: Path):
     evil = fetched(tmp_path / "other", tmp_path, "evil.o", b"unsigned")
     write(tool / "own.o", b"own")
-    place_files(tmp_path / "other", [evil], {"operators": Destination(path=tool)}, Marks(policy="off"))
+    place_files(
+        tmp_path / "other",
+        [evil],
+        {"operators": NodeCache(name="operators", directory=str(tool))},
+        Marks(policy="off"),
+    )
     found = collect(cache_of(tool), cache, ROOM, refusal=lambda directory: refusal(directory, "require", ()))
     assert found.files == ()
     assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]

@@ -47,6 +47,9 @@ from warmrank.worker.runtime.function import CachedFunction
 pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
+ONE_NODE = dict.fromkeys(range(8), 0)
+
+
 def probe(
     state: ProbeState, digest: str = "", *, function: str = "f", key: str = "k", blocks: int | None = None
 ) -> FunctionProbe:
@@ -58,7 +61,7 @@ def probe(
 
 def plan_of(*probes: FunctionProbe, nodes: Mapping[int, int] | None = None) -> dict[Slot, Action]:
     state = begin({rank: (found,) for rank, found in enumerate(probes)})
-    return plan_round(state, max_rounds=4, nodes=nodes)
+    return plan_round(state, max_rounds=4, nodes=nodes or ONE_NODE)
 
 
 def refused(state: PlanState, actions: dict[Slot, Action], *slots: Slot, made: str = "") -> PlanState:
@@ -71,7 +74,7 @@ def refused(state: PlanState, actions: dict[Slot, Action], *slots: Slot, made: s
         slot: Attempt(ok=slot not in slots, digest=digest(action), reason="guard")
         for slot, action in actions.items()
     }
-    return apply_round(state, actions, attempts)
+    return apply_round(state, actions, attempts, nodes=ONE_NODE)
 
 
 def test_ranks_of_other_runtime_state_neither_wait_for_nor_adopt_from_each_other() -> None:
@@ -89,9 +92,12 @@ def leaders(plan: Mapping[Slot, Action]) -> dict[str, int]:
 
 def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
     state = begin({rank: (probe("miss"),) for rank in range(4)})
-    actions = plan_round(state, max_rounds=4)
+    actions = plan_round(state, max_rounds=4, nodes=ONE_NODE)
     state = refused(state, actions, (2, "f"), (3, "f"), made="x")
-    assert plan_round(state, max_rounds=4) == {(2, "f"): Compile(), (3, "f"): AwaitLeader(leader=2)}
+    assert plan_round(state, max_rounds=4, nodes=ONE_NODE) == {
+        (2, "f"): Compile(),
+        (3, "f"): AwaitLeader(leader=2),
+    }
 
 
 def probe_leaders(function: str, cost: int) -> FunctionProbe:

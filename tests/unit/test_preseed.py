@@ -31,9 +31,16 @@ from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.inspect.verify import cached_files
 from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.seed import on_ray
-from warmrank.orchestrator.seed.here import NodeSeed, seed_here
 from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
-from warmrank.orchestrator.seed.seeding import LOOK_EVERY_S, MAX_LOST_SOURCES, NodeState, Seeding, SeedPlan
+from warmrank.orchestrator.seed.seeding import (
+    LOOK_EVERY_S,
+    MAX_LOST_SOURCES,
+    NodeSeed,
+    NodeState,
+    Seeding,
+    SeedPlan,
+    seed_here,
+)
 
 
 @pytest.fixture(autouse=True)

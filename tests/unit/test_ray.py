@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import Config, RayConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart, LacksDevice
-from warmrank.orchestrator.exec.placement import Placement, When, choose_nodes, parse_when
+from warmrank.orchestrator.exec.driver import choose_nodes
+from warmrank.orchestrator.exec.node import Placement, When, parse_when
 from warmrank.orchestrator.gang import ray_session, reservation
 from warmrank.orchestrator.gang.eligible import Eligible, RayNode, eligible
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
@@ -179,7 +181,8 @@ def test_directory_of_an_own_ray_goes_even_when_its_reaper_was_killed(
 def test_devices_that_are_not_here_are_refused_before_an_own_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reservation, "_num_here", lambda _resource: 1)
+    one = SimpleNamespace(get_current_node_num_accelerators=lambda: 1)
+    monkeypatch.setattr("ray._private.accelerators.get_accelerator_manager_for_resource", lambda _name: one)
     monkeypatch.delenv("RAY_OVERRIDE_RESOURCES", raising=False)
     bundle, config = {"CPU": 1.0, "NPU": 1.0}, RayConfig()
     reservation.refuse_missing_devices(bundle, 1, config)

@@ -22,7 +22,7 @@ from tests.support.launching import loaded_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
 from warmrank.orchestrator.errors import first_line
-from warmrank.orchestrator.gang.upload import private_keys, runtime_env, upload_notes
+from warmrank.orchestrator.gang.upload import private_keys, runtime_env, say_kept
 from warmrank.orchestrator.signals import Terminated
 
 
@@ -152,7 +152,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(name: str, *words: str, **config: Any) -> Result:
-    data = {"workload": {"script": "a.py"}, "ranks": 1, "cache_dir": "/there", **config}
+    data = {"workload": {"script": "a.py"}, "ranks": 2, "cache_dir": "/there", **config}
     Path(name).write_text(json.dumps(data))
     Path("a.py").touch()
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["submit", name, *words])
@@ -215,8 +215,9 @@ def test_private_key_is_not_uploaded(tmp_path: Path, name: str):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(PEM)
     assert uploaded(runtime_env(tmp_path)) == {"a"}
-    (note,) = upload_notes(tmp_path)
-    assert f"not uploaded: {name}" in note
+    notes: list[str] = []
+    say_kept(tmp_path, notes.append)
+    assert f"not uploaded: {name}" in notes[0]
 
 
 def test_private_key_behind_a_linked_directory_is_found(tmp_path: Path):

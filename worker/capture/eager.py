@@ -41,8 +41,7 @@ class EagerRunner:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs of the graph for ``inputs``.
 
-        Raises:
-            StateChanged: a tensor of the module is not what the graph was loaded for; nothing ran.
+        Raises `StateChanged`: a tensor of the module is not what the graph was loaded for; nothing ran.
         """
         self.settled.check(inputs)
         kinds = self._autocast_kinds

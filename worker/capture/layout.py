@@ -97,8 +97,7 @@ class SettledInputs:
     def observed(self, positions: Sequence[int], inputs: Sequence[Any]) -> Settled:
         """What `settle` takes, from inputs whose conditions are to be checked next.
 
-        Raises:
-            StateChanged: one of them has elements outside of its storage.
+        Raises `StateChanged`: one of them has elements outside of its storage.
         """
         settled = Settled(tuple(positions), inputs)
         self._look(settled, inputs)
@@ -116,9 +115,8 @@ class SettledInputs:
     def check(self, inputs: Sequence[Any]) -> Settled:
         """Compare them, and look at the memory of those that moved; where nothing changed, in microseconds.
 
-        Raises:
-            StateChanged: one of them is something else now, or has elements outside of its storage; nothing
-                ran yet.
+        Raises `StateChanged`: one of them is something else now, or has elements outside of its storage;
+        nothing ran yet.
         """
         if self._due is not None:
             self._layout.require_tensors(inputs)

@@ -45,15 +45,10 @@ class PlannedInput(Value):
 
 
 class Shapes(Value):
-    """What one captured graph was captured for.
+    """What one captured graph was captured for."""
 
-    Attributes:
-        inputs: the tensors, by position.
-        numbers: position and value of each input that is a number.
-    """
-
-    inputs: tuple[PlannedInput, ...]
-    numbers: tuple[tuple[int, int | float | bool], ...]
+    inputs: tuple[PlannedInput, ...]  # the tensors, by position
+    numbers: tuple[tuple[int, int | float | bool], ...]  # position and value of each input that is a number
 
     @property
     def num_elements(self) -> int:
@@ -88,11 +83,7 @@ def shapes_of(layout: InputLayout, inputs: Sequence[Any]) -> Shapes | None:
 
 
 def parse(text: str) -> tuple[str, Shapes]:
-    """The artifact's digest, and the shapes.
-
-    Raises:
-        ValueError: the text is no plan of this format.
-    """
+    """The artifact's digest, and the shapes; raises `ValueError`: the text is no plan of this format."""
     try:
         plan = json.loads(text)
         if not (

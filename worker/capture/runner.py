@@ -42,29 +42,21 @@ _SHAPES_PER_CAPTURE = 16
 
 
 class CaptureOptions(Value):
-    """How graphs are captured, and what they do with memory.
+    """How graphs are captured, and what they do with memory."""
 
-    Attributes:
-        clone_input: memory reuse, mode three: copy user inputs into buffers of the pool; without it a user
-            input at a new address means recapture.
-        clone_output: return copies, which later replays do not overwrite.
-        limit: captured graphs of one function, after which further shapes run without capture.
-        eager: never capture.
-        pool: memory reuse, mode one: handle of the pool that all functions of the configuration share.
-        pool_for_each_shape: memory reuse, mode two, not wanted: else all shapes of one function share a pool.
-            Mode one takes its place.
-        frozen_parameters: parameters and buffers never move, so their addresses are not compared.
-        force_recapture: capture again for every call, for looking into faults.
-    """
-
+    # memory reuse, mode three: copy user inputs into buffers of the pool; without it a user input at a new
+    # address means recapture
     clone_input: bool = True
-    clone_output: bool = False
-    limit: int = 64
-    eager: bool = False
+    clone_output: bool = False  # return copies, which later replays do not overwrite
+    limit: int = 64  # captured graphs of one function, after which further shapes run without capture
+    eager: bool = False  # never capture
+    # memory reuse, mode one: handle of the pool that all functions of the configuration share
     pool: PoolHandle | None = None
+    # memory reuse, mode two, not wanted: else all shapes of one function share a pool. Mode one takes its
+    # place.
     pool_for_each_shape: bool = False
-    frozen_parameters: bool = False
-    force_recapture: bool = False
+    frozen_parameters: bool = False  # parameters and buffers never move, so their addresses are not compared
+    force_recapture: bool = False  # capture again for every call, for looking into faults
 
     @classmethod
     def of(cls, config: CompilerConfig) -> CaptureOptions:
@@ -153,8 +145,7 @@ class GraphRunner:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs of the graph for ``inputs``; from a shape's second call on out of a captured graph.
 
-        Raises:
-            StateChanged: a tensor of the module is not what the graph was loaded for; nothing ran.
+        Raises `StateChanged`: a tensor of the module is not what the graph was loaded for; nothing ran.
         """
         with self._lock:
             if is_plain(self._autocast_kinds):

@@ -128,7 +128,7 @@ def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
 
 
 def _draws(node: Node) -> bool:
-    """Whether an operator draws random numbers; not if told not to: probability zero, or not training."""
+    """True if an operator draws random numbers; not if told not to: probability zero, or not training."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     return not draws_nothing(node.target, node.args, node.kwargs)

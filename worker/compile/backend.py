@@ -1,4 +1,4 @@
-"""What `get_npu_backend` gives ``torch.compile``: the same engine and capture, kept in memory only."""
+"""The backend of `get_npu_backend` for ``torch.compile``: same engine and capture, kept in memory only."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _traced_gears(lowered: LoweredGraph, example_inputs: list[Any]) -> list[Trac
 
 
 def _records_gradients(graph_module: GraphModule) -> bool:
-    """Whether gradients are recorded: not where the graph itself begins by switching them off."""
+    """True if gradients are recorded: not where the graph itself begins by switching them off."""
     for node in graph_module.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             continue

@@ -36,7 +36,7 @@ from warmrank.worker.engines import Site
 from warmrank.worker.engines.port import Built
 from warmrank.worker.errors import BackwardNotSupported, BadPass, FunctionRaised, GraphBreak, WorkerError
 from warmrank.worker.frame import extract
-from warmrank.worker.gears.compiling import compiling
+from warmrank.worker.gears.compiling import GearsApart, compiling
 from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.groups import role_of
 from warmrank.worker.guards.translate import translate
@@ -121,6 +121,8 @@ def compile_call(
 ) -> Compiled:
     """Compile a method for a call, without running it.
 
+    Gears that cannot be compiled together with the others are compiled alone.
+
     Raises:
         GraphBreak: the method forms no whole graph.
         FunctionRaised: the method raises an exception itself.
@@ -131,6 +133,24 @@ def compile_call(
         DeviceUnavailable: nothing can be run where the module's tensors lie.
         NotYet: the configuration asks for what is not built yet.
     """
+    made = partial(_compile, method, args, kwargs, request=request, options=options, device_kind=device_kind)
+    try:
+        return made(alone=False)
+    except GearsApart as error:
+        _log.info("%s is compiled for these gears alone: %s", method.__qualname__, error)
+        return made(alone=True)
+
+
+def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are compiled
+    method: MethodType,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    request: Request,
+    options: CacheOptions,
+    device_kind: str,
+    alone: bool,
+) -> Compiled:
     engine = request.engine
     backend_for(device_kind)
     options.config.check(device_kind, engine=engine.name)
@@ -161,7 +181,7 @@ def compile_call(
     policy = options.config.inference_config.dynamic_gears_merge_policy
     with (
         torch.no_grad(),
-        compiling(method, args, kwargs, policy=policy, on_miss=options.on_gear_miss) as gears,
+        compiling(method, args, kwargs, policy=policy, on_miss=options.on_gear_miss, alone=alone) as gears,
     ):
 
         def attempt(*, dynamic: bool) -> tuple[Trace, tuple[LoweredGraph, GraphFacts, Built]]:
@@ -175,7 +195,7 @@ def compile_call(
             )
 
         try:
-            traced, (lowered, facts, built) = attempt(dynamic=options.dynamic)
+            traced, (lowered, facts, built) = attempt(dynamic=options.dynamic and not alone)
         except (FunctionRaised, GraphBreak) as error:
             if not options.dynamic or geared_arguments(function, args, kwargs):
                 raise
@@ -205,7 +225,7 @@ def compile_call(
 
 
 def _of_these_sizes(attempt: Callable[..., _Made], error: WorkerError, name: str) -> _Made:
-    """What a trace for the very sizes of a call gives where one with symbols failed.
+    """Trace for the exact sizes of a call after a trace with symbolic sizes failed.
 
     Not all that Python makes of numbers (``str``, ``divmod``, ``math.gcd``) can be made of symbols.
 
@@ -309,7 +329,7 @@ def _arguments(node: Node) -> str:
 
 
 def _dump_path(directory: str | None, name: str, kind: str) -> Path:
-    """Where a dump of this process goes; its directory is made."""
+    """Path of this process's dump; makes its directory."""
     import torch.distributed as dist
 
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -1,4 +1,4 @@
-"""Where a graph comes from, for people: source lines of its operators and guards, and what its inputs were.
+"""Origins of a graph for people: source lines of its operators and guards, and a description of its inputs.
 
 Kept in an artifact as section ``about``, which a load does not read. Lines name a module, never a file, so
 equal code gives equal bytes on every rank. Layout (JSON)::

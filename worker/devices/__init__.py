@@ -15,12 +15,11 @@ KINDS = ("cpu", "cuda", "npu")
 def backend_for(kind: str) -> DeviceBackend:
     """The backend of a device kind.
 
-    Raises:
-        DeviceUnavailable: torch does not know the device kind here, or finds no such device; or nothing can
-            be run on such devices.
+    Raises `DeviceUnavailable`: torch does not know the device kind here, or finds no such device; or nothing
+    can be run on such devices.
     """
     if target() is not None:
-        from warmrank.worker.devices.absent import AbsentBackend
+        from warmrank.worker.devices.cpu import AbsentBackend
 
         return AbsentBackend(kind)
     if kind == "cpu":

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.devices.memory import memory_of, span_bytes
+from warmrank.worker.devices.memory import aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.devices.port import PoolHandle
 from warmrank.worker.values import Value
 
@@ -37,11 +37,6 @@ class Lifetime(Value):
     last: int
 
 
-def aligned(size_bytes: int) -> int:
-    """The size, rounded up so that what follows is aligned."""
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
-
-
 def planned(blocks: Sequence[Lifetime]) -> tuple[tuple[int, ...], int]:
     """Offsets at which no two blocks needed in the same step overlap, and the bytes that all span."""
     ends: dict[int, list[int]] = {}
@@ -52,8 +47,8 @@ def planned(blocks: Sequence[Lifetime]) -> tuple[tuple[int, ...], int]:
         block = blocks[index]
         while pending and pending[0] < block.first:
             for done in ends.pop(pending.pop(0)):
-                free.give(offsets[done], aligned(blocks[done].size_bytes))
-        offsets[index] = free.take(aligned(block.size_bytes))
+                free.give(offsets[done], aligned(blocks[done].size_bytes, ALIGNMENT))
+        offsets[index] = free.take(aligned(block.size_bytes, ALIGNMENT))
         if block.last not in ends:
             bisect.insort(pending, block.last)
         ends.setdefault(block.last, []).append(index)
@@ -95,20 +90,6 @@ class _FreeList:
 
 
 _NUMBERS = itertools.count(1)
-
-
-def tensor_in(
-    storage: torch.UntypedStorage,
-    offset: int,
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """A tensor in a storage; ``offset`` counts elements.
-
-    Made outside of inference mode, it can be written in and out of that mode.
-    """
-    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
 
 
 class Segment:
@@ -190,7 +171,7 @@ def buffers(
     Also the bytes of the buffers, and the segment where they lie: hold it as long as they are used.
     """
     spans = {index: memory_of(inputs[index]) for index in sorted(copied)}
-    sizes = {index: aligned(span_bytes(inputs[index])) for index in spans}
+    sizes = {index: aligned(span_bytes(inputs[index]), ALIGNMENT) for index in spans}
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     segment = pool.inputs.segment(sum(sizes.values()), tensors)
     values = list(inputs)

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from warmrank.worker import collection
-from warmrank.worker.devices.arena import ArenaPool, Lifetime, Region, Segment, buffers, planned, tensor_in
-from warmrank.worker.devices.memory import memory_of
+from warmrank.worker.devices.arena import ArenaPool, Lifetime, Region, Segment, buffers, planned
+from warmrank.worker.devices.memory import memory_of, tensor_in
 from warmrank.worker.devices.port import CapturedGraph
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run, waited
@@ -90,18 +90,12 @@ class _Way(enum.Enum):
 
 
 class _Step(Value):
-    """One operation of the program.
+    """One operation of the program."""
 
-    Attributes:
-        number: of the operation in the recording.
-        way: how it is repeated.
-        kept: positions of the results that need memory.
-    """
-
-    number: int
+    number: int  # of the operation in the recording
     operation: Operation
-    way: _Way
-    kept: tuple[int, ...]
+    way: _Way  # how it is repeated
+    kept: tuple[int, ...]  # positions of the results that need memory
 
 
 def _steps(recording: Recording) -> list[_Step]:

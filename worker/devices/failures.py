@@ -48,18 +48,12 @@ REMEDY = (
 
 
 class Captures(Value):
-    """Graphs of one artifact that a rank will capture.
-
-    Attributes:
-        num_graphs: graphs: one for each shape or gear.
-        roles: roles of the communicators that each graph uses.
-        num_side_streams: further streams of each graph, where the model spreads its operators.
-    """
+    """Graphs of one artifact that a rank will capture."""
 
     name: str
-    num_graphs: int
-    roles: frozenset[str] = frozenset()
-    num_side_streams: int = 0
+    num_graphs: int  # graphs: one for each shape or gear
+    roles: frozenset[str] = frozenset()  # roles of the communicators that each graph uses
+    num_side_streams: int = 0  # further streams of each graph, where the model spreads its operators
 
 
 def limit_of(soc: str) -> int:

@@ -22,6 +22,21 @@ def span_bytes(tensor: torch.Tensor) -> int:
     return _span(tensor) * tensor.element_size() if tensor.numel() else 0
 
 
+def aligned(size_bytes: int, alignment: int) -> int:
+    """The size, rounded up so that what follows is aligned."""
+    return -(-size_bytes // alignment) * alignment
+
+
+def tensor_in(
+    storage: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor in a storage; ``offset`` counts elements.
+
+    Made outside of inference mode, it can be written in and out of that mode.
+    """
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+
+
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
     span = _span(tensor)

@@ -13,26 +13,22 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.places import Origin
 
 PoolHandle = tuple[Any, ...]
+Graph = Callable[..., tuple[Any, ...]]
+Positions = frozenset[int]
 
 
 class CapturedGraph(Value):
-    """One recorded graph with fixed addresses for its inputs and outputs.
+    """One recorded graph with fixed addresses for its inputs and outputs."""
 
-    Attributes:
-        inputs: what every replay reads: for the copied inputs buffers in the pool, else the given ones.
-        outputs: the next replay of any graph of the same pool overwrites their memory.
-        origins: of each output, the input or earlier output whose memory it lies in; None for its own.
-        size_bytes: bytes of the pool that this graph uses, buffers included: what it would need alone.
-        replay: runs the graph on what its inputs' memory now holds; no frame of ours around it.
-        held: keeps the memory.
-    """
-
+    # what every replay reads: for the copied inputs buffers in the pool, else the given ones
     inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]  # the next replay of any graph of the same pool overwrites their memory
+    # of each output, the input or earlier output whose memory it lies in; None for its own
     origins: tuple[Origin | None, ...]
-    size_bytes: int
+    size_bytes: int  # bytes of the pool that this graph uses, buffers included: what it would need alone
+    # runs the graph on what its inputs' memory now holds; no frame of ours around it
     replay: Callable[[], None]
-    held: tuple[object, ...]
+    held: tuple[object, ...]  # keeps the memory
 
 
 class Pool(Protocol):
@@ -59,13 +55,7 @@ class DeviceBackend(Protocol):
         """The pool with this handle, for all who ask with it; without one, a pool of its own."""
 
     def capture(
-        self,
-        graph: Callable[..., tuple[Any, ...]],
-        inputs: Sequence[Any],
-        *,
-        copied: frozenset[int],
-        aliased: frozenset[int],
-        pool: Pool,
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
     ) -> CapturedGraph:
         """Warm ``graph`` up where the device needs that, and record it.
 

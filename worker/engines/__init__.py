@@ -46,11 +46,7 @@ class Site(Value):
 
 @functools.cache
 def engine_named(name: str) -> Engine:
-    """The engine of this name.
-
-    Raises:
-        NotYet: there is none in this release.
-    """
+    """The engine of this name; raises `NotYet`: there is none in this release."""
     if name not in _HOMES:
         raise NotYet(f"engine {name}", instead=f"there are {', '.join(_HOMES)}; a later release may have it")
     module, attribute = _HOMES[name]

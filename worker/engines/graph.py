@@ -13,8 +13,6 @@ import json
 import marshal
 import math
 import operator
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +21,7 @@ from warmrank.worker.torch_private.operator_names import is_called, replaced_ope
 
 if TYPE_CHECKING:
     from warmrank.worker.engines import Site
-    from warmrank.worker.engines.port import Built, Graph
+    from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -59,28 +57,15 @@ class GraphEngine:
         }
         return Built(sections=sections)
 
-    def outline(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
-    ) -> Mapping[str, bytes]:
+    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
         """See `Engine.outline`; there are no kernels."""
         return self.compile(lowered, facts, keep_compiled=False, site=site).sections
 
-    def load(
-        self,
-        sections: Mapping[str, bytes],
-        files: Mapping[str, Path],
-        groups: Mapping[str, str],
-        *,
-        site: Site | None = None,
-    ) -> Graph:
+    def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `Engine.load`; raises `NotPortable` where an operator was replaced in this process."""
         del files, site
-        scope: dict[str, Any] = {
-            "torch": torch,
-            "operator": operator,
-            "math": math,
-            "compare_sizes": _compare_sizes,
-        }
+        scope: dict[str, Any] = {"torch": torch, "operator": operator, "math": math}
+        scope["compare_sizes"] = _compare_sizes
         # The file is private to this user, or was fetched under a signature that the store's policy checked.
         exec(marshal.loads(sections["graph.code"]), scope)  # noqa: S102, S302
         graph: Graph = scope["bind"](groups, unpack_constants(sections["constants"]))
@@ -91,8 +76,7 @@ class GraphEngine:
 def _compare_sizes(result: Any, *traced: tuple[int | None, ...], operator: str) -> None:
     """Compare the sizes of an operator's results with those of the trace, on which the graph relies.
 
-    Raises:
-        StateChanged: something that decides them changed since.
+    Raises `StateChanged`: something that decides them changed since.
     """
     results = result if isinstance(result, list | tuple) else (result,)
     found = [value for value in results if isinstance(value, torch.Tensor)]

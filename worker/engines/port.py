@@ -71,14 +71,7 @@ class Engine(Protocol):
     def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
         """What an audit compares of `compile`'s sections: made of the trace alone, without kernels."""
 
-    def load(
-        self,
-        sections: Sections,
-        files: Files,
-        groups: Groups,
-        *,
-        site: Site | None = None,
-    ) -> Graph:
+    def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """A callable over the graph's inputs; imports neither Dynamo, Inductor nor sympy.
 
         Engine ``torchair`` imports what TorchAir does. ``files`` are verified; ``groups`` maps a role to

@@ -18,7 +18,6 @@ does to a copy. A load imports what TorchAir imports: Dynamo, Inductor and sympy
 
 from __future__ import annotations
 
-import json
 import marshal
 import os
 import weakref
@@ -33,7 +32,6 @@ from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.port import Built
 from warmrank.worker.engines.torchair_code import (
-    Constants,
     Own,
     Written,
     bound,
@@ -66,7 +64,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.engines.port import Graph
+    from warmrank.worker.engines.port import Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 
@@ -239,8 +237,7 @@ class TorchairEngine:
     ) -> Built:
         """See `worker.engines.Engine.compile`.
 
-        Raises:
-            NotPortable: TorchAir does not cache the function, or its cache would give other results.
+        Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
         """
         del keep_compiled
         call = lowered.captured
@@ -273,70 +270,23 @@ class TorchairEngine:
                 f"cannot be bound to another rank's, in mode {site.config.mode}; use mode reduce-overhead"
             )
             raise NotPortable(msg, what="process groups")
-        about: dict[str, Any] = {
-            "parameters": written.parameters,
-            "vendor": written.vendor,
-            "version": written.version,
-        }
-        constants: dict[str, bytes] = {}
-        if written.constants is not None:
-            about["constants"] = written.constants.names
-            constants["constants"] = written.constants.section
-        return Built(
-            sections={
-                **constants,
-                "torchair.json": json.dumps(about, sort_keys=True, separators=(",", ":")).encode(),
-                "torchair.py": written.code.encode(),
-                "torchair.txt": written.signature.encode(),
-            }
-        )
+        return Built(sections=written.to_sections())
 
-    def outline(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None
-    ) -> Mapping[str, bytes]:
+    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
         """See `worker.engines.Engine.outline`; GE makes kernels of TorchAir's code later."""
         return self.compile(lowered, facts, keep_compiled=False, site=site).sections
 
-    def load(
-        self,
-        sections: Mapping[str, bytes],
-        files: Mapping[str, Path],
-        groups: Mapping[str, str],
-        *,
-        site: Site | None = None,
-    ) -> Graph:
-        """See `worker.engines.Engine.load`.
-
-        Raises:
-            ArtifactCorrupt: TorchAir does not load it.
-        """
+    def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
+        """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods
-        try:
-            about: dict[str, Any] = json.loads(sections["torchair.json"])
-            constants = None
-            if "constants" in about:
-                names = tuple((name, kind) for name, kind in about["constants"])
-                constants = Constants(names=names, section=sections["constants"])
-            written = Written(
-                vendor=str(about["vendor"]),
-                version=str(about["version"]),
-                signature=sections["torchair.txt"].decode(),
-                code=sections["torchair.py"].decode(),
-                parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
-                constants=constants,
-            )
-        except (LookupError, TypeError, ValueError) as error:
-            msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
-            raise ArtifactCorrupt(msg, where=site.method.__qualname__, why=repr(error)) from error
-        return loaded(written, site, groups)
+        return loaded(Written.from_sections(sections), site, groups)
 
 
 def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
     """Refuse arguments that are marked static where parameters are frozen: a later process may mark others.
 
-    Raises:
-        NotPortable: names the argument.
+    Raises `NotPortable`: names the argument.
     """
     config = site.config
     if not (config.experimental_config.frozen_parameter or config.npugraphex_config.frozen_parameter):
@@ -383,8 +333,7 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
 def _model_of(saver: Any, vendor: Vendor, site: Site, said: list[str]) -> Any:
     """What TorchAir wrote; or would have, were it not for a frame that it cannot write: ours is used.
 
-    Raises:
-        NotPortable: TorchAir does not cache the function.
+    Raises `NotPortable`: TorchAir does not cache the function.
     """
     path, kept = Path(saver.cache_bin), saver.compiled_model
     if path.is_file():

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ import torch
 
 from warmrank.worker.engines.graph import unpack_constants
 from warmrank.worker.engines.graph_source import pack_constants
-from warmrank.worker.errors import NotPortable
+from warmrank.worker.errors import ArtifactCorrupt, NotPortable
 from warmrank.worker.values import Value
 
 Edit = tuple[ast.expr | ast.stmt, str]
@@ -93,8 +94,7 @@ class Own(Value):
 def portable(code: str, own: Own) -> str:
     """The code without what belongs to the process that compiled it.
 
-    Raises:
-        NotPortable: it holds the address of an object, the number of a stream, or another device.
+    Raises `NotPortable`: it holds the address of an object, the number of a stream, or another device.
     """
     functions = (node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef))
     code = edited(code, [(node, "pass") for node in functions if node.name == "main"])
@@ -132,8 +132,7 @@ def portable(code: str, own: Own) -> str:
 def bound(code: str, own: Own) -> str:
     """Portable code for this process.
 
-    Raises:
-        KeyError: it names a group or a path that this process has not.
+    Raises `KeyError`: it names a group or a path that this process has not.
     """
     tree = ast.parse(code)
     edits = [] if own.pool is None else _pools(tree, own.pool)
@@ -365,3 +364,38 @@ class Written(Value):
     # module's tensors that its graph takes before those of the call: name, whether a parameter
     parameters: tuple[tuple[str, bool], ...]
     constants: Constants | None = None  # tensor constants of the graph; None where it has none
+
+    def to_sections(self) -> dict[str, bytes]:
+        """The artifact's sections."""
+        about: dict[str, Any] = {
+            "parameters": self.parameters,
+            "vendor": self.vendor,
+            "version": self.version,
+        }
+        sections = {"torchair.py": self.code.encode(), "torchair.txt": self.signature.encode()}
+        if self.constants is not None:
+            about["constants"] = self.constants.names
+            sections["constants"] = self.constants.section
+        sections["torchair.json"] = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
+        return sections
+
+    @classmethod
+    def from_sections(cls, sections: Mapping[str, bytes]) -> Written:
+        """What `to_sections` gave; raises `ArtifactCorrupt`."""
+        try:
+            about: dict[str, Any] = json.loads(sections["torchair.json"])
+            constants = None
+            if "constants" in about:
+                names = tuple((name, kind) for name, kind in about["constants"])
+                constants = Constants(names=names, section=sections["constants"])
+            return cls(
+                vendor=str(about["vendor"]),
+                version=str(about["version"]),
+                signature=sections["torchair.txt"].decode(),
+                code=sections["torchair.py"].decode(),
+                parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
+                constants=constants,
+            )
+        except (LookupError, TypeError, ValueError) as error:
+            msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
+            raise ArtifactCorrupt(msg, where="torchair.json", why=repr(error)) from error

@@ -94,8 +94,7 @@ REFUSED = (
 def is_flat(theirs: Any, mode: str) -> bool:
     """Whether an object of TorchAir's is that of mode ``npugraph_ex``, whose options lie in no sections.
 
-    Raises:
-        TypeError: it is none of TorchAir's, or not that of the mode.
+    Raises `TypeError`: it is none of TorchAir's, or not that of the mode.
     """
     nested, flat = hasattr(theirs, "debug"), hasattr(theirs, "force_eager")
     if nested == flat or flat != (mode == "npugraph_ex"):

@@ -67,8 +67,7 @@ class Vendor(Value):
 def vendor_for(mode: str) -> Vendor:
     """The package that compiles in a mode.
 
-    Raises:
-        DeviceUnavailable: torch_npu, or this package of it, does not import.
+    Raises `DeviceUnavailable`: torch_npu, or this package of it, does not import.
     """
     name = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
     package = vendor_package(name)
@@ -83,8 +82,7 @@ def vendor_for(mode: str) -> Vendor:
 def vendor_package(name: str) -> Any:
     """Import one of the two packages; logging and signal handlers stay as they are.
 
-    Raises:
-        DeviceUnavailable: torch_npu, or this package of it, does not import.
+    Raises `DeviceUnavailable`: torch_npu, or this package of it, does not import.
     """
     with _importing(name):
         importlib.import_module("torch_npu")
@@ -231,8 +229,7 @@ def private_directory(*, kept: bool = False) -> Iterator[Path]:
 def written_privately(directory: Path | None = None) -> Iterator[None]:
     """Around what writes into a private directory, and reads it again, or makes one.
 
-    Raises:
-        UnusableCache: it cannot be written; says why and what to do.
+    Raises `UnusableCache`: it cannot be written; says why and what to do.
     """
     try:
         yield

@@ -55,24 +55,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger("torchair")
 
 
-class GearCompile(Value):
-    """The gears of the call that is compiled.
+class GearsApart(GearError):
+    """The gears of a call cannot be compiled together with the others; they can be alone."""
 
-    Attributes:
-        arguments: of the call, by parameter name.
-        traced: fills with Dynamo's name of each geared tensor that the function uses, while it is traced.
-    """
+
+class GearCompile(Value):
+    """The gears of the call that is compiled."""
 
     method: MethodType
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # of the call, by parameter name
     policy: str
     on_miss: OnGearMiss
+    # fills with Dynamo's name of each geared tensor that the function uses, while it is traced
     traced: dict[str, torch.Tensor]
+    alone: bool  # compiled without the other gears
 
     def refuse_constants(self) -> None:
         """Refuse code that works only for one size of a geared dimension."""
         for source, tensor in self.traced.items():
-            for dim in carried(tensor) or ():
+            for dim in () if self.alone else carried(tensor) or ():
                 refuse_constant(source, dim, self.method.__qualname__)
 
     def recorded(
@@ -88,11 +89,16 @@ class GearCompile(Value):
             for source, tensor in self.traced.items()
             if id(tensor) in nodes
         ]
-        gears = record(lowered, facts, geared, self.policy) if geared else None
+        gears = record(lowered, facts, geared, self.policy, alone=self.alone) if geared else None
         if gears is None:
             return facts, guards
         sizes = tuple(values[axis.node].shape[axis.dim] for axis in gears.axes)
-        gears, guards = settled(gears, guards, sizes, unlike_traced(lowered, gears))
+        if self.alone:
+            others = tuple(item for item in gears.combinations if item != sizes)
+            gears = replace(gears, combinations=(sizes,), dropped=others, unpaddable="its sizes stand alone")
+            guards = replace(guards, shapes=(*guards.shapes, membership(gears)))
+        else:
+            gears, guards = settled(gears, guards, sizes, unlike_traced(lowered, gears))
         refuse_miss(gears, sizes, self.on_miss)
         refuse_unpaddable(gears, self.on_miss)
         return replace(facts, gears=gears), guards
@@ -106,16 +112,19 @@ def compiling(
     *,
     policy: str,
     on_miss: OnGearMiss,
+    alone: bool,
 ) -> Iterator[GearCompile]:
-    """The context of one trace: geared dimensions dynamic, all others of all tensors static."""
+    """The context of one trace: geared dimensions dynamic unless they are ``alone``, all others static."""
     geared = geared_arguments(function_of(method), args, kwargs)
     refuse_arguments(geared, on_miss, policy)
-    hints = [(tensor, _hints(tensor, carried(tensor) or {})) for _, tensor in geared]
+    hints = [(tensor, None if alone else _hints(tensor, carried(tensor) or {})) for _, tensor in geared]
     with_one = any(1 in sizes for _, tensor in geared for sizes in (carried(tensor) or {}).values())
-    oblivious = with_one or (on_miss == "pad" and bool(geared))
+    oblivious = not alone and (with_one or (on_miss == "pad" and bool(geared)))
     with marks_obeyed(hints, oblivious=oblivious) as traced:
         arguments = arguments_of(method, args, kwargs)
-        yield GearCompile(method=method, arguments=arguments, policy=policy, on_miss=on_miss, traced=traced)
+        yield GearCompile(
+            method=method, arguments=arguments, policy=policy, on_miss=on_miss, traced=traced, alone=alone
+        )
 
 
 def _hints(tensor: torch.Tensor, gears: Mapping[int, Sequence[int]]) -> dict[int, int]:
@@ -139,11 +148,19 @@ class TracedGears(Value):
 
 
 def record(
-    lowered: LoweredGraph, facts: GraphFacts, geared: Sequence[TracedGears], policy: str
+    lowered: LoweredGraph,
+    facts: GraphFacts,
+    geared: Sequence[TracedGears],
+    policy: str,
+    *,
+    alone: bool = False,
 ) -> GearFacts | None:
-    """The gears of a traced graph; None if no geared dimension is a size that the graph depends on."""
+    """The gears of a traced graph; None if no geared dimension is a size that the graph depends on.
+
+    Dimensions that are ``alone`` are constants in the graph, and each gets a name that stands for it.
+    """
     symbols = Symbols(lowered)
-    axes = [axis for item in geared for axis in _axes(lowered, symbols, item)]
+    axes = [axis for item in geared for axis in _axes(lowered, symbols, item, alone=alone)]
     if not axes:
         return None
     names = [f"{readable(axis.source)} dimension {axis.dim}" for axis in axes]
@@ -171,12 +188,12 @@ def record(
     return replace(result, combinations=tuple(sorted(combinations, key=lambda item: _order(result, item))))
 
 
-def _axes(lowered: LoweredGraph, symbols: Symbols, geared: TracedGears) -> list[Axis]:
+def _axes(lowered: LoweredGraph, symbols: Symbols, geared: TracedGears, *, alone: bool) -> list[Axis]:
     sources = {item.source: index for index, item in enumerate(lowered.inputs)}
     found = []
     for dim, sizes in sorted(geared.gears.items()):
-        symbol = symbols.of_size(geared.source, dim)
         position = sources.get(geared.source, -1)
+        symbol = f"size_{position}_{dim}" if alone else symbols.of_size(geared.source, dim)
         number = sources.get(f"{geared.source}.size()[{dim}]", -1)
         if symbol and max(position, number) >= 0:
             found.append(
@@ -288,7 +305,7 @@ def settled(
             f"gears {sizes} cannot be compiled together with the others: the traced code asks for {reason}. "
             "Write the code for all of them, or take these gears out."
         )
-        raise GearError(msg, found=repr(sizes), reason=reason)
+        raise GearsApart(msg, found=repr(sizes), reason=reason)
     final = replace(
         gears,
         combinations=allowed,

@@ -119,23 +119,15 @@ _SCOPE = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "round":
 
 
 class Axis(Value):
-    """One geared dimension of one input.
+    """One geared dimension of one input."""
 
-    Attributes:
-        source: the input, as Dynamo names it.
-        node: the input in the guards' table; -1 where there are no guards (``torch.compile``).
-        symbol: name of the symbol that stands for its size.
-        position: of the tensor among the graph's inputs; -1 if the graph takes only its size.
-        number: position of a number input that is its size; -1 if there is none.
-    """
-
-    source: str
-    node: int
+    source: str  # the input, as Dynamo names it
+    node: int  # the input in the guards' table; -1 where there are no guards (``torch.compile``)
     dim: int
     gears: tuple[int, ...]
-    symbol: str
-    position: int
-    number: int
+    symbol: str  # name of the symbol that stands for its size
+    position: int  # of the tensor among the graph's inputs; -1 if the graph takes only its size
+    number: int  # position of a number input that is its size; -1 if there is none
 
 
 class GearedInput(Value):
@@ -147,31 +139,21 @@ class GearedInput(Value):
 
 
 class GearFacts(Value):
-    """What the runtime must know of a graph's gears.
+    """What the runtime must know of a graph's gears."""
 
-    Attributes:
-        axes: the geared dimensions.
-        combinations: the allowed sizes of all axes, largest first.
-        dropped: combinations that the policy gives but the traced code cannot run with.
-        conditions: what the traced code asks of the axes' symbols.
-        inputs: the geared tensors.
-        numbers: number inputs that depend on axes: position and expression.
-        bound: symbols that are no axes, and the number input that gives each.
-        outputs: per output, sizes of a tensor, expression of a number, or nothing.
-        ahead: whether all gears can be captured before they are called: the geared inputs are the caller's.
-        unpaddable: why inputs cannot be padded; empty if they can.
-    """
-
-    axes: tuple[Axis, ...]
-    combinations: tuple[Combination, ...]
-    inputs: tuple[GearedInput, ...]
-    numbers: tuple[tuple[int, str], ...]
-    bound: tuple[tuple[str, int], ...]
+    axes: tuple[Axis, ...]  # the geared dimensions
+    combinations: tuple[Combination, ...]  # the allowed sizes of all axes, largest first
+    inputs: tuple[GearedInput, ...]  # the geared tensors
+    numbers: tuple[tuple[int, str], ...]  # number inputs that depend on axes: position and expression
+    bound: tuple[tuple[str, int], ...]  # symbols that are no axes, and the number input that gives each
+    # per output, sizes of a tensor, expression of a number, or nothing
     outputs: tuple[tuple[str, ...] | str | None, ...]
+    # combinations that the policy gives but the traced code cannot run with
     dropped: tuple[Combination, ...] = ()
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()  # what the traced code asks of the axes' symbols
+    # whether all gears can be captured before they are called: the geared inputs are the caller's
     ahead: bool = False
-    unpaddable: str = ""
+    unpaddable: str = ""  # why inputs cannot be padded; empty if they can
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -57,8 +57,7 @@ class GearedRunner:
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for ``inputs``, of the caller's sizes.
 
-        Raises:
-            GearError: no gear stands for the inputs, or padding changes the results.
+        Raises `GearError`: no gear stands for the inputs, or padding changes the results.
         """
         sizes = self._gears.sizes_of(inputs)
         if sizes in self._allowed:

@@ -259,7 +259,7 @@ def _reached(value: Any, source: str) -> Iterator[tuple[Any, str]]:
 
 
 class NodeValues:
-    """What the nodes of a table stand for in a call, each looked up once, those that are added later too."""
+    """Objects of a table's nodes in a call, each looked up once; nodes may be added later."""
 
     def __init__(self, nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> None:
         self._nodes = nodes
@@ -277,5 +277,5 @@ class NodeValues:
         return self.all()[node]
 
     def again(self, node: int) -> Any:
-        """What another look at a node gives, which may be an object made by this look."""
+        """Look a node up once more; the object may be made by this very look-up."""
         return resolve(self._nodes, self._values, node, self._roots)

@@ -1,4 +1,4 @@
-"""From Dynamo's guards to portable ones, at compile time; what cannot be translated is refused by name."""
+"""Translate Dynamo's guards to portable ones, at compile time; refuse the others by name."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _names_in_graph(trace: Trace) -> set[str]:
 
 
 def _sources(trace: Trace, function: types.FunctionType) -> tuple[TracedSource, ...]:
-    """What was traced, and the operators that are not torch's own."""
+    """Digests of the traced code, and of the operators that are not torch's own."""
     call = trace.lowered.captured
     found = operators_of(trace.lowered.graph) | ({} if call is None else operators_of(call.graph_module))
     operators = [
@@ -263,7 +263,7 @@ def _shape(table: PathTable, condition: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _rooted(node: ast.AST) -> bool:
-    """Whether an expression is a chain of attributes, items and conversions that starts at ``L`` or ``G``."""
+    """True if an expression is a chain of attributes, items and conversions that starts at ``L`` or ``G``."""
     start = node
     while isinstance(node, ast.Attribute | ast.Subscript) or _is_conversion(node):
         node = node.args[0] if isinstance(node, ast.Call) else node.value
@@ -271,7 +271,7 @@ def _rooted(node: ast.AST) -> bool:
 
 
 def _is_conversion(node: ast.AST) -> TypeGuard[ast.Call]:
-    """Whether an expression is an array of NumPy's as a tensor."""
+    """True if an expression is an array of NumPy's as a tensor."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "___from_numpy"
 
 
@@ -404,7 +404,7 @@ class Account(Value):
 def accounts(
     tree: GuardTree, *, ambient: Container[str], translated: Container[str], pinned: tuple[str, ...]
 ) -> tuple[Account, ...]:
-    """What stands for each leaf of a tree.
+    """Account for each leaf of a tree.
 
     Args:
         tree: the tree.
@@ -443,7 +443,7 @@ def _by(leaf: Leaf, ambient: Container[str], translated: Container[str]) -> str:
 
 
 def _is_plain_tensor(tensor: torch.Tensor) -> bool:
-    """Whether operators take a tensor as they take any other: not so those of a class with rules of its own.
+    """True if operators take a tensor as they take any other: not so those of a class with rules of its own.
 
     Subclasses of Parameter with attributes and methods of their own (vLLM's weights) are plain.
     """

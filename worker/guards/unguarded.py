@@ -111,7 +111,7 @@ def _names(value: Any) -> tuple[str, Any]:
 
 
 def _takes_part(value: Any) -> bool:
-    """Whether the partition of objects into same and distinct ones is about an object."""
+    """True if the partition of objects into same and distinct ones is about an object."""
     return has_identity(value) or num_cells(value) > 0 or isinstance(value, types.MethodType)
 
 
@@ -158,7 +158,7 @@ def _sets_looked_into(trace: Trace) -> tuple[str, ...]:
 
 
 def has_identity(value: Any) -> bool:
-    """Whether an object differs from its equals, as functions and classes do that no name leads to."""
+    """True if an object differs from its equals, as functions and classes do that no name leads to."""
     kind = type(value)  # not isinstance: some objects raise when they are asked for their class
     if issubclass(kind, type | types.FunctionType):
         return not _is_found_by_name(value)
@@ -168,7 +168,7 @@ def has_identity(value: Any) -> bool:
 
 
 def _is_found_by_name(value: Any) -> bool:
-    """Whether a function or class is the only one of its name: what its module has under that."""
+    """True if a function or class is the only one of its name: what its module has under that."""
     if "<" in value.__qualname__:  # made by a call, or without a name
         return False
     found: Any = sys.modules.get(value.__module__)
@@ -178,7 +178,7 @@ def _is_found_by_name(value: Any) -> bool:
 
 
 def is_object_of_value(value: Any) -> bool:
-    """Whether Dynamo follows a constant as an object: it then guards the first path to it, and no other."""
+    """True if Dynamo follows a constant as an object: it then guards the first path to it, and no other."""
     kind = type(value)
     return issubclass(kind, enum.Enum) or (issubclass(kind, _BUILT_IN) and kind not in _BUILT_IN)
 

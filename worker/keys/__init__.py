@@ -1,1 +1,1 @@
-"""What decides whether an artifact fits: environment, code and configuration, as parts of a request key."""
+"""Components of a request key: environment, code and configuration."""

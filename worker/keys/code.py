@@ -64,7 +64,7 @@ _LAYOUT_NAMES = frozenset({"_fields", "__match_args__", "__slots__"})
 
 
 def is_pinned_module(name: str | None) -> bool:
-    """Whether a module's code is fixed by a version in the environment fingerprint."""
+    """True if a module's code is fixed by a version in the environment fingerprint."""
     if name is None or name == "__main__":
         return False
     top = name.partition(".")[0]
@@ -170,7 +170,7 @@ def stable_text(value: object) -> str:
 
 
 def layers(value: Any) -> Iterator[Any]:
-    """What a name is bound to, and what that wraps, outermost first."""
+    """The object that a name is bound to, and all that it wraps, outermost first."""
     seen: set[int] = set()
     while value is not None and id(value) not in seen:
         seen.add(id(value))
@@ -232,7 +232,7 @@ def digested_functions(cls: type) -> Iterator[types.FunctionType]:
 
 
 def _is_torchs_own(cls: type, name: str, value: Any) -> bool:
-    """Whether a member is one of torch's methods where it stands in the source, as nearly all are."""
+    """True if a member is one of torch's methods where it stands in the source, as nearly all are."""
     return (
         value.__class__ is types.FunctionType
         and value.__code__.co_qualname == f"{cls.__qualname__}.{name}"
@@ -274,13 +274,13 @@ def _function_name(cls: type, name: str, layer: Any) -> str:
 
 
 def has_file(function: types.FunctionType) -> bool:
-    """Whether a function stands in the file of its module: no cell of a notebook, nothing of `exec`."""
+    """True if a function stands in the file of its module: no cell of a notebook, nothing of `exec`."""
     in_file = function.__globals__.get("__file__") == function.__code__.co_filename
     return in_file and not is_of_replaced_module(function)
 
 
 def is_of_replaced_module(function: types.FunctionType) -> bool:
-    """Whether another module has taken the name of a function's own, so nobody finds its globals."""
+    """True if another module has taken the name of a function's own, so nobody finds its globals."""
     module = sys.modules.get(globals_module(function) or "")
     return module is not None and vars(module) is not function.__globals__
 
@@ -320,7 +320,7 @@ def _foreign_layers(cls: type, name: str, value: Any) -> Iterator[str]:
 
 
 def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
-    """Whether a class's source has this function under this name; or torch or torch_npu put it there.
+    """True if a class's source has this function under this name; or torch or torch_npu put it there.
 
     Dynamo puts a function of its own, made in another one, into ``Module.__init__``.
     """

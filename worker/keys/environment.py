@@ -149,7 +149,7 @@ def _gpus() -> str:
 
 
 def features() -> list[str]:
-    """Of the first processor; the system writes the text as it is read, which takes long for hundreds."""
+    """Features of the first processor; the text of hundreds would take the system long to write."""
     try:
         with _CPU_INFO.open(errors="replace") as lines:
             for line in lines:

@@ -1,4 +1,4 @@
-"""What compiled kernels need of a machine: its instruction set, and the architecture of its GPUs.
+"""Requirements of compiled kernels: a machine's instruction set, and the architecture of its GPUs.
 
 Two machines with the same `instruction_set` text run each other's kernels.
 """
@@ -24,7 +24,7 @@ _EXTRAS = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "am
 
 
 class InstructionSet(Value):
-    """What kernels may use.
+    """Instructions that kernels may use.
 
     Attributes:
         march: for the compiler's ``-march``; None where Inductor chooses.
@@ -37,12 +37,12 @@ class InstructionSet(Value):
 
 @functools.cache
 def instruction_set() -> InstructionSet:
-    """Of this machine."""
+    """Instruction set of this machine."""
     return of_features(platform.machine(), frozenset(features()))
 
 
 def of_features(machine: str, features: frozenset[str]) -> InstructionSet:
-    """Of a machine with these features, as ``/proc/cpuinfo`` names them."""
+    """Instruction set of a machine with these features, as ``/proc/cpuinfo`` names them."""
     if machine not in ("x86_64", "AMD64"):
         digest = hashlib.sha256(" ".join(sorted(features)).encode()).hexdigest()[:16]
         return InstructionSet(march=None, text=f"{machine} {len(features)} features {digest}")

@@ -52,7 +52,7 @@ def reachable_digest(*values: Any, of_state: bool = True) -> str:
 
 
 def functions_of_file(module: types.ModuleType, file: str) -> list[Any]:
-    """What the code of a module's file names, for functions that no name leads to."""
+    """Names in the code of a module's file, for functions that no name leads to."""
     try:
         code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
     except OSError:
@@ -220,7 +220,7 @@ class _Walk:
 
 
 def _is_fixed(name: str | None) -> bool:
-    """Whether a version fixes a module's code: one in the environment's fingerprint, or its package's own."""
+    """True if a version fixes a module's code: one in the environment's fingerprint, or its package's own."""
     return is_pinned_module(name) or bool(_version(name or ""))
 
 

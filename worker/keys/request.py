@@ -26,7 +26,7 @@ _KEY_CHARS = 32
 
 
 class Request(Value):
-    """What is asked for by the cached functions of one module.
+    """Request of one module's cached functions.
 
     Attributes:
         components: named components, each a short string.
@@ -71,7 +71,7 @@ def code_in_options(options: CacheOptions) -> tuple[str, ...]:
 
 
 def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
-    """What decides on compiled kernels: instructions and threads that they use, and whether they are kept.
+    """Components of compiled kernels: the instructions and threads that they use, and if they are kept.
 
     The compiler is not here: what it makes runs on all machines of this key, with a compiler or without.
     """
@@ -88,7 +88,7 @@ def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
 
 
 def _registered(mode: str) -> dict[str, str]:
-    """What was registered with TorchAir and belongs to the process: fusion patterns, converters for GE."""
+    """Registrations with TorchAir that belong to the process: fusion patterns, converters for GE."""
     from warmrank.worker.keys.reachable import reachable_digest
     from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
 

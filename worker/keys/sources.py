@@ -1,4 +1,4 @@
-"""What was traced, as digests of code: comments, file names and line numbers do not count."""
+"""Digests of traced code; comments, file names and line numbers do not count."""
 
 from __future__ import annotations
 

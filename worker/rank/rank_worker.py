@@ -44,11 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class RankWorker:
-    """Steps one rank through a launch.
-
-    Functions are named as units of work. What fails for one is a result with a `Failure`; an exception of
-    `worker.errors` or `cache_store.errors` is about the whole rank.
-    """
+    """Steps one rank through a launch, as `worker.rank.Rank` says."""
 
     def __init__(self, spec: RankSpec, store: Store | None) -> None:
         self._spec = spec
@@ -142,11 +138,7 @@ class RankWorker:
         return tuple(self._units[name].guarded(lambda unit: unit.load()) for name in functions)
 
     def adopt(self, offers: Mapping[str, str], fresh: Collection[str] = ()) -> tuple[FunctionResult, ...]:
-        """Take over artifacts of other ranks, by digest; their guards decide whether they fit here.
-
-        ``offers`` gives digests by function; of ``fresh`` functions this launch compiled the artifact, and
-        `release` lets other partitions have it.
-        """
+        """Take over artifacts of other ranks; `release` lets other partitions have the ``fresh`` ones."""
 
         def adopted(unit: RankUnit) -> FunctionResult:
             withheld = unit.name in fresh and self._spec.audited
@@ -162,10 +154,7 @@ class RankWorker:
     def propose_captures(
         self, planned: tuple[CaptureEntry, ...], names: Collection[str] | None = None
     ) -> tuple[CaptureProposal, ...]:
-        """What this rank would capture: the workload's calls, and what it can of an earlier launch's plan.
-
-        ``names`` are the units to capture; None for all.
-        """
+        """The graphs that this rank would capture, of the units ``names``; None for all."""
         from warmrank.worker.rank import captures
 
         units = [
@@ -288,10 +277,7 @@ class RankWorker:
         return manifests.with_node_files(found, self._node_files)
 
     def publish(self, launch_key: str) -> Published | None:
-        """Put this rank's manifest and artifacts into the store; None without a store.
-
-        What it shared right after compiling counts as new too.
-        """
+        """Put manifest and artifacts into the store; what was shared after its compile counts as new too."""
         from warmrank.worker.rank.manifests import publish
 
         if self._store is None:

@@ -124,7 +124,7 @@ class GraphFacts(Value):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GraphFacts:
-        """From an artifact's header."""
+        """Read from an artifact's header."""
         gears = data["gears"]
         if gears:
             from warmrank.worker.gears.model import GearFacts
@@ -154,7 +154,7 @@ class PortableGuards(Value):
     runtime_state: dict[str, str] = field(default_factory=dict)
 
     def of_tensors(self) -> PortableGuards:
-        """Those on tensors and sizes alone, which code that was compiled for them relies on."""
+        """Conditions on tensors and sizes alone, which code that was compiled for them relies on."""
         checks = tuple(check for check in self.checks if check[1] == "tensor")
         return replace(self, checks=checks, ambient={}, sources=(), asked=(), runtime_state={})
 
@@ -169,7 +169,7 @@ class PortableGuards(Value):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PortableGuards:
-        """From an artifact's header."""
+        """Read from an artifact's header."""
         return cls(
             nodes=_unpacked(data["nodes"]),
             checks=_unpacked(data["checks"]),
@@ -211,7 +211,7 @@ class ArtifactFile(Value):
 
 
 class Artifact(Value):
-    """What one compile of one cached function produced.
+    """The product of one compile of one cached function.
 
     Attributes:
         name: qualified name and signature, as TorchAir's log prints it.
@@ -266,7 +266,7 @@ class Artifact(Value):
 
 
 def is_artifact(first: bytes) -> bool:
-    """Whether a file that begins so is one that this cache, or TorchAir's, wrote; whole or not."""
+    """True if a file that begins so is one that this cache, or TorchAir's, wrote; whole or not."""
     return first.startswith((_MAGIC, *_PICKLES))
 
 
@@ -323,7 +323,7 @@ def open_private(path: Path) -> BufferedReader:
 
 
 def verified(directory: Path, file: ArtifactFile) -> Path:
-    """Where a file beside an artifact lies, its bytes verified.
+    """Path of a file beside an artifact, its bytes verified.
 
     Raises:
         ArtifactMissing: it is not there.
@@ -342,7 +342,7 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
 
 
 def damaged_files(directory: Path, files: Iterable[ArtifactFile]) -> tuple[Path, ...]:
-    """Those files beside an artifact that are this user's own and hold other bytes than they should."""
+    """Damaged files beside an artifact: this user's own, with other bytes than they should hold."""
     from warmrank.cache_store.errors import UnusableCache
 
     found = []
@@ -388,10 +388,10 @@ def _from_body(body: bytes) -> Artifact:
 
 
 def withheld_mark(function_dir: Path, sha256: str) -> Path:
-    """What keeps an artifact for its own partition alone, where it is there (see `worker.runtime.files`)."""
+    """The mark that keeps an artifact for its own partition alone (see `worker.runtime.files`)."""
     return function_dir / f".withheld_{sha256}"
 
 
 def is_withheld(function_dir: Path, sha256: str) -> bool:
-    """Whether an artifact is for its own partition alone."""
+    """True if an artifact is for its own partition alone."""
     return withheld_mark(function_dir, sha256).exists()

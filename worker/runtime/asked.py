@@ -132,7 +132,7 @@ def _decoded(argument: Any) -> Any:
 
 
 def result_of(call: Call) -> Any:
-    """What a call returns in this process, encoded; `_NONE` where it cannot be made."""
+    """Result of a call in this process, encoded; `_NONE` where it cannot be made."""
     try:
         made, args, kwargs = _bound(call)
         return _encoded_result(made(*args, **kwargs))
@@ -203,5 +203,5 @@ def _shown(value: Any) -> str:
 
 
 def asks_for_rank(calls: Iterable[Call]) -> bool:
-    """Whether a result depends on which rank calls, not only on how many there are."""
+    """True if a result depends on which rank calls, not only on how many there are."""
     return any(call[0].startswith(_GROUPS) and call[0] not in _OF_ALL for call in calls)

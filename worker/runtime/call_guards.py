@@ -45,7 +45,7 @@ class CallGuards:
         return frozenset() if self._snapshot is None else self._snapshot.asked
 
     def hold(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call may run the artifact; some microseconds.
+        """True if a call may run the artifact; some microseconds.
 
         Raises:
             TypeError: the function's signature does not take these arguments.

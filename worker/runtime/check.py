@@ -118,7 +118,7 @@ def member(base: Any, key: Any) -> Any:
 
 
 def take_step(step: str, base: Any, argument: Any) -> Any:
-    """What one step leads to from an object; raises whatever that object does."""
+    """Take one step from an object; raises whatever that object does."""
     match step:
         case "attr":
             return getattr(base, argument)
@@ -180,7 +180,7 @@ def mismatches(
 
 
 def asks_for_gradients(nodes: Sequence[Node], check: Check, code: CodeType) -> bool:
-    """Whether a check is of an argument that requires gradients, which are not recorded here.
+    """True if a check is of an argument that requires gradients, which are not recorded here.
 
     Weights do not count, wherever they are: parameters below the module, a free variable, another argument.
     """
@@ -209,7 +209,7 @@ def parameters(code: CodeType) -> tuple[str, ...]:
 def tensor_mismatches(
     guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Those conditions that do not hold without which compiled code reads memory that is not there."""
+    """Mismatches that would make compiled code read memory that is not there."""
     return tuple(_object_mismatches(guards.of_tensors(), function, arguments))
 
 
@@ -230,7 +230,7 @@ def _object_mismatches(
 
 
 def node_values(nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:
-    """What every node stands for in a call; `MISSING` where there is nothing."""
+    """Objects that the nodes stand for in a call; `MISSING` where there is none."""
     roots = roots_of(function, arguments)
     values: list[Any] = []
     for index in range(len(nodes)):
@@ -248,7 +248,7 @@ def roots_of(function: FunctionType, arguments: Mapping[str, Any]) -> Mapping[st
 
 
 def _shape_holds(expression: str, used: Sequence[int], values: Sequence[Any]) -> bool:
-    """Whether a condition on sizes holds; false where a value is missing."""
+    """True if a condition on sizes holds; false where a value is missing."""
     scope = {f"p{index}": values[index] for index in used}
     if any(value is MISSING for value in scope.values()):
         return False
@@ -260,7 +260,7 @@ def _shape_holds(expression: str, used: Sequence[int], values: Sequence[Any]) ->
 
 
 def _holds(check: Check, values: Sequence[Any]) -> bool:
-    """Whether one condition holds."""
+    """True if one condition holds."""
     node, kind, expected = check
     value = values[node]
     if value is MISSING:
@@ -276,7 +276,7 @@ def _holds(check: Check, values: Sequence[Any]) -> bool:
 
 
 def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911, PLR0912 - a table of all kinds
-    """Whether a condition holds for an object; what raises, of a value of quite another kind, does not."""
+    """True if a condition holds for an object; what raises, of a value of quite another kind, does not."""
     try:
         match kind:
             case "empty":
@@ -378,7 +378,7 @@ def _key_equal(key: Any, expected: Any) -> bool:
 
 
 def _tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
-    """Whether a tensor is as traced: type, dtype, device kind, layout, static sizes and strides."""
+    """True if a tensor is as traced: type, dtype, device kind, layout, static sizes and strides."""
     return (
         isinstance(value, torch.Tensor)
         and type_name(plain_type(value)) == expected["type"]
@@ -395,7 +395,7 @@ def _tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:
 
 
 def _fits(present: Sequence[int], expected: Sequence[int | None]) -> bool:
-    """Whether sizes or strides are as traced; None stands for any."""
+    """True if sizes or strides are as traced; None stands for any."""
     return [*present] == expected or (
         len(present) == len(expected)
         and all(wanted is None or wanted == now for wanted, now in zip(expected, present, strict=True))

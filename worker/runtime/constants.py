@@ -83,7 +83,7 @@ def _encode_text(value: str) -> Any:
 
 
 def _encode_python(value: Any) -> Any:
-    """Of a class that is not Python's own, or that has no literals."""
+    """Encode a value of a class that is not Python's own, or that has no literals."""
     kind = type(value)
     if isinstance(value, enum.Enum) or _is_member_in_c(value):
         return {"enum": _encode_member(value)}
@@ -98,7 +98,7 @@ def _encode_python(value: Any) -> Any:
 
 
 def _is_member_in_c(value: Any) -> bool:
-    """Whether a value is a member of what torch makes in C++ for an enum, such as ``dist.ReduceOp.SUM``."""
+    """True if a value is a member of what torch makes in C++ for an enum, such as ``dist.ReduceOp.SUM``."""
     kind = type(value)
     members = getattr(kind, "__members__", None) if is_pinned_module(kind.__module__) else None
     return isinstance(members, dict) and getattr(value, "name", None) in members
@@ -127,7 +127,7 @@ def _encode_numpy(value: Any) -> Any:
 
 
 def _encode_member(value: Any) -> list[Any]:
-    """Where a member stands and what it is called, and its value where no version pins that."""
+    """Encode an enum's member: its place and name, and its value where no version pins that."""
     kind = type(value)
     name = [kind.__module__, kind.__qualname__, value.name]
     return name if is_pinned_module(kind.__module__) else [*name, encode(value.value)]
@@ -163,7 +163,7 @@ def _encode_torch(value: Any) -> Any:
 
 
 def _is_found_again(function: types.FunctionType) -> bool:
-    """Whether a function's names lead to it, and not to another one."""
+    """True if a function's names lead to it, and not to another one."""
     try:
         return class_named([function.__module__, function.__qualname__]) is function
     except (ImportError, AttributeError):
@@ -257,7 +257,7 @@ def _describe_torch(value: Any) -> list[Any]:
 
 
 def tensor_traits(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a condition asks of a tensor, but for sizes and strides."""
+    """Traits of a tensor that a condition asks for, without sizes and strides."""
     return {
         "type": type_name(plain_type(tensor)),
         "dtype": encode(tensor.dtype),

@@ -37,7 +37,7 @@ def device_name(device: torch.device) -> str:
 
 
 def equal(encoded: Any, other: Any) -> bool:
-    """Whether two JSON forms are the same text, of which Python's ``==`` says too much: ``True == 1``."""
+    """True if two JSON forms are the same text, of which Python's ``==`` says too much: ``True == 1``."""
     return bool(encoded == other) and json.dumps(encoded) == json.dumps(other)
 
 
@@ -62,7 +62,7 @@ def _items(payload: list[Any]) -> list[Any]:
 
 
 def class_named(payload: list[str]) -> Any:
-    """What stands under a module's name and a qualified name; more items are not looked at."""
+    """Look up a qualified name in a module; further items are ignored."""
     module, qualname = payload[0], payload[1]
     if module == "builtins" and qualname in _UNNAMED:
         return _UNNAMED[qualname]

@@ -1,4 +1,4 @@
-"""What a step of a path, or a condition, hangs on: words to watch, or None where that cannot be told. Pure.
+"""Words to watch for a step of a path or a condition; None where they cannot be told. Pure.
 
 A watch is a kind of `worker.torch_private.unchanged` and an object, or `MEMBERS` and a container.
 
@@ -51,7 +51,7 @@ _OF_FUNCTION = {"__code__": "code", "__defaults__": "defaults", "__kwdefaults__"
 
 
 def of_root(step: str, name: str, function: FunctionType) -> Watches:
-    """Of a root of paths."""
+    """Watches of a root of paths."""
     if step == "global":
         return [("dict", function.__globals__)]
     if step == "local" and name in function.__code__.co_freevars:
@@ -62,7 +62,7 @@ def of_root(step: str, name: str, function: FunctionType) -> Watches:
 
 
 def of_step(step: str, base: Any, argument: Any, value: Any) -> Watches:
-    """Of a step from one object to another; `value` may be `MISSING`."""
+    """Watches of a step from one object to another; `value` may be `MISSING`."""
     if step == "attr":
         return of_attribute(base, argument, value)
     if step == "type":
@@ -84,7 +84,7 @@ def _of_item(base: Any) -> Watches:
 
 
 def _of_members(base: Any) -> Watches:
-    """Of a container's members and their order."""
+    """Watches of a container's members and their order."""
     if isinstance(base, tuple) and type(base).__getitem__ is tuple.__getitem__:
         return [] if type(base).__iter__ is tuple.__iter__ else None
     if type(base) in _FROZEN:
@@ -93,7 +93,7 @@ def _of_members(base: Any) -> Watches:
 
 
 def of_attribute(base: Any, name: str, value: Any) -> Watches:
-    """Of an attribute that is looked up; `value` is `MISSING` if it is not there."""
+    """Watches of a look-up of an attribute; `value` is `MISSING` if it is not there."""
     kind = type(base)
     if kind is FunctionType and name in _OF_FUNCTION:
         return [(_OF_FUNCTION[name], base)]
@@ -118,7 +118,7 @@ def of_attribute(base: Any, name: str, value: Any) -> Watches:
 
 
 def _of_plain_attribute(base: Any, name: str, value: Any) -> Watches:
-    """Where Python's own rule finds it: data descriptor, the object's dict, class, ``__getattr__``."""
+    """Watches by Python's own rule: data descriptor, the object's dict, class, ``__getattr__``."""
     kind = type(base)
     known: list[tuple[str, Any]] = [("type", base), ("class", kind)]
     own = _namespace(base)
@@ -177,7 +177,7 @@ def _namespace(value: Any) -> dict[str, Any] | None:
 
 
 def of_check(kind: str, value: Any, expected: Any) -> Watches:
-    """Of a condition on an object."""
+    """Watches of a condition on an object."""
     if kind in ("none", "not_none", "present", "maxlen"):
         return []
     if kind == "equals":
@@ -213,7 +213,7 @@ def _of_container(value: Any, method: str) -> Watches:
 
 
 def of_class(cls: type, known: dict[type, Watches]) -> Watches:
-    """Of a class's digest (`worker.keys.code`); `known` keeps what was found of each of its bases."""
+    """Watches of a class's digest (`worker.keys.code`); `known` keeps those of its bases."""
     watches: list[tuple[str, Any]] = [("class", cls)]
     if not is_pinned_module(type(cls).__module__):
         watches.append(("class", type(cls)))
@@ -225,7 +225,7 @@ def of_class(cls: type, known: dict[type, Watches]) -> Watches:
 
 
 def _together(parts: Iterable[Watches]) -> Watches:
-    """Of several things; None if one of them cannot be watched."""
+    """All of several watches; None if one of them cannot be made."""
     watches: list[tuple[str, Any]] = []
     for part in parts:
         if part is None:
@@ -243,7 +243,7 @@ def _of_constant(value: Any) -> Watches:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value is one that nobody can change."""
+    """True if a value is one that nobody can change."""
     if type(value) in (tuple, frozenset, torch.Size):
         return all(map(is_constant, value))
     if type(value) is slice:
@@ -252,12 +252,12 @@ def is_constant(value: Any) -> bool:
 
 
 def of_names(holder: Any) -> Watches:
-    """Of the names that a class or a module has."""
+    """Watches of the names of a class or a module."""
     return [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
 
 
 def of_function(function: FunctionType) -> Watches:
-    """Of a function's digest."""
+    """Watches of a function's digest."""
     watches: list[tuple[str, Any]] = [("code", function), ("defaults", function), ("kwdefaults", function)]
     if function.__kwdefaults__ is not None:
         watches.append(("dict", function.__kwdefaults__))
@@ -266,7 +266,7 @@ def of_function(function: FunctionType) -> Watches:
 
 
 def _of_default(value: Any) -> Watches:
-    """Of a default value's text in a digest (`worker.keys.code.stable_text`)."""
+    """Watches of a default value's text in a digest (`worker.keys.code.stable_text`)."""
     if is_constant(value):
         return []
     if type(value) is FunctionType:
@@ -276,7 +276,7 @@ def _of_default(value: Any) -> Watches:
 
 
 def _of_identity(value: Any) -> Watches:
-    """Of an object's description (`worker.runtime.constants`)."""
+    """Watches of an object's description (`worker.runtime.constants`)."""
     if isinstance(value, _NEVER_CHANGE):
         return []
     if isinstance(value, OPERATORS):

@@ -150,7 +150,7 @@ _PHRASES = {
 
 
 def check_words(guards: PortableGuards, check: Check) -> list[str]:
-    """What a check asks for, as a reader would say it; one line, but one per object for ``distinct``."""
+    """Describe a check for people: one line, but one per object for ``distinct``."""
     node, kind, expected = check
     where = text(guards.nodes, node)
     if kind == "same":

@@ -143,7 +143,7 @@ def _store_error() -> type[Exception]:
 
 
 def is_anything_declared() -> bool:
-    """Whether this process may have declared runtime state: then it has imported what takes declarations."""
+    """True if this process may have declared runtime state: then it has imported what takes declarations."""
     return "warmrank.worker.runtime.runtime_state" in sys.modules
 
 
@@ -188,7 +188,7 @@ def partition_name(
 
 
 class Place(Value):
-    """Where one function's artifacts lie: the model's directory, and its own in the rank's partition."""
+    """Directories of one function's artifacts: the model's, and its own in the rank's partition."""
 
     model_dir: Path
     function_dir: Path

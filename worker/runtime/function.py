@@ -93,7 +93,7 @@ class CachedFunction:
             launch_scope.functions.append(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of, `copy.deepcopy`'s and pickle's: nothing that is loaded."""
+        """State for `copy.deepcopy` and pickle: nothing that is loaded."""
         return {
             "function": self.method.__func__,
             "module": self.method.__self__,
@@ -167,7 +167,7 @@ class CachedFunction:
         return engine_for(self.options.config, wanted=self.wanted, device_kind=self.device_kind)
 
     def request(self) -> Request:
-        """What this function asks for under the present configuration and environment."""
+        """Request of this function under the present configuration and environment."""
         return request(self.module, self.options, self.engine())
 
     def root(self) -> Path:
@@ -177,7 +177,7 @@ class CachedFunction:
         return self._root
 
     def place(self, asked: Request | None = None) -> Place:
-        """Where this function's artifacts lie for a request (by default, the present one)."""
+        """Directories of this function's artifacts for a request (by default, the present one)."""
         options = self.options
         asked = asked or self.request()
         name = model_directory(

@@ -38,7 +38,7 @@ class CacheOptions(Value):
 
 
 class LaunchDefaults(Value):
-    """What a launch lays down for cached functions that do not say otherwise.
+    """Launch-wide defaults for cached functions.
 
     Attributes:
         no_compile: a miss is an error.
@@ -53,7 +53,7 @@ class LaunchDefaults(Value):
 
 
 class LaunchScope:
-    """What the launch that this process works for lays down: for all threads of the user's code.
+    """Launch-wide defaults of the launch that this process works for, in all threads of the user's code.
 
     Attributes:
         defaults: for cached functions that are made now.

@@ -253,7 +253,7 @@ def _unlike(names: Iterable[str]) -> str:
 
 
 def _is_plain_name(name: Any) -> bool:
-    """Whether a name means the same in source: no keyword, and not one that Python writes otherwise."""
+    """True if a name means the same in source: no keyword, and not one that Python writes otherwise."""
     return isinstance(name, str) and name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 
@@ -304,7 +304,7 @@ _CHEAP = frozenset({"none", "not_none", "tensor", "gears", "geared"})
 
 
 def reads_training(guards: PortableGuards) -> bool:
-    """Whether a condition is about the ``training`` flag of any module."""
+    """True if a condition is about the ``training`` flag of any module."""
     return any(
         guards.nodes[node][1:] in (("attr", "training"), ("item", "training")) for node, _, _ in guards.checks
     )
@@ -332,7 +332,7 @@ def _is_cheap(kind: str, expected: Any) -> bool:
 
 
 def _is_variable(guards: PortableGuards, index: int, function: FunctionType) -> bool:
-    """Whether a node is a global of the function's module, or of a module that a global names."""
+    """True if a node is a global of the function's module, or of a module that a global names."""
     parent, step, _ = guards.nodes[index]
     if parent < 0:
         return step == "global"

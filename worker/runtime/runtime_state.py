@@ -53,7 +53,7 @@ DECLARED = Declared()
 
 
 def declared_for(module: Module) -> dict[str, str]:
-    """What holds for the cached functions of a module now: name -> text of the value, sorted by name.
+    """State declared for the cached functions of a module now: name -> text of the value, sorted by name.
 
     Raises:
         BadRuntimeState: two modules, both of which concern this one, declare a name with different values.
@@ -67,7 +67,7 @@ def declared_for(module: Module) -> dict[str, str]:
 
 
 def _concerning(module: Module) -> Iterator[tuple[Mapping[str, str], _Link | None]]:
-    """What modules within and around a module declare, with where they are; None for its own."""
+    """Declarations of modules within and around a module, with their paths; None for its own."""
     within = {id(part): name for name, part in module.named_modules()}
     for reference, values in DECLARED.all:
         owner = reference()
@@ -86,7 +86,7 @@ def _link(root: Module, path: str, target: Module) -> _Link:
 
 
 def _lead(links: tuple[_Link, ...]) -> bool:
-    """Whether all modules still are where they were found."""
+    """True if all modules still are where they were found."""
     for root, names, target in links:
         found, expected = root(), target()
         for name in names:
@@ -113,7 +113,7 @@ def in_words(state: Mapping[str, str]) -> str:
 
 
 class RuntimeStateGuard:
-    """Whether what is declared for a module is what an artifact was made with; asked on every call."""
+    """Compares the state declared for a module with an artifact's; asked on every call."""
 
     __slots__ = ("_known", "_linked", "_made_with", "_module")
 
@@ -126,7 +126,7 @@ class RuntimeStateGuard:
         self._linked: tuple[int, bool, tuple[_Link, ...]] = (_NEVER, False, ())
 
     def holds(self) -> bool:
-        """Whether they are equal now."""
+        """True if they are equal now."""
         version, answer = self._known
         return answer if version == DECLARED.version else self._looked()
 

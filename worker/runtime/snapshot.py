@@ -41,7 +41,7 @@ _MAX_CHANGES = 2
 
 
 class Snapshot:
-    """What was noted at one full check.
+    """Objects and words noted at one full check.
 
     Attributes:
         asked: nodes whose conditions are to be evaluated on every call.
@@ -60,7 +60,7 @@ class Snapshot:
         self._metadata = Metadata(tuple(self._tensors.values()))
 
     def holds(self) -> bool:
-        """Whether nothing changed; some microseconds."""
+        """True if nothing changed; some microseconds."""
         if not self._watched.same() or (
             self._tensors and not self._metadata.of(tuple(self._tensors.values()))
         ):
@@ -73,7 +73,7 @@ class Snapshot:
         self._metadata = Metadata(tuple(self._tensors.values()))
 
     def changed(self) -> list[Key]:
-        """What did."""
+        """Keys of the changes."""
         nodes = tuple(self._tensors)
         return [
             *self._watched.changed(),
@@ -282,7 +282,7 @@ def _is_as_traced(source: TracedSource) -> bool:
 
 
 def _safe(predicate: Predicate) -> Predicate:
-    """What is no longer there is not the same."""
+    """The predicate; false where it raises, as it may for an object that is gone."""
 
     def safe() -> bool:
         try:

@@ -87,7 +87,7 @@ def operator_digest(name: str, overload: Any) -> str:
 
 
 def patch_sources() -> tuple[TracedSource, ...]:
-    """What somebody put into those parts of torch that run while a graph is lowered, which no tracer sees."""
+    """Digests of patches to the parts of torch that run while a graph is lowered, which no tracer sees."""
     return tuple(
         TracedSource(kind="patches", module=module, name=name, digest=patches_digest(holder_of(module, name)))
         for module, name in _PATCHED
@@ -149,7 +149,7 @@ def _is_pinned(module: str | None) -> bool:
 
 
 def _patch(name: str, value: Any) -> Any:
-    """Of torch's own the names say enough; of others all that they reach counts."""
+    """Source of a patch: a name for torch's own functions, else the value, with all that it reaches."""
     if _is_users(value):
         return (name, value)
     code = getattr(value, "__code__", value)

@@ -120,7 +120,7 @@ class Variant:
         self.bind_s = perf_counter() - started
 
     def _call_guards(self) -> CallGuards:
-        """What later calls are checked by; with guards "always" made by the second call."""
+        """Guards of later calls; with guards "always" made by the second call."""
         if self._calls is None:
             from warmrank.worker.runtime.call_guards import CallGuards
 
@@ -129,11 +129,11 @@ class Variant:
 
     @property
     def writes(self) -> bool:
-        """Whether a call writes to tensors that were there before it."""
+        """True if a call writes to tensors that were there before it."""
         return MUTATED in self.stored.artifact.facts.input_classes
 
     def accepts(self, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether this call may run this artifact, where `ambient.snapshot` gave ``state``.
+        """True if this call may run this artifact, where `ambient.snapshot` gave ``state``.
 
         Raises:
             TypeError: the function's signature does not take these arguments.
@@ -157,7 +157,7 @@ class Variant:
         )
 
     def _state_holds(self) -> bool:
-        """Whether what is declared for the module is what the artifact was made with."""
+        """True if what is declared for the module is what the artifact was made with."""
         if self._runtime_state is None:
             if not is_anything_declared():  # then none was when it was made, which a load looked at
                 return True
@@ -177,7 +177,7 @@ class Variant:
         return self._gears
 
     def _code_changed(self) -> bool:
-        """Whether a compile would now use other decompositions or passes than this artifact."""
+        """True if a compile would now use other decompositions or passes than this artifact."""
         return self._code_in_options is not None and self._code_in_options() != self._known_code
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:

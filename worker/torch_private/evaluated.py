@@ -88,7 +88,7 @@ class AskedCall(Value):
 
 
 class Evaluations:
-    """What one trace relies on beside its guards; filled while the trace runs."""
+    """Facts that one trace relies on beside its guards; filled while the trace runs."""
 
     def __init__(self) -> None:
         self.facts: dict[Evaluated, None] = {}  # about objects, in their order
@@ -265,7 +265,7 @@ class ReadHooks:
         return answer
 
     def _is_answered(self, cls: type, hook: str) -> bool:
-        """Whether a registry answers for a class; a user's own answer is refused."""
+        """True if a registry answers for a class; a user's own answer is refused."""
         answering = getattr(type(cls), hook, None)
         module = getattr(answering, "__module__", None) or getattr(answering, "__objclass__", type).__module__
         if answering is getattr(type, hook):
@@ -319,7 +319,7 @@ class ReadHooks:
 
 
 def is_number_of_device(variable: Any, name: str) -> bool:
-    """Whether code reads the index of a tensor's device, which differs by rank."""
+    """True if code reads the index of a tensor's device, which differs by rank."""
     device = vars(variable).get("value")
     is_of_tensor = isinstance(device, torch.device) and variable.source is None
     return name == "index" and is_of_tensor and device.index is not None
@@ -352,7 +352,7 @@ def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
 
 
 def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
-    """What an object has under a name, as ``original`` gives it, unless Dynamo mistakes it.
+    """Read an attribute by ``original``, unless Dynamo mistakes it.
 
     A text, a number or None that a function, method or partial has (``__qualname__``; ``__name__`` in 2.15)
     is read from its code, or taken for its descriptor; others for an object of no type.
@@ -406,7 +406,7 @@ def _refuse_own_property(name: str) -> None:
 
 
 def _value_of(variable: Any) -> Any:
-    """What a variable stands for, as far as it tells."""
+    """Value of a variable, as far as it tells."""
     from torch._dynamo.variables.lazy import LazyVariableTracker
 
     if isinstance(variable, LazyVariableTracker) and not variable.is_realized():
@@ -451,7 +451,7 @@ def _owner(tx: Any, variable: Any, name: str) -> Any:
 
 
 def _really(owner: Any, name: str) -> Any:
-    """What an object has under a name; `_NOTHING` where it has nothing."""
+    """Attribute of an object; `_NOTHING` where it has none."""
     try:
         return _NOTHING if owner is _NOTHING else getattr(owner, name, _NOTHING)
     except Exception:  # noqa: BLE001 - the user's own code
@@ -459,7 +459,7 @@ def _really(owner: Any, name: str) -> Any:
 
 
 def _own(owner: Any) -> Mapping[str, Any] | None:
-    """What an object itself holds, without its class; None for one that holds nothing."""
+    """Namespace of an object itself, without its class; None for one without."""
     try:
         held: Mapping[str, Any] = object.__getattribute__(owner, "__dict__")
     except (AttributeError, TypeError):
@@ -469,11 +469,11 @@ def _own(owner: Any) -> Mapping[str, Any] | None:
 
 def _classes(asked: Any) -> Iterator[type]:
     """The classes in the second argument of ``isinstance``."""
-    for item in asked if isinstance(asked, tuple) else getattr(asked, "__args__", None) or (asked,):
-        if isinstance(item, tuple):
-            yield from _classes(item)
-        elif issubclass(type(item), type):
-            yield item
+    if issubclass(type(asked), type):
+        yield asked
+        return
+    for item in asked if isinstance(asked, tuple) else getattr(asked, "__args__", ()):
+        yield from _classes(item)
 
 
 def _real_group(variable: Any) -> Any:

@@ -259,7 +259,7 @@ def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | No
 
 
 def _is_users(frame: FrameType | None) -> bool:
-    """Whether running code of the user's, not the import of a module, reads the environment."""
+    """True if running code of the user's, not the import of a module, reads the environment."""
     while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
     name = "" if frame is None else str(frame.f_globals.get("__name__"))
@@ -271,7 +271,7 @@ def _is_users(frame: FrameType | None) -> bool:
 
 
 def _is_asked(frame: FrameType | None) -> bool:
-    """Whether traced or user code calls: the first frame that is not `torch.distributed`."""
+    """True if traced or user code calls: the first frame that is not `torch.distributed`."""
     while frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED):
         frame = frame.f_back
     if frame is None or package_of(str(frame.f_globals.get("__name__"))) in _OWN:
@@ -303,7 +303,7 @@ def constants(*variables: Any) -> tuple[Any, ...] | None:
 
 
 def _is_known(variable: Any) -> bool:
-    """Whether nothing within a variable is still lazy."""
+    """True if nothing within a variable is still lazy."""
     if not getattr(variable, "is_realized", lambda: True)():
         return False
     items = vars(variable.unwrap()).get("items", ())
@@ -329,7 +329,7 @@ def _name_of_users(function: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether no user code can answer for a value."""
+    """True if no user code can answer for a value."""
     if isinstance(value, list | tuple | set | frozenset | dict) and is_pinned_module(type(value).__module__):
         members = (*value, *value.values()) if isinstance(value, dict) else value
         return all(map(_is_plain, members))

@@ -113,7 +113,7 @@ class ValueHooks:
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
     @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
     def _build(self, original: Any, builder_or_tx: Any, value: Any) -> Any:
-        """From the first constant with own methods on, look at each call that Python makes."""
+        """Look at each call that Python makes, from the first constant with own methods on."""
         kind = type(value)
         if issubclass(kind, set | frozenset):
             self._refuse_own_equality(value)

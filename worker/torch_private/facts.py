@@ -151,7 +151,7 @@ def _missing(path: str, names: Sequence[str]) -> str:
 
 
 def _has(owner: Any, name: str) -> bool:
-    """Whether an object has an attribute, or the instances of a class have it from when they are made."""
+    """True if an object has an attribute, or the instances of a class have it from when they are made."""
     if hasattr(owner, name) or (isinstance(owner, dict) and name in owner):
         return True
     kinds = owner.__mro__ if isinstance(owner, type) else ()

@@ -123,7 +123,7 @@ def import_tracer() -> None:
 
 
 def asked_for_values(error: BaseException) -> bool:
-    """Whether an error says that a fake tensor was asked for what only a real one has."""
+    """True if an error says that a fake tensor was asked for what only a real one has."""
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -138,7 +138,7 @@ def asked_for_values(error: BaseException) -> bool:
 
 
 def is_fake(value: Any) -> bool:
-    """Whether a tensor has no values."""
+    """True if a tensor has no values."""
     from torch._subclasses.fake_tensor import is_fake as torch_is_fake
 
     return torch_is_fake(value)

@@ -145,7 +145,7 @@ def read_before_overwritten(graph: Graph) -> None:
 
 
 def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """What Inductor knows of ``patches``; only what changes no results may be unknown.
+    """The settings of ``patches`` that Inductor knows; only those that change no results may be unknown.
 
     Raises:
         NotYet: a setting that decides what is compiled is unknown to this torch.
@@ -243,7 +243,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 class LibraryInputs(Value):
-    """What a library is called with, one after another."""
+    """Arguments of a library, in their order."""
 
     fakes: tuple[torch.Tensor, ...]  # fake tensors, in the order of the call
     tensors: tuple[int, ...]  # positions of the graph's inputs that are handed on

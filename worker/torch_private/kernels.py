@@ -70,7 +70,7 @@ def out_variant(overload: Any) -> OutVariant | None:
 
 
 def _structured(overload: Any, out: Any) -> bool:
-    """Whether a functional overload and one with ``out`` are generated from one structured kernel.
+    """True if a functional overload and one with ``out`` are generated from one structured kernel.
 
     Copying forms of views are registered alike, and are not. Losses with a ``reduction`` are, but use ``out``
     as scratch of the inputs' size before they reduce: they would write beyond its place.
@@ -86,7 +86,7 @@ def _structured(overload: Any, out: Any) -> bool:
 
 @functools.cache
 def only_copies(overload: Any) -> bool:
-    """Whether the result holds the first argument's values, at most in another type."""
+    """True if the result holds the first argument's values, at most in another type."""
     return str(overload._schema.name) in _ALLOCATING
 
 
@@ -218,7 +218,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _kinds(value: Any) -> Any:
-    """What a binding may go by when it chooses an overload."""
+    """Kinds of arguments by which a binding may choose an overload."""
     if isinstance(value, torch.Tensor):
         return value.dim() == 0, value.dtype
     if isinstance(value, list | tuple):

@@ -25,7 +25,7 @@ _WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op:
 
 
 def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
-    """What runs a library, given as its files by name, on a device.
+    """Open a library, given as its files by name, on a device; return its runner.
 
     The bytes pass through files of a private directory that is gone when this returns: nobody else can
     change them on the way, and nothing is left behind.

@@ -151,7 +151,7 @@ def functions_called(graph_module: GraphModule) -> dict[FunctionType, None]:
 
 
 def _is_of(module: ModuleType, name: str, item: Any) -> bool:
-    """Whether a function is a module's own.
+    """True if a function is a module's own.
 
     Raises:
         NotPortable: somebody put it there, where nothing would notice another one.
@@ -180,7 +180,7 @@ def group_names(graph_module: GraphModule) -> set[str]:
 
 
 def transforms(graph_module: GraphModule) -> bool:
-    """Whether a graph of Dynamo's uses ``torch.func``; composite operators cannot stay whole there."""
+    """True if a graph of Dynamo's uses ``torch.func``; composite operators cannot stay whole there."""
     return any(
         "_functorch" in str(getattr(node.target, "__module__", ""))
         or higher_order_name(node.target) in _BATCHED
@@ -404,7 +404,7 @@ def has_effect(node: Node) -> bool:
 
 
 def _casts_by_itself(graph_module: GraphModule) -> bool:
-    """Whether autocast is on, or is switched in the graph.
+    """True if autocast is on, or is switched in the graph.
 
     Its casts happen below the level at which composite operators (``linear``) are still whole, so such a
     graph is recorded further down. All others keep their composites: fewer calls, and eager's kernels.

@@ -66,10 +66,10 @@ def marked_dims(tensor: torch.Tensor) -> frozenset[int]:
 
 
 @contextlib.contextmanager
-def traced_as(hints: Iterable[tuple[torch.Tensor, Mapping[int, int]]]) -> Iterator[None]:
+def traced_as(hints: Iterable[tuple[torch.Tensor, Mapping[int, int] | None]]) -> Iterator[None]:
     """Geared tensors marked for one trace, each geared dimension with the size that the trace goes by.
 
-    The marks that they had are put back at the end.
+    None takes all marks away. The marks that they had are put back at the end.
     """
     names = (_DYNAMIC, _MAYBE, _STATIC, _RANGES, _HINTS, _MARKED)
     saved = []
@@ -77,6 +77,10 @@ def traced_as(hints: Iterable[tuple[torch.Tensor, Mapping[int, int]]]) -> Iterat
         for tensor, sizes in hints:
             attributes = vars(tensor)
             saved.append((tensor, {name: attributes[name] for name in names if name in attributes}))
+            if sizes is None:
+                for name in saved[-1][1]:
+                    del attributes[name]
+                continue
             _mark_dynamic(tensor, sizes)
             setattr(tensor, _HINTS, {**getattr(tensor, _HINTS), **sizes})
         yield

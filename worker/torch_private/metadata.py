@@ -28,7 +28,7 @@ class Metadata:
         self._guards: dict[bool, torch._C._dynamo.guards.TensorGuards] = {}
 
     def of(self, tensors: Sequence[Any]) -> bool:
-        """Whether tensors have the same metadata; about 0.1 us each."""
+        """True if tensors have the same metadata; about 0.1 us each."""
         guards = self._guards.get(_is_inference())
         if guards is not None:
             recording = _is_recording()

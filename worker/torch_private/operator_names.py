@@ -44,7 +44,7 @@ def replaced_operator(path: str) -> NotPortable:
 
 
 def at_path(path: str) -> Any:
-    """What a dotted name that begins with ``torch`` leads to; None where there is nothing."""
+    """Object at a dotted name that begins with ``torch``; None where there is none."""
     try:
         return functools.reduce(getattr, path.split(".")[1:], torch)
     except (AttributeError, RuntimeError):
@@ -52,7 +52,7 @@ def at_path(path: str) -> Any:
 
 
 def replacing_call(operator: Any) -> Any:
-    """What an operator calls in place of what torch put behind it; None where nobody replaced that."""
+    """Replacement of the function that torch put behind an operator; None where nobody replaced it."""
     called = operator._op
     own = isinstance(called, types.BuiltinFunctionType) and called.__name__ in ("", operator.__name__)
     kind = type(called)
@@ -60,7 +60,7 @@ def replacing_call(operator: Any) -> Any:
 
 
 def is_called(function: Any, name: str) -> bool:
-    """Whether a function is the overload, or a binding in C, for a name such as ``aten_add_Tensor``."""
+    """True if a function is the overload, or a binding in C, for a name such as ``aten_add_Tensor``."""
     if isinstance(function, torch._ops.OpOverload):
         known = f"{function._schema.name}.{function._overloadname}"
         return known.replace("::", "_").replace(".", "_") == name and replacing_call(function) is None

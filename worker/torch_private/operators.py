@@ -121,7 +121,7 @@ def returns_its_input(target: Any) -> bool:
 
 
 def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Those of `mutated_arguments` that this call writes to; norms keep statistics in training only."""
+    """The `mutated_arguments` that this call writes to; norms keep statistics in training only."""
     positions = mutated_arguments(target)
     switch = _UPDATING.get(schema_name(target))
     if not switch or argument_of(target, args, kwargs, switch) is not False:
@@ -185,7 +185,7 @@ def _given(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], position
 
 
 def size_depends_on_data(node: Any) -> bool:
-    """Whether a node's result has a size that only the values of its inputs say.
+    """True if a node's result has a size that only the values of its inputs say.
 
     Relies on ``node.meta["val"]``, whose sizes are then unbacked symbols.
     """
@@ -196,7 +196,7 @@ def size_depends_on_data(node: Any) -> bool:
 
 
 def calls_python(target: Any) -> bool:
-    """Whether an operator may be a Python function, whose results have the sizes that it likes."""
+    """True if an operator may be a Python function, whose results have the sizes that it likes."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in _OF_TORCH
 
 

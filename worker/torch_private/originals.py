@@ -68,7 +68,7 @@ def refuse_replaced(graph_module: GraphModule) -> None:
 
 
 def _is_users(function: Any) -> bool:
-    """Whether somebody else than torch made a function."""
+    """True if somebody else than torch made a function."""
     if isinstance(function, FunctionType):
         return not is_pinned_module(globals_module(function))
     return isinstance(function, partial)
@@ -98,7 +98,7 @@ def _original(function: Any, caller: FrameType) -> Any:
 
 
 def _running(function: Any, frame: FrameType) -> Any:
-    """What is running in a frame, and hands itself over under the name of ``function``."""
+    """The wrapper that runs in a frame and hands itself over under the name of ``function``."""
     code, scope = frame.f_code, frame.f_globals
     if getattr(function, "__code__", None) is code or not is_pinned_module(scope.get("__name__")):
         return function

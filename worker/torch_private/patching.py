@@ -81,7 +81,7 @@ def _declaring(target: Target) -> Callable[[Step], Step]:
 
 
 def targets_of(value: Any) -> Sequence[Target]:
-    """What a member of a class is declared a step in for."""
+    """The targets that a member of a class is declared a step in."""
     return vars(value).get("targets", ()) if isinstance(value, FunctionType) else ()
 
 

@@ -1,4 +1,4 @@
-"""Where tensors lie, and what the outputs of a captured graph are to its inputs.
+"""Storage and layout of tensors, and the relation of a captured graph's outputs to its inputs.
 
 A replay leaves results in fixed memory. What a caller does to a tensor (``t_()``, ``requires_grad_()``)
 must reach neither the input that it is a view of, nor what later calls return, so every call makes its own
@@ -32,7 +32,7 @@ FACTS = {
 
 
 class Place(NamedTuple):
-    """Where a tensor lies: a storage by its number, and the layout in it (offset and strides in elements)."""
+    """Place of a tensor: a storage by its number, and the layout in it (offset and strides in elements)."""
 
     storage: int
     offset: int
@@ -82,7 +82,7 @@ def lazily(tensor: torch.Tensor, place: Place) -> torch.Tensor:
 
 
 def identity_of(tensor: torch.Tensor) -> int:
-    """What is the same for all tensors in one storage, and for no others that live at the same time."""
+    """Identity of a storage: equal for all tensors in it, and for no others that live at the same time."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # sparse, for one
@@ -126,7 +126,7 @@ _PLAIN = _plain_keys()
 
 
 class Origin(NamedTuple):
-    """What an output is made of."""
+    """Origin of an output."""
 
     source: int  # position of an input; behind these, of an earlier output
     kind: str  # ``same`` object; ``view``, which knows its base; ``detached``, of which that is not known
@@ -163,7 +163,7 @@ def _origin(value: torch.Tensor, known: Sequence[Any]) -> Origin | None:
 def hand_out(
     outputs: Sequence[Any], origins: Sequence[Origin | None], num_inputs: int, *, clone: bool
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What makes a call's outputs of its inputs, after a replay that left ``outputs`` at fixed addresses.
+    """Function from a call's inputs to its outputs, after a replay that left ``outputs`` at fixed addresses.
 
     With ``clone``, outputs that lie in memory of the graph's own are copied.
     """
@@ -192,7 +192,7 @@ def _own(value: Any, *, clone: bool) -> Callable[[Sequence[Any]], Any]:
 
 
 def _again(value: torch.Tensor, origin: Origin) -> Callable[[Sequence[Any]], Any]:
-    """What makes a tensor with the layout of `value` of the one that it came of."""
+    """Function that gives the tensor from which `value` came the layout of `value`."""
     source, kind = origin
     if kind == "same":
         return lambda known: known[source]
@@ -222,7 +222,7 @@ def _retyped(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def leaves(values: Any) -> list[Any]:
-    """What lies in containers, at any depth, in its order."""
+    """Leaves of nested containers, in their order."""
     return _pytree.tree_leaves(values)
 
 

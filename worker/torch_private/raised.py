@@ -94,7 +94,7 @@ def raised_by(
 
 
 def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseException, str]:
-    """Who knows the stack, and the exception as Python prints it; nothing for a graph break."""
+    """The holder of the stack, and the exception as Python prints it; nothing for a graph break."""
     from torch._dynamo.exc import ObservedException, TorchRuntimeError
 
     if isinstance(error, ObservedException):
@@ -124,7 +124,7 @@ def _cause(error: BaseException, handled: BaseException | None) -> BaseException
 
 
 def _innermost(error: BaseException, handled: BaseException | None) -> BaseException:
-    """What everything else was raised from."""
+    """The first exception of a chain."""
     while cause := _cause(error, handled):
         error = cause
     return error
@@ -139,7 +139,7 @@ def _observed(error: BaseException) -> str:
 
 
 def _text_of(args: tuple[Any, ...], *, is_key: bool) -> str:
-    """What ``str`` gives of an exception with these arguments, which Dynamo keeps as variables or as text."""
+    """``str`` of an exception with these arguments, which Dynamo keeps as variables or as text."""
     if len(args) == 1 and isinstance(args[0], str):
         found = _RAISED.fullmatch(args[0])
         if found is None:

@@ -48,7 +48,7 @@ REFUSED_TAGS = {
 
 
 class Traits(NamedTuple):
-    """What the schema and the name of an overload say."""
+    """Traits of an overload, from its schema and its name."""
 
     # where the arguments that it writes to stand: positions, or names of keyword-only ones
     written: tuple[str | int, ...] = ()
@@ -93,7 +93,7 @@ def traits_of(func: Any) -> Traits:
 
 
 def draws_nothing(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a seeded operator is told not to draw: probability zero, or not training."""
+    """True if a seeded operator is told not to draw: probability zero, or not training."""
     told = (argument_of(func, args, kwargs, name) for name in _PROBABILITIES)
     # A probability in a tensor may be another one in the next call.
     return any(isinstance(value, int | float) and not value for value in told)
@@ -109,7 +109,7 @@ def refusal(func: Any, why: str) -> NotCapturable:
 
 
 def is_mask(index: Any) -> bool:
-    """Whether an index selects as many elements as it has true ones."""
+    """True if an index selects as many elements as it has true ones."""
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
@@ -158,7 +158,7 @@ def record(
 
 
 def leaves(values: Any) -> list[Any]:
-    """What an operator returned, with lists of tensors unpacked."""
+    """Results of an operator, with lists of tensors unpacked."""
     if not isinstance(values, list | tuple):
         return [values]
     return [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
@@ -208,7 +208,7 @@ class _Recorder(Watch):
         return func(*args, **kwargs)
 
     def _known(self, result: Any) -> bool:
-        """Whether a result is a view of memory that was seen before."""
+        """True if a result is a view of memory that was seen before."""
         numbers = self._numbers
         if isinstance(result, torch.Tensor):
             return identity_of(result) in numbers
@@ -230,7 +230,7 @@ class _Recorder(Watch):
         )
 
     def place(self, tensor: torch.Tensor) -> Place:
-        """Where a tensor lies; memory that nobody announced is taken for a constant, and held."""
+        """Place of a tensor; memory that nobody announced is taken for a constant, and held."""
         number = self._numbers.get(identity_of(tensor))
         if number is None:
             check(tensor)

@@ -80,7 +80,7 @@ _LIBRARIES = tuple(
 
 
 def float32_precision() -> tuple[Any, ...]:
-    """What older switches say (matrices, cuBLAS, cuDNN); then the newer ones, unless the older tell all."""
+    """The older switches (matrices, cuBLAS, cuDNN); then the newer ones, unless the older tell all."""
     try:
         older: tuple[Any, ...] = (
             torch.get_float32_matmul_precision(),
@@ -148,7 +148,7 @@ def foreign_function_modes() -> int:
 
 
 def is_followed() -> bool:
-    """Whether something else follows the operators of a call: a trace, a transform, or a dispatch mode."""
+    """True if something else follows the operators of a call: a trace, a transform, or a dispatch mode."""
     return (
         torch.compiler.is_compiling()  # first, because Dynamo inlines this
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -159,7 +159,7 @@ def is_followed() -> bool:
 
 
 def is_symbolic_trace() -> bool:
-    """Whether ``torch.fx`` traces symbolically: then arguments are no tensors, so no artifact fits."""
+    """True if ``torch.fx`` traces symbolically: then arguments are no tensors, so no artifact fits."""
     tracer = sys.modules.get("torch.fx._symbolic_trace")
     return tracer is not None and bool(tracer.is_fx_symbolic_tracing())
 
@@ -227,7 +227,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def group_addresses() -> tuple[int, ...]:
-    """What is equal as long as no process group comes or goes; under a microsecond for a few groups."""
+    """A value that stays equal until a process group comes or goes; under a microsecond for a few groups."""
     from torch.distributed import distributed_c10d
 
     return tuple(map(id, distributed_c10d._world.pg_names))

@@ -53,16 +53,16 @@ FACTS = {
 
 # What is patched here while a trace runs belongs to the whole process.
 _LOCK = threading.RLock()
-Hints = Iterable[tuple[torch.Tensor, Mapping[int, int]]]
+Hints = Iterable[tuple[torch.Tensor, Mapping[int, int] | None]]
 
 
 @contextlib.contextmanager
 def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.Tensor]]:
-    """What a trace makes of marks and gears, while the context lasts.
+    """Context in which a trace obeys marks and gears.
 
     Args:
-        hints: geared tensors, and the size that the trace goes by for each geared dimension. With any, all
-            other dimensions that nobody marked as dynamic are static, as in TorchAir.
+        hints: geared tensors, and the size that the trace goes by for each geared dimension; None if they are
+            static. With any, all other dimensions that nobody marked as dynamic are static, as in TorchAir.
         oblivious: sizes of 1 are not to be told from others, because 1 is a gear.
 
     Yields:
@@ -99,7 +99,7 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
 class _SizeHooks:
     """Steps in where Dynamo decides which sizes of a tensor are symbols."""
 
-    def __init__(self, hints: tuple[tuple[torch.Tensor, Mapping[int, int]], ...]) -> None:
+    def __init__(self, hints: tuple[tuple[torch.Tensor, Mapping[int, int] | None], ...]) -> None:
         self.hints = hints
         self.traced: dict[str, torch.Tensor] = {}
         self.refused: list[GearError] = []  # to raise later: in here Dynamo would make another error of it
@@ -192,7 +192,7 @@ def size_text(value: int | torch.SymInt) -> str:
 
 
 def sizes_of_inputs(graph: GraphModule) -> dict[str, str]:
-    """Where a graph's inputs say what a symbol stands for: symbol -> Python over the inputs' names."""
+    """Values of symbols in terms of a graph's inputs: symbol -> Python over the inputs' names."""
     found: dict[str, str] = {}
     for node in graph.graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None

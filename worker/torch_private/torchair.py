@@ -82,14 +82,14 @@ def registered_patterns(package: str, digest: Digest) -> list[RegisteredPattern]
 
 
 def is_of_the_vendor(function: Any) -> bool:
-    """Whether a function is torch_npu's own; not by its ``__module__``, which ``functools.wraps`` copies."""
+    """True if a function is torch_npu's own; not by its ``__module__``, which ``functools.wraps`` copies."""
     plain = isinstance(function, FunctionType)
     module = globals_module(function) if plain else getattr(function, "__module__", None)
     return str(module).partition(".")[0] in _OF_THE_VENDOR
 
 
 def _made_with(entry: Any, package: str) -> Mapping[str, Any]:
-    """What Inductor's ``register_replacement`` was called with; raises `NotPortable` for another make."""
+    """Arguments of Inductor's ``register_replacement``; raises `NotPortable` for another make."""
     cells = inspect.getclosurevars(entry.extra_check).nonlocals
     if all(name in cells for name in (*_FUNCTIONS, "trace_fn", "scalar_workaround")):
         return cells
@@ -172,7 +172,7 @@ def _parts(holder: Any, kind: type) -> list[Any]:
 
 
 def left_to_wrappers(context: Any) -> str:
-    """What the wrappers would do after each call, in words; empty for nothing. Of AOTAutograd's context."""
+    """Describe what AOTAutograd's wrappers would do after each call; empty for nothing."""
     found = context.fw_metadata
     if found is None:
         return ""

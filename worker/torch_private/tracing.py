@@ -119,7 +119,7 @@ _LOCK = threading.RLock()
 
 
 class Trace(Value):
-    """All that one trace of one method produced."""
+    """The product of one trace of one method."""
 
     lowered: LoweredGraph  # the graph
     frame: CodeType  # the code object that unpacks the arguments, calls the graph, and packs the outputs

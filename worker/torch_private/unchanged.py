@@ -144,7 +144,7 @@ _TRIALS = {
 
 
 def _follows(kind: str) -> bool:
-    """Whether the word of a kind is where it should be in this Python."""
+    """True if the word of a kind is where it should be in this Python."""
     if kind not in _TRIALS:
         return _dict_follows() if kind == "dict" else _class_follows()
     address = _address(kind, _TRIALS[kind])
@@ -174,7 +174,7 @@ class Words:
         return known
 
     def same(self) -> bool:
-        """Whether none of them changed."""
+        """True if none of them changed."""
         return self._view.take(self._indexes).tobytes() == self._known
 
     def changed(self) -> list[int]:
@@ -204,7 +204,7 @@ class Watched:
         self._words = Words(addresses)
 
     def same(self) -> bool:
-        """Whether none of the objects changed."""
+        """True if none of the objects changed."""
         return self._words.same() and all(
             _read_slowly(kind, value) == known for kind, value, known in self._slow
         )
@@ -236,7 +236,7 @@ class TensorWatch:
         self._looks, self._wait = 0, 2
 
     def same(self, inputs: Sequence[Any]) -> bool:
-        """Whether they are the same objects, unchanged, in the same memory."""
+        """True if they are the same objects, unchanged, in the same memory."""
         words = self._words
         if words is None or len(inputs) != words.num_inputs or type(inputs) is not tuple:
             return False
@@ -355,7 +355,7 @@ def _keys_of(tensor: torch.Tensor) -> int:
 
 @functools.cache
 def _places() -> _Places | None:
-    """Where the words are in this build; None where one of them was not found."""
+    """Offsets of the words in this build; None where one of them was not found."""
     if not _SUPPORTED:
         return None
     with torch.inference_mode(mode=False), torch.no_grad():
@@ -419,7 +419,7 @@ _CHANGES: tuple[Callable[[torch.Tensor], Any], ...] = (
 
 
 def _changes_show(places: _Places) -> bool:
-    """Whether changes show in the words, also in those that `_found` could not look for."""
+    """True if changes show in the words, also in those that `_found` could not look for."""
     for change in _CHANGES:
         tensor = torch.empty((2, 3), dtype=torch.float32, device="cpu").requires_grad_(True)
         words = _TensorWords([tensor], 1, places)

@@ -7,6 +7,7 @@ Where torch_npu is not installed, ``import torch_npu`` gives a stand-in that lea
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torchair")
 _HERE = str(Path(__file__).parent)
+_BACKENDS = {"npu": "torchair", "npugraph_ex": "npugraph_ex"}
 _NOT_INSTALLED = "torch_npu is not installed here, and the script runs on the CPU"
 
 
@@ -98,7 +100,20 @@ class _StandIn:
             _log.warning("torch_npu is not installed: the script runs on the CPU, and .npu() does nothing")
             torch.npu = importlib.import_module("torch_npu.npu")  # type: ignore[attr-defined]
             importlib.import_module("torch_npu.dynamo")
+            torch.compile = _with_backends(torch.compile)
             torch.Tensor.npu = torch.nn.Module.npu = _stays  # type: ignore[attr-defined]
+
+
+def _with_backends(function: Any) -> Any:
+    """``torch.compile`` with the backends that torch_npu registers by name."""
+
+    @functools.wraps(function)
+    def compiled(model: Any = None, *, backend: Any = "inductor", **given: Any) -> Any:
+        if package := _BACKENDS.get(backend) if isinstance(backend, str) else None:
+            backend = torchair_names.facade(package).get_npu_backend()
+        return function(model, backend=backend, **given)
+
+    return compiled
 
 
 def _stays(value: Any, *args: Any, **kwargs: Any) -> Any:

@@ -95,19 +95,8 @@ _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connections:
-    """Clients of one place that differ in patience; all are cheap until used."""
-
-    once: ObjectStore  # small requests, tried once: whoever creates must know of every try
-    again: ObjectStore  # small requests that may be repeated
-    bulk_once: ObjectStore  # bodies that may take a while, tried once
-    bulk: ObjectStore  # parts of large uploads, repeated
-    retry_s: float  # how long a request may be repeated
-
-
-def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> Connections:
-    """Make the clients for ``url``; nothing is asked of the server yet."""
+def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> ObjectClient:
+    """Make the client for ``url``; nothing is asked of the server yet."""
     try:
         import obstore  # noqa: F401 - only whether it is there
         import zstandard  # noqa: F401
@@ -143,7 +132,8 @@ def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> Connect
             },
         )
 
-    return Connections(
+    return ObjectClient(
+        url=url,
         once=client(silence_s, num_retries=0),
         again=client(silence_s, num_retries=6),
         bulk_once=client(_BULK_SILENCE_S, num_retries=0),
@@ -276,12 +266,16 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0][:_MAX_REASON_CHARACTERS]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectClient:
-    """One place of an object store, as this process uses it."""
+    """One place of an object store, as this process uses it, by clients that differ in patience."""
 
-    def __init__(self, url: str, connections: Connections) -> None:
-        self.url = url
-        self._connections = connections
+    url: str
+    once: ObjectStore  # small requests, tried once: whoever creates must know of every try
+    again: ObjectStore  # small requests that may be repeated
+    bulk_once: ObjectStore  # bodies that may take a while, tried once
+    bulk: ObjectStore  # parts of large uploads, repeated
+    retry_s: float  # how long a request may be repeated
 
     def read(self, name: str, *, limit_bytes: int | None = None) -> bytes:
         """All bytes of an object, or its first ``limit_bytes``; raises as `get`."""
@@ -300,7 +294,7 @@ class ObjectClient:
         """
 
         def ask() -> bytes | GetResult:
-            result = self._connections.once.get(name)
+            result = self.once.get(name)
             return bytes(result.bytes()) if result.meta["size"] <= _STREAM_BYTES else result
 
         with self._errors(name):
@@ -311,7 +305,7 @@ class ObjectClient:
         """Status of an object; None where there is none. Raises `StoreUnavailable`."""
         try:
             with self._errors(name):
-                return _info(self._retried(lambda: self._connections.once.head(name)))
+                return _info(self._retried(lambda: self.once.head(name)))
         except NotInStore:
             return None
 
@@ -324,7 +318,7 @@ class ObjectClient:
         from obstore.exceptions import AlreadyExistsError
 
         is_quick = len(data) <= _QUICK_BYTES
-        store = self._connections.once if is_quick else self._connections.bulk_once
+        store = self.once if is_quick else self.bulk_once
         lost: list[Exception] = []
 
         def put() -> bool:
@@ -346,7 +340,7 @@ class ObjectClient:
         """
         check_process(self.url)
         with self._errors(name):
-            self._connections.bulk.put(
+            self.bulk.put(
                 name, chunks, mode="overwrite", chunk_size=PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
             )
 
@@ -354,7 +348,7 @@ class ObjectClient:
         """Copy an object within the server, replacing ``target``; False where it is gone."""
         try:
             with self._errors(name):
-                self._retried(lambda: self._connections.bulk_once.copy(name, target, overwrite=True))
+                self._retried(lambda: self.bulk_once.copy(name, target, overwrite=True))
         except NotInStore:
             return False
         return True
@@ -363,7 +357,7 @@ class ObjectClient:
         """Remove an object; none is no error. Raises `StoreUnavailable`."""
         try:
             with self._errors(name):
-                self._retried(lambda: self._connections.once.delete(name))
+                self._retried(lambda: self.once.delete(name))
         except NotInStore:
             return
 
@@ -371,7 +365,7 @@ class ObjectClient:
         """All objects below ``directory``, page by page."""
         check_process(self.url)
         with self._errors(f"listing of {directory or 'all'}"):
-            for page in self._connections.again.list(directory or None, chunk_size=1000):
+            for page in self.again.list(directory or None, chunk_size=1000):
                 yield from map(_info, page)
 
     def _holds(self, name: str, data: bytes) -> bool:
@@ -398,14 +392,14 @@ class ObjectClient:
                 return
             rest: GetOptions = {"range": {"offset": position}, "if_match": e_tag}
             with self._errors(name):
-                result = self._retried(functools.partial(self._connections.once.get, name, options=rest))
+                result = self._retried(functools.partial(self.once.get, name, options=rest))
 
     def _retried(self, call: Callable[[], _R], *, failed: MutableSequence[Exception] | None = None) -> _R:
         """Call until it succeeds or time is over; the errors of earlier calls are added to ``failed``."""
         from obstore.exceptions import AlreadyExistsError, GenericError
 
         check_process(self.url)
-        deadline = time.monotonic() + self._connections.retry_s
+        deadline = time.monotonic() + self.retry_s
         for number in itertools.count():
             try:
                 return call()

@@ -134,8 +134,7 @@ class ObjectBackend:
         options: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        connections = connect(self.url, answer_s=answer_s, options=options or {})
-        self._client = ObjectClient(self.url, connections)
+        self._client = connect(self.url, answer_s=answer_s, options=options or {})
         check_store(self._client, create=create and writable)
         if writable:
             check_create_only(self._client)

@@ -1,4 +1,4 @@
-"""npugraph_ex's own `cache_compile`, whose options are a dict; and its flat configuration as a backend."""
+"""npugraph_ex's own `cache_compile`, with options as a dict; its flat configuration and name as backends."""
 
 import logging
 
@@ -31,10 +31,12 @@ config = npugraph_ex.CompilerConfig()
 config.clone_output = True
 backend = npugraph_ex.get_npu_backend(compiler_config=config)
 compiled = torch.compile(model.decode, backend=backend, fullgraph=True, dynamic=True)
+by_name = torch.compile(model.doubled, backend="npugraph_ex", fullgraph=True, dynamic=False)
 with torch.no_grad():
     x = torch.rand(2, 4).npu()
     for _ in range(2):
         torch.testing.assert_close(model.cached(x), model.decode(x))
+    torch.testing.assert_close(by_name(x), model.doubled(x))
     torch.testing.assert_close(model.other(x), model.doubled(x))
     for rows in (2, 3):
         x = torch.rand(rows, 4).npu()

@@ -47,6 +47,14 @@ if __name__ == "__main__":
     assert {"CompilerConfig", "get_npu_backend", "logger", "patch_for_hcom"} <= set(names)
     assert npugraph_ex.CompilerConfig is not CompilerConfig
 
+    try:
+        from torchair import register_fx_node_ge_converter
+    except ImportError as error:
+        said = str(error)
+    else:
+        said = "comes with torch_npu" if register_fx_node_ge_converter else ""
+    assert "comes with torch_npu" in said, said
+
     command = [sys.executable, "-c", CHILD]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed == "warmrank.inference\n", printed
