@@ -520,7 +520,7 @@ def cast(x: torch.Tensor, _y: Any) -> torch.Tensor:
 def test_function_that_sets_a_switch_of_the_process_is_refused(cache: Path, setting: Any) -> None:
     function = cached(Chosen(setting).forward, cache)
     for _ in range(2):  # no artifact is left that the second call finds
-        with pytest.raises(NotPortable, match="sets a switch of the whole process"):
+        with pytest.raises(WorkerError, match=r"sets a switch of the whole process|set_autocast_enabled"):
             function(torch.ones(2), None)
     assert torch.get_default_dtype() is torch.float32
     assert not torch.are_deterministic_algorithms_enabled()

@@ -332,8 +332,9 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
             running[:] = [n]
             before = settings()
             made = super().run_node(n)
-            if before != settings() and getattr(n.target, "__name__", "") not in _AUTOCAST:
-                raise NotPortable(f"{n.target} {_SETS}\n{line_of(n)}", what=str(n.target))
+            name = getattr(n.target, "__name__", str(n.target))
+            if before != settings() and name not in _AUTOCAST:
+                raise NotPortable(f"{name} {_SETS}\n{line_of(n)}", what=name)
             return made
 
     try:
