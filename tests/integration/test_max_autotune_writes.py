@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,3 +63,27 @@ def test_autocast_of_the_caller_does_not_reach_what_is_computed_without(compiled
         _, cast, exact = compiled(x)
     assert (cast.dtype, exact.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(exact, x @ x)
+
+
+class Cache(torch.nn.Module):
+    """Writes to a part of a cache, and then to others what it reads of the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = torch.nn.Buffer(torch.zeros(8, 4))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.cache.index_copy_(0, at, x)
+        first = self.cache[:4]
+        first.mul_(2)
+        self.cache[4:].add_(first)
+        return self.cache.sum(0)
+
+
+def test_what_is_read_between_two_writes_is_not_computed_after_them(tmp_path: Path) -> None:
+    model, eager = Cache(), Cache()
+    function = cache_compile(model.forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    for step in range(3):
+        x, at = torch.full((2, 4), step + 0.5), torch.tensor([step, step + 1])
+        torch.testing.assert_close(function(x, at), eager(x, at))
+        torch.testing.assert_close(model.cache, eager.cache)

@@ -393,3 +393,23 @@ def test_replay_refuses_a_result_of_another_shape(library: torch.library.Library
     captured = capture(lambda x: (torch.ops.warmrank_test.unsteady(x),), X)
     with pytest.raises(StateChanged, match=r"of torch.float32 \(2,\), .* it is torch.float32 \(1,\) now"):
         captured.replay()
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.projection(x.transpose(1, 2))
+        return projected
+
+
+def test_replay_takes_the_kernels_that_weights_with_gradients_select(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Projected()
+    function = cached(model.forward, tmp_path)
+    x = torch.arange(30.0).reshape(2, 3, 5) * 1.1
+    for _ in range(3):
+        assert torch.equal(function(x), model(x))
+    assert function.statistics.replays == 2

@@ -448,3 +448,124 @@ def test_tensor_made_of_others_is_refused_by_name(cache: Path, method: str, x: A
     function = cached(getattr(Wrapping(), method), cache)
     with pytest.raises(NotPortable, match=f"(?s){where}.*hand over the plain tensors|plain tensors.*{where}"):
         function(x)
+
+
+class Chosen(torch.nn.Module):
+    def __init__(self, choice: Any) -> None:
+        super().__init__()
+        self.choice = choice
+
+    def forward(self, x: torch.Tensor, y: Any) -> Any:
+        return self.choice(x, y)
+
+
+def larger(x: torch.Tensor, y: Any) -> Any:
+    return max(x, y)
+
+
+def smallest(x: torch.Tensor, _y: Any) -> Any:
+    return min(x.reshape(1))
+
+
+@pytest.mark.parametrize("other", [torch.tensor(float("nan")), torch.tensor(2)])
+def test_choice_by_a_tensors_truth_is_refused(cache: Path, other: Any) -> None:
+    function = cached(Chosen(larger).forward, cache)
+    with pytest.raises(NotPortable, match=r"torch\.maximum"):
+        function(torch.tensor(1.0), other)
+
+
+def test_choice_among_sizes_and_a_single_tensor_is_eagers(cache: Path) -> None:
+    function = cached(Chosen(smallest).forward, cache)
+    assert function(torch.tensor(3.0), None) == 3.0
+
+
+def summed(x: torch.Tensor, _y: Any) -> Any:
+    return x.numpy().sum()
+
+
+def test_numpy_result_without_dimensions_is_refused(cache: Path) -> None:
+    function = cached(Chosen(summed).forward, cache)
+    with pytest.raises(NotPortable, match="without dimensions"):
+        function(torch.ones(3), None)
+
+
+def of_kind(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    return x.exp() if torch.is_floating_point(x) else x * 2
+
+
+def test_kind_of_a_tensors_numbers_is_asked(cache: Path) -> None:
+    function = cached(Chosen(of_kind).forward, cache)
+    for x in (torch.ones(3), torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.float64)):
+        assert torch.equal(function(x, None), of_kind(x, None))
+
+
+def with_other_default(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    ones = torch.ones(2)
+    torch.set_default_dtype(torch.float32)
+    return x + ones
+
+
+def deterministic(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    torch.use_deterministic_algorithms(True)
+    return x + 1
+
+
+def cast(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    torch.set_autocast_enabled("cpu", True)
+    return x + 1
+
+
+@pytest.mark.parametrize("setting", [with_other_default, deterministic, cast])
+def test_function_that_sets_a_switch_of_the_process_is_refused(cache: Path, setting: Any) -> None:
+    function = cached(Chosen(setting).forward, cache)
+    for _ in range(2):  # no artifact is left that the second call finds
+        with pytest.raises(WorkerError, match=r"sets a switch of the whole process|set_autocast_enabled"):
+            function(torch.ones(2), None)
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def asserting(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    torch._assert_async(x.sum() < 10)
+    return x + 1
+
+
+@both_modes
+def test_assertion_without_a_result_is_kept(cache: Path, mode: str) -> None:
+    function = cached_in_mode(Chosen(asserting).forward, cache, mode)
+    for number in (1.0, 2.0, 3.0):
+        assert torch.equal(function(torch.full((3,), number), None), torch.full((3,), number + 1))
+    with pytest.raises(RuntimeError, match="nonzero"):
+        function(torch.full((3,), 5.0), None)
+
+
+class Marked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if isinstance(self.weight, torch.nn.Parameter) else 3)
+
+
+def test_mark_that_makes_a_tensor_a_parameter_is_noticed(cache: Path) -> None:
+    model = Marked()
+    function = cached(model.forward, cache)
+    x = torch.ones(3)
+    assert torch.equal(function(x), x * 3)
+    model.weight._is_param = True
+    assert torch.equal(function(x), x * 2)
+
+
+def scaled_quotient(x: torch.Tensor, y: Any) -> torch.Tensor:
+    return x.clone().addcdiv_(x, x + 2, value=y)
+
+
+def test_fused_quotient_rounds_as_eager_and_asks_for_no_operator_of_inductors(cache: Path) -> None:
+    model = Chosen(scaled_quotient)
+    function = cached(model.forward, cache)
+    x = torch.linspace(0.1, 7.0, 999)
+    assert torch.equal(function(x, -0.37), model(x, -0.37))
+    assert "prims" not in str(function.variants[0].stored.artifact.sections)

@@ -17,7 +17,6 @@ from warmrank.worker.torch_private import switches
 
 NAMES = (
     "default dtype",
-    "default device",
     "deterministic algorithms",
     "deterministic warn only",
     "fill uninitialized memory",
@@ -28,17 +27,13 @@ NAMES = (
     "autocast cpu",
     "autocast cpu dtype",
     "autocast cache",
-    "autocast accelerator",
-    "autocast accelerator dtype",
     "flash attention",
     "memory-efficient attention",
     "math attention",
     "mkldnn",
     "mkldnn deterministic",
-    "global module hooks",
-    "torch function modes",
-    "torch function",
-    "kernels in Python",
+    # A captured graph holds the kernels that these chose; and a function may read them on a CPU, too, where
+    # they stand for Dynamo's own guard.
     "cudnn",
     "cudnn deterministic",
     "cudnn benchmark",
@@ -46,12 +41,16 @@ NAMES = (
     "fp16 reduced precision",
     "bf16 reduced precision",
     "fp16 accumulation",
+    "default device",
+    "autocast accelerator",
+    "autocast accelerator dtype",
+    "global module hooks",
+    "torch function modes",
+    "torch function",
+    "kernels in Python",
     *switches.NPU_NAMES,
 )
 
-# A captured graph holds the kernels that they chose; and a function may read them on a CPU, too, where they
-# stand for Dynamo's own guard.
-_CUDA = (*switches.cudnn_switches, *switches.cublas_switches)
 _OF_NPU = frozenset(switches.NPU_NAMES)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
 
@@ -60,27 +59,14 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
     """Values in the order of `NAMES`; hashable and comparable with ``==`` inside one process."""
     accelerator = _ACCELERATOR.get(device_kind)
     return (
-        torch.get_default_dtype(),
+        *switches.settings(),
         switches.default_device_type(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        *switches.float32_precision(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_cache_enabled(),
         torch.is_autocast_enabled(accelerator) if accelerator else False,
         torch.get_autocast_dtype(accelerator) if accelerator else None,
-        switches.flash_attention(),
-        switches.memory_efficient_attention(),
-        switches.math_attention(),
-        switches.mkldnn_enabled(),
-        switches.mkldnn_deterministic(),
         switches.num_global_hooks(),
         switches.foreign_function_modes(),  # that of the default device has a name above
         switches.function_overrides(),
         switches.kernels_in_python(),
-        *[read() for read in _CUDA],
         *(switches.npu_switches() if device_kind == "npu" else switches.NPU_NONE),
     )
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 FACTS = {
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code f_globals",
+    "torch._dynamo.variables": "TensorVariable",
     "torch._dynamo.variables.functions": "SkipFunctionVariable",
     "torch._dynamo.variables.torch": "constant_fold_functions",
     "torch.distributed:ProcessGroup": "rank size",
@@ -98,7 +99,11 @@ class CallHooks:
         finally:
             self._evaluating.pop()
         is_distributed = str(getattr(function, "__module__", "")).startswith("torch.distributed")
-        if (read or is_distributed or function in constant_fold_functions) and answer.is_python_constant():
+        # Of a tensor they say what its guards hold (``torch.is_floating_point``).
+        reads_process = function in constant_fold_functions and not any(
+            map(_is_tensor, (*args, *kwargs.values()))
+        )
+        if (read or is_distributed or reads_process) and answer.is_python_constant():
             self._evaluations.note_call(function, _arguments(args, kwargs), answer.as_python_constant())
         return answer
 
@@ -236,6 +241,12 @@ class EnvironmentHooks:
             if environ is os.environ and _is_users(sys._getframe(2)):
                 self._evaluations.note_call(os.getenv, ((name,), {}), value)
         return value
+
+
+def _is_tensor(variable: Any) -> bool:
+    from torch._dynamo.variables import TensorVariable
+
+    return isinstance(variable.realize(), TensorVariable)
 
 
 def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:

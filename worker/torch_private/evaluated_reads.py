@@ -193,8 +193,10 @@ class ReadHooks:
         """True if a registry answers for a class; a user's own answer is refused."""
         answering = getattr(type(cls), hook, None)
         module = getattr(answering, "__module__", None) or getattr(answering, "__objclass__", type).__module__
-        if answering is getattr(type, hook) or type(cls).__module__.startswith("torch"):
+        if answering is getattr(type, hook):
             return False
+        if type(cls).__module__.startswith("torch"):  # Parameter and Buffer are marks of a tensor
+            return isinstance(answering, FunctionType)
         if not is_pinned_module(module):
             self._evaluations.refused.append(
                 f"{type(cls).__qualname__}.{hook} answers whether an object is a {cls.__qualname__}, and a "

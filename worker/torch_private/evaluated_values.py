@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
 FACTS = {
+    "torch._dynamo.variables": "NumpyNdarrayVariable TensorVariable UnspecializedPythonVariable",
     "torch._dynamo.variables.base": "VariableTracker",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "realize realize_all(value)",
 }
@@ -208,6 +209,37 @@ class ValueHooks:
             return original(builtin, tx, *args, **kwargs)
         finally:
             self._sorting -= is_sorting
+
+    @steps_in(_BUILTIN, "_call_min_max_binary(tx, a, b)")
+    def _choose(self, original: Any, builtin: Any, tx: Any, *chosen_of: Any) -> Any:
+        """Refuse what Python chooses by a tensor's truth, and Dynamo computes (``torch.maximum``)."""
+        from torch._dynamo.variables import TensorVariable, UnspecializedPythonVariable
+
+        for each in filter(None, chosen_of):
+            kind = each.realize()
+            if isinstance(kind, TensorVariable) and not isinstance(kind, UnspecializedPythonVariable):
+                name = builtin.fn.__name__
+                self._evaluations.refused.append(
+                    f"Python's {name} returns one of the tensors that it compares, and is followed as "
+                    f"torch.{name}imum, which makes a new one and passes NaN on; call torch.{name}imum, "
+                    "torch.clamp or torch.where"
+                )
+                break
+        return original(builtin, tx, *chosen_of)
+
+    @steps_in("torch._dynamo.codegen:PyCodegen", "add_graph_output(value)")
+    def _return(self, original: Any, codegen: Any, variable: Any) -> Any:
+        from torch._dynamo.variables import NumpyNdarrayVariable
+
+        if (
+            isinstance(variable, NumpyNdarrayVariable)
+            and not variable.as_proxy().node.meta["example_value"].ndim
+        ):
+            self._evaluations.refused.append(
+                "a NumPy result without dimensions would be an array here, and may be a scalar in eager; "
+                "return its item(), or an array with a dimension"
+            )
+        return original(codegen, variable)
 
     @steps_in(_BUILTIN, "call_function")
     def _builtin(self, original: Any, builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:

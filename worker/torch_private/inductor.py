@@ -36,7 +36,7 @@ import torch
 
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
-from warmrank.worker.torch_private.operators import constant_of, memory_of
+from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
 
@@ -111,6 +111,30 @@ class SizeChecks:
         else:
             code.writeline(f'assert_size_stride({name}, {size}, {stride}, "{operator}");')
             code.writeline(_compared_dtype(wrapper, name, operator))
+
+
+class OutOfPlace:
+    """Leaves operators out of place; of a graph with several writes to one memory.
+
+    Inductor writes in place where nothing reads the memory later, and then computes what is read between two
+    writes after the second one.
+    """
+
+    @steps_in("torch._inductor.fx_passes.post_grad", "reinplace_inplaceable_ops")
+    def _leave(self, original: Any, *given: Any) -> None:
+        """Changes nothing."""
+
+
+def _writes_twice(graph: Graph) -> bool:
+    """Whether two operators write to one memory."""
+    written: set[int] = set()
+    for node in graph.nodes:
+        for target in nodes_at(node, mutated_arguments(node.target)) if node.op == "call_function" else ():
+            memory = set(memory_of(target.meta.get("val")))
+            if written & memory:
+                return True
+            written |= memory
+    return False
 
 
 def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
@@ -211,7 +235,7 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
         _environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)}),
         config.patch(settings),
         torch.no_grad(),
-        intercepted(hooks_of(SizeChecks())),
+        intercepted(hooks_of(SizeChecks(), *([OutOfPlace()] if _writes_twice(graph.graph) else []))),
     ):
         try:
             return compile_fx_aot(graph, list(inputs))

@@ -24,6 +24,7 @@ from warmrank.worker.keys.code import globals_module, is_pinned_module, layers
 from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, named_argument, nodes_at
 from warmrank.worker.torch_private.originals import Originals, refuse_replaced
 from warmrank.worker.torch_private.patching import hooks_of, intercepted
+from warmrank.worker.torch_private.switches import settings
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ _BATCHED = frozenset({"flex_attention"})
 # Modules whose patches are sources of their own.
 _COMPARED = frozenset({"torch.functional", "torch.nn.functional", "torch._C._nn", "torch._VF"})
 
+_AUTOCAST = ("_enter_autocast", "_exit_autocast")
+_SETS = (
+    "sets a switch of the whole process, which a compiled function does not. Set it before the call, and put "
+    "it back after it."
+)
 _REMEDY = (
     "Move it out of the cached function, or make what it does a custom operator (torch.library.custom_op)."
 )
@@ -324,7 +330,12 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
     class Noting(Interpreter):
         def run_node(self, n: Node) -> Any:
             running[:] = [n]
-            return super().run_node(n)
+            before = settings()
+            made = super().run_node(n)
+            name = getattr(n.target, "__name__", str(n.target))
+            if before != settings() and name not in _AUTOCAST:
+                raise NotPortable(f"{name} {_SETS}\n{line_of(n)}", what=name)
+            return made
 
     try:
         return Noting(graph_module).run(*inputs)
@@ -383,8 +394,14 @@ def graph_of(
             _allow_non_fake_inputs=True,
             pre_dispatch=composites,
         )(*fakes)
-    graph.graph.eliminate_dead_code()
+    graph.graph.eliminate_dead_code(has_effect)
     return graph
+
+
+def has_effect(node: Node) -> bool:
+    """Whether a node is needed though nothing uses it: an operator without results has only its effect."""
+    schema = getattr(node.target, "_schema", None)
+    return node.is_impure() or (schema is not None and not schema.returns)
 
 
 def _casts_by_itself(graph_module: GraphModule) -> bool:
@@ -394,7 +411,7 @@ def _casts_by_itself(graph_module: GraphModule) -> bool:
     graph is recorded further down. All others keep their composites: fewer calls, and eager's kernels.
     """
     switched = any(
-        getattr(node.target, "__name__", "") in ("_enter_autocast", "_exit_autocast", "wrap_with_autocast")
+        getattr(node.target, "__name__", "") in (*_AUTOCAST, "wrap_with_autocast")
         for node in nodes_within(graph_module)
     )
     return switched or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
@@ -420,7 +437,15 @@ def _refuse_wrappers(graph_module: GraphModule) -> None:
 
 
 def _rewrite(graph_module: GraphModule, *, drop_grad_switches: bool) -> None:
-    """Make ``x.data``, a constant for torch, ``x.detach()``; drop ``no_grad()``, which always holds."""
+    """Make ``x.data``, a constant for torch, ``x.detach()``; drop ``no_grad()``, which always holds.
+
+    Raises:
+        NotPortable: gradients are left switched on.
+    """
+    switches = [node for node in graph_module.graph.nodes if node.target is torch._C._set_grad_enabled]
+    if switches and switches[-1].args == (True,):
+        msg = f"set_grad_enabled(True) {_SETS}\n{line_of(switches[-1])}"
+        raise NotPortable(msg, what="set_grad_enabled")
     for module in graphs_of(graph_module):
         for node in list(module.graph.nodes):
             if node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]

@@ -63,12 +63,15 @@ def place_of(number: int, tensor: torch.Tensor) -> Place:
 
 
 def ordinary(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a plain tensor, which may be written to even if it was made in inference mode."""
+    """The same memory as a plain tensor, which may be written to even if it was made in inference mode.
+
+    It requires gradients as before: by that composite operators (``matmul``) choose their kernels.
+    """
     check(tensor)
     plain = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
         tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
     )
-    return lazily(plain, place_of(0, tensor))
+    return lazily(plain.requires_grad_(tensor.requires_grad), place_of(0, tensor))
 
 
 def lazily(tensor: torch.Tensor, place: Place) -> torch.Tensor:

@@ -94,6 +94,26 @@ def float32_precision() -> tuple[Any, ...]:
     return (*older, " ".join(torch._C._get_fp32_precision_getter(*of) for of in _LIBRARIES))
 
 
+def settings() -> tuple[Any, ...]:
+    """What functions of torch set for the process or the thread, but for modes and devices."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        *float32_precision(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_cache_enabled(),
+        flash_attention(),
+        memory_efficient_attention(),
+        math_attention(),
+        mkldnn_enabled(),
+        mkldnn_deterministic(),
+        *[read() for read in (*cudnn_switches, *cublas_switches)],
+    )
+
+
 def default_device_type() -> str:
     """Type of the device on which a tensor is made that does not say where."""
     return torch.get_default_device().type if num_function_modes() else "cpu"

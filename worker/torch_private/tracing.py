@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 FACTS = {
-    "torch._dynamo.config": "specialize_float automatic_dynamic_shapes",
+    "torch._dynamo.config": (
+        "specialize_float automatic_dynamic_shapes allow_rnn enable_dynamo_decompositions"
+    ),
     "torch._dynamo.convert_frame": "fullgraph_capture(args, kwargs)",
     "torch._dynamo.convert_frame:BackendInput": (
         "backend_id graph_module example_inputs fake_mode tensor_to_context"
@@ -279,18 +281,26 @@ def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
-    """Dynamo's switches for one trace; the caller's grad mode is restored whatever the graph does to it."""
+    """Dynamo's switches for one trace; the caller's own are restored whatever the function does to them."""
     import torch._dynamo.config as dynamo_config
     import torch.fx.experimental._config as shapes_config
     from torch._dynamo.eval_frame import set_enable_dynamic
 
-    was_enabled = torch.is_grad_enabled()
+    was_enabled, default = torch.is_grad_enabled(), torch.get_default_dtype()
+    was_cast, is_strict = torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     # specialize_float: with dynamic shapes a Python float would otherwise restart the analysis out of
     # the capture (TensorifyScalarRestartAnalysis); the float is guarded by value instead.
     # automatic_dynamic_shapes: what was traced before in this process must not change the artifact.
     # use_duck_shape: a batch that happens to be as large as the number of heads would be bound to it.
     # allow_rnn: LSTM, GRU and RNN are operators like others here.
-    settings = dynamo_config.patch(specialize_float=True, automatic_dynamic_shapes=False, allow_rnn=True)
+    # enable_dynamo_decompositions: those of ``addcdiv_`` round otherwise, and need an operator of Inductor's.
+    settings = dynamo_config.patch(
+        specialize_float=True,
+        automatic_dynamic_shapes=False,
+        allow_rnn=True,
+        enable_dynamo_decompositions=False,
+    )
     symbols = shapes_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     # Kinds of pytrees that a process has because it imported the tracer are hidden.
     hidden = {kind: SUPPORTED_NODES.pop(kind) for kind in {*SUPPORTED_NODES} - {*dict_keys(SUPPORTED_NODES)}}
@@ -300,6 +310,9 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
     finally:
         SUPPORTED_NODES.update(hidden)
         torch.set_grad_enabled(was_enabled)
+        torch.set_default_dtype(default)
+        torch.set_autocast_enabled("cpu", was_cast)
+        torch.use_deterministic_algorithms(is_strict, warn_only=warns)
 
 
 def _refuse_opaque(graph_module: GraphModule) -> None:
