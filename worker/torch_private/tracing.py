@@ -65,6 +65,7 @@ FACTS = {
     "torch._dynamo.variables.builder:VariableBuilder": "source",
     "torch._guards": "TracingContext tracing",
     "torch.fx.experimental._config": "use_duck_shape",
+    "torch.fx.experimental.symbolic_shapes": "ConstraintViolationError",
 }
 
 
@@ -257,10 +258,13 @@ def _guards(output: Any, method: Callable[..., Any], name: str) -> tuple[tuple[T
 
     Raises:
         NotPortable: Dynamo cannot write them, because it cannot look again at an object that it looked at.
+        ConstraintViolationError: a dimension that is marked as dynamic is a constant; ``symbols`` names it.
     """
+    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+
     try:
         return traced_guards(output, _function_of(method).__code__)
-    except WorkerError:
+    except (WorkerError, ConstraintViolationError):
         raise
     except Exception as error:  # the tracer's own are of all kinds
         msg = (
