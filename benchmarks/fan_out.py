@@ -149,7 +149,7 @@ def fill(config_file: Path, sizes: list[int]) -> None:
     from warmrank.orchestrator.config.reading import load
     from warmrank.orchestrator.launch.identity import identity, launch_key
     from warmrank.orchestrator.seed.seeding import check_store
-    from warmrank.orchestrator.store.stores import open_store
+    from warmrank.orchestrator.stores import open_store
     from warmrank.worker.keys.environment import environment
 
     config = load(config_file)

@@ -3,7 +3,7 @@
 A name is a posix path relative to the store's root (`cache_store.layout` makes all of them). Every
 implementation keeps (``tests/contract/test_backend.py``): a name appears with all its bytes or not at all, is
 never overwritten, and survives a power cut once `put_new` returned; correctness rests on no lock. Any number
-of threads may call one backend at once; a forked child opens its own (`objects.client`).
+of threads may call one backend at once; a forked child opens its own (`object_client`).
 """
 
 from __future__ import annotations

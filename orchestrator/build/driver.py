@@ -93,7 +93,7 @@ def build(
 
 def _open_store(config: Config) -> Store | None:
     """The config's store, which must be there and writable: a build has nobody else to tell."""
-    from warmrank.orchestrator.store.stores import access, is_writable, may_publish
+    from warmrank.orchestrator.stores import access, is_writable, may_publish
 
     if config.store is None:
         return None

@@ -34,8 +34,7 @@ from warmrank.orchestrator.gang.launcher import free_port
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, enter_cache_dir, fetch_partitions, keeper_of
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
-from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
-from warmrank.orchestrator.store.sync import Target, targets
+from warmrank.orchestrator.stores import Target, is_writable, may_publish, open_store, open_to_fetch, targets
 from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
 from warmrank.worker.keys.environment import environment

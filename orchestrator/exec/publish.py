@@ -27,7 +27,7 @@ from warmrank.orchestrator.exec.node import ExecNode, HostGroup, NotPublished, W
 from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.launch.commit import waiting_launch
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store
+from warmrank.orchestrator.stores import is_writable, may_publish, open_store
 from warmrank.orchestrator.text import count_text, grouped
 from warmrank.worker.results import Published
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from warmrank.cache_store.backends.deadline import all_within
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import LOOK_S, is_url
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Literal
 
 from warmrank.cache_store.cache_dir.local import find_file, is_companion_name
-from warmrank.cache_store.changes import nearest
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, RequestEntry
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
+from warmrank.cache_store.text import nearest
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.store_contents import (
     OtherRanks,

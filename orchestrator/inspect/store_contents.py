@@ -13,17 +13,17 @@ from typing import NoReturn
 
 from warmrank.cache_store import connect
 from warmrank.cache_store.cache_dir.local import is_companion_name
-from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
+from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import is_url, tier_at
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.identity import launch_key
-from warmrank.orchestrator.store.stores import named_store, open_store, silent_places, tier_spec
+from warmrank.orchestrator.stores import named_store, open_store, silent_places, tier_spec
 from warmrank.orchestrator.text import brief_names
 from warmrank.worker.keys.environment import environment
 

@@ -19,7 +19,7 @@ from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Committed, NodePublish, Nondeterministic
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
-from warmrank.orchestrator.store.stores import Access, is_writable, may_publish
+from warmrank.orchestrator.stores import Access, is_writable, may_publish
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import Published
 

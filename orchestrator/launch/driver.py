@@ -47,7 +47,7 @@ from warmrank.worker.results import Verification, function_of_unit
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.store.stores import Access
+    from warmrank.orchestrator.stores import Access
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 from pathlib import Path
 
-from warmrank.cache_store.keys import canonical_json, key_of
+from warmrank.cache_store.digests import canonical_json, key_of
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload
 
 

@@ -24,7 +24,7 @@ from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang.node_artifacts import fetch_partitions, keeper_of
 from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.nodes import Node, NodeArtifacts, choose, is_called, this_node
-from warmrank.orchestrator.store.stores import open_to_fetch
+from warmrank.orchestrator.stores import open_to_fetch
 
 FanOut = Literal["auto", "always", "never"]
 

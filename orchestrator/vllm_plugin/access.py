@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, get_args
 
+from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.signing.trust import TrustPolicy
-from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.store import StoreConfig, TrustConfig, locate_trust, tier_at
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.store.stores import decided, is_writable, may_publish
+from warmrank.orchestrator.stores import decided, is_writable, may_publish
 
 TIMEOUT_S = 30.0
 
@@ -61,18 +61,7 @@ def access(environ: Mapping[str, str] = os.environ) -> Access:
 
 def bounded(call: Callable[[], T], timeout_s: float) -> T:
     """The call's outcome, in a thread of its own; raises what it raised, or TimeoutError while it goes on."""
-    errors: list[Exception] = []
-
-    def caught() -> tuple[T, ...]:
-        try:
-            return (call(),)
-        except Exception as error:  # noqa: BLE001 - raised again in the caller's thread
-            errors.append(error)
-            return ()
-
-    (found,) = all_within([caught], timeout_s=timeout_s)
+    (found,) = all_within([lambda: (call(),)], timeout_s=timeout_s)
     if found is None:
         raise TimeoutError(f"no answer within {timeout_s:g} s")
-    if errors:
-        raise errors[0]
     return found[0]

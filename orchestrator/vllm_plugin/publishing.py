@@ -17,7 +17,7 @@ from typing import Any
 
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.text import count_text
-from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.stores import open_store
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
-from warmrank.orchestrator.store.stores import load, open_to_fetch
+from warmrank.orchestrator.stores import load, open_to_fetch
 from warmrank.orchestrator.vllm_plugin import ascend
 from warmrank.orchestrator.vllm_plugin.access import Access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (

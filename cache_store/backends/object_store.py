@@ -34,11 +34,10 @@ from warmrank.cache_store.backends.backend import (
     name_fault,
     not_empty,
 )
-from warmrank.cache_store.backends.objects.client import ObjectClient, connect
+from warmrank.cache_store.backends.object_client import ObjectClient, connect
 from warmrank.cache_store.backends.places import ANSWER_S
-from warmrank.cache_store.digests import CHUNK_BYTES, Digest
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest, canonical_json
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache
-from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import BLOBS, FORMAT_FILE, PROBE, TMP, split_trash_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.parsing import Strict
