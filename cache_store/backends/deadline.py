@@ -83,7 +83,7 @@ class Call(Generic[T]):
 
 
 def wait_for(ended: threading.Event, limit_s: float, *, spent_s: float, ticks: Ticks) -> float:
-    """Wait until an event is set, or ``limit_s`` are over, ``spent_s`` before; returns the seconds spent by then."""
+    """Wait for an event until ``limit_s`` have been spent, ``spent_s`` before; returns the seconds spent."""
     for seconds in ticks.until(ended) if spent_s < limit_s else ():
         spent_s += seconds
         if spent_s >= limit_s:

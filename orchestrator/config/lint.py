@@ -227,7 +227,6 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Lin
         )
 
 
-_MOUNTS = Path("/proc/self/mounts")
 RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
 """The variable that says what a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
 
@@ -249,15 +248,16 @@ class Machine:
 
 def machine_here(config: Config) -> Machine:
     """Look at this machine; a disk that does not answer is taken for a shared one, with all in order."""
-    from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type
+    from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
 
     trust = config.store.trust if config.store is not None else None
     paths = [tier.path for tier in config.store.tiers if not is_url(tier.path)] if config.store else []
-    mounts = _MOUNTS.read_text(encoding="utf-8")
+    mounts = read_mounts()
 
     def is_local(path: str) -> bool:
-        place = Path(path)
-        return place.is_dir() and file_system_type(place.resolve(), mounts) in LOCAL_TYPES
+        # Of `os.path`, because these raise nothing: what cannot be looked at is not known to be local.
+        is_there = os.path.isdir(path)  # noqa: PTH112
+        return is_there and file_system_type(Path(os.path.realpath(path)), mounts) in LOCAL_TYPES
 
     found = all_within([partial(is_local, path) for path in paths], timeout_s=LOOK_S)
     (obstacle,) = all_within([partial(obstacle_to, config.cache_dir)], timeout_s=LOOK_S)

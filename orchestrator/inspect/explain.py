@@ -21,6 +21,7 @@ from warmrank.cache_store.text import nearest
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.store_contents import (
     OtherRanks,
+    cached_files,
     nearest_record,
     num_artifacts,
     open_if_there,
@@ -28,7 +29,6 @@ from warmrank.orchestrator.inspect.store_contents import (
     read_manifests,
     record_changes,
 )
-from warmrank.orchestrator.inspect.verify import cached_files
 from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.text import count_text, time_text
 from warmrank.worker.keys.environment import environment

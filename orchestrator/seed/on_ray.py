@@ -40,11 +40,11 @@ from warmrank.orchestrator.seed.seeding import (
     NodeSeed,
     NodeState,
     Seeding,
+    SeedLines,
     SeedPlan,
     failed,
     seed_here,
 )
-from warmrank.orchestrator.seed.show import SeedLines
 from warmrank.orchestrator.signals import undisturbed
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from warmrank.orchestrator.inspect.store_contents import (
     Listing,
     OtherRanks,
     PartitionView,
+    Verified,
 )
-from warmrank.orchestrator.inspect.verify import Verified
 from warmrank.orchestrator.text import brief_names, count_text, grouped, size_text, time_text
 from warmrank.orchestrator.ui.table import (
     KEY_CHARS,
