@@ -18,6 +18,7 @@ from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, P
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.text import nearest
+from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.store_contents import (
     OtherRanks,
@@ -29,7 +30,6 @@ from warmrank.orchestrator.inspect.store_contents import (
     read_manifests,
     record_changes,
 )
-from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.text import count_text, time_text
 from warmrank.worker.keys.environment import environment
 

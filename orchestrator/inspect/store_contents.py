@@ -28,10 +28,10 @@ from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, P
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.text import changed_components
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import is_url, tier_at
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.stores import named_store, open_store, silent_places, tier_spec
 from warmrank.orchestrator.text import brief_names
 from warmrank.worker.keys.environment import environment

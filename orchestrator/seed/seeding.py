@@ -22,11 +22,11 @@ from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.progress import Progress
 from warmrank.cache_store.seed import SeedReport
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang.node_artifacts import fetch_partitions, keeper_of
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.nodes import Node, NodeArtifacts, choose, distinct_names, is_called, this_node
 from warmrank.orchestrator.stores import open_to_fetch
 from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text

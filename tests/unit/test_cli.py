@@ -32,6 +32,7 @@ from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of, others_on_stderr, output
 from warmrank.orchestrator.cli.launch import prepare_demo, run_demo, run_process
 from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import (
     BadArgument,
@@ -44,7 +45,6 @@ from warmrank.orchestrator.errors import (
 )
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.launch import driver
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Failure, Report, from_json, to_json
 from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
