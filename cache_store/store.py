@@ -34,7 +34,7 @@ from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_place
 from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
-from warmrank.cache_store.progress import OnProgress, while_asked
+from warmrank.cache_store.parallel import OnProgress
 from warmrank.cache_store.publish import PublishReport
 from warmrank.cache_store.records import documents as records
 from warmrank.cache_store.records.directory_listing import newest_listings
@@ -200,7 +200,7 @@ class Store:
                     Documents(backend=view, trust=trust),
                     refs,
                     cache_root,
-                    options=replace(beating, on_progress=while_asked(on_progress, view)),
+                    options=replace(beating, on_progress=view.while_asked(on_progress)),
                 )
             )
         beating.held(outcome.copies)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.progress import Progress
+from warmrank.cache_store.parallel import Progress
 from warmrank.cache_store.seed import SeedReport
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
