@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
+from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload
 from warmrank.orchestrator.errors import BadArgument

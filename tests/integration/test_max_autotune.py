@@ -21,7 +21,7 @@ from tests.support.stored import open_store
 from tests.support.tracing import compiles_ahead, in_mode
 from warmrank.cache_store.cache_dir.local import companions, variants
 from warmrank.inference import cache_compile, get_backend
-from warmrank.orchestrator.inspect.verify import verify_cache
+from warmrank.orchestrator.inspect.store_contents import verify_cache
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.rank import manifests

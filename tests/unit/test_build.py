@@ -24,9 +24,9 @@ from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.ui.table import render_build
 from warmrank.worker import groups
 from warmrank.worker.errors import NeedsValues

@@ -26,7 +26,7 @@ from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_dr
 from tests.support.checkout import python
 from tests.support.made_guards import MadeModule, code_of
 from tests.support.small_models import Plain
-from warmrank.cache_store.changes import changed_components
+from warmrank.cache_store.text import changed_components
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.keys import environment as fingerprint

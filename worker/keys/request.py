@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
-from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.digests import key_of
 from warmrank.worker.configs.options import changed
 from warmrank.worker.errors import BadFunction
 from warmrank.worker.keys.environment import environment

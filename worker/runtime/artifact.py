@@ -45,7 +45,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.digests import canonical_json
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.values import Value, replace
 

@@ -290,7 +290,7 @@ def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
     components = stored.artifact.components
     if components == asked.components:
         return ()
-    from warmrank.cache_store.changes import changed_components
+    from warmrank.cache_store.text import changed_components
 
     return tuple(map(str, changed_components(components, asked.components)))
 
