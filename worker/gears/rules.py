@@ -27,6 +27,7 @@ from warmrank.worker.gears.carried import any_set, carried
 from warmrank.worker.gears.model import Combination, GearFacts, hold
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.check import node_values
+from warmrank.worker.runtime.find import signature_of
 from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.runtime.per_call import compile_input_check
 from warmrank.worker.torch_private.operators import readable
@@ -190,7 +191,7 @@ class LoadedGears:
         """
         if self.gears is None or not self._fits_any_size(module, *args, **kwargs):
             return
-        bound = inspect.signature(self._function).bind(module, *args, **kwargs)
+        bound = signature_of(self._function).bind(module, *args, **kwargs)
         bound.apply_defaults()
         values = node_values(self._guards.nodes, self._function, bound.arguments)
         sizes = tuple(values[axis.node].shape[axis.dim] for axis in self.gears.axes)

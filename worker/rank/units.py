@@ -284,8 +284,9 @@ class RankUnit:
         if offered is None:
             return refusal
         own = offered.path.parent == self.function.place().function_dir
-        partition = offered.path.parent.parent.name
+        beside = offered.path.parent.parent
         where = "from the store" if store is not None else "from another rank"
+        partition = "a world of one rank" if beside == self.function.place().model_dir else beside.name
         reason = "" if own else where if partition == OFFERED else f"same as {partition}"
         self.use(Found(stored=offered, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()

@@ -154,6 +154,13 @@ def function_of(method: MethodType) -> FunctionType:
     return function
 
 
+def signature_of(function: FunctionType) -> inspect.Signature:
+    """What the function's own code takes; ``inspect`` tells what a decorator says in its name."""
+    own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return inspect.signature(own)
+
+
 def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments by parameter name, the module and defaults included.
 
@@ -161,7 +168,7 @@ def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, A
         TypeError: the function's signature does not take these arguments.
     """
     try:
-        bound = inspect.signature(function_of(method)).bind(method.__self__, *args, **kwargs)
+        bound = signature_of(function_of(method)).bind(method.__self__, *args, **kwargs)
     except TypeError as error:
         msg = f"{method.__qualname__}{inspect.signature(method)}: {error}"
         raise TypeError(msg) from None

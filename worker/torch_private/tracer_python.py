@@ -5,6 +5,7 @@
   a class in their registry, which is guarded. Where that holds an abstract class, the graph breaks.
 * ``"%s" % value`` takes the text of an object from its ``__str__`` or ``__repr__``, which are traced.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
+* ``id`` is no condition where Python or torch ask for it: ``copy.deepcopy`` keys its memo by addresses.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 
 Tested in ``tests/unit/test_like_eager.py`` and ``test_evaluated_paths.py``.
@@ -33,6 +34,7 @@ FACTS = {
     "torch._dynamo.variables": "TupleVariable UserDefinedObjectVariable",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.ctx_manager": "GenericContextWrappingVariable",
+    "torch._guards:GuardsSet": "add(guard)",
 }
 
 _DISPATCHING: Final = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
@@ -42,6 +44,9 @@ _TEXTS: Final = {"s": str, "r": repr, "a": ascii}
 
 class PythonChanges:
     """Steps in where Dynamo is to trace what the module's docstring says."""
+
+    def __init__(self) -> None:
+        self._is_asking = False  # the library for an address
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -78,6 +83,20 @@ class PythonChanges:
         if is_text and isinstance(template := args[0].as_python_constant(), str):
             args = [args[0], _with_texts(tx, template, args[1].realize())]
         return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_id(tx, args)")
+    def _address(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
+        args = tuple(arg.realize() for arg in args)  # with the guards of its own
+        self._is_asking = is_pinned_module(tx.f_globals.get("__name__"))
+        try:
+            return original(variable, tx, *args)
+        finally:
+            self._is_asking = False
+
+    @steps_in("torch._guards:GuardsSet", "add(guard)")
+    def _guard(self, original: Any, guards: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._is_asking:
+            original(guards, guard, *args, **kwargs)
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
