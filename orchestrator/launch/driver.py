@@ -27,6 +27,7 @@ from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.ray_session import way_in_now
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.commit import commit
+from warmrank.orchestrator.launch.events import Listener, silence
 from warmrank.orchestrator.launch.failures import Compiling, RetryBudget
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
@@ -41,7 +42,6 @@ from warmrank.orchestrator.launch.report import (
 )
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import held_back, named, undisturbed
 from warmrank.worker.results import Verification, function_of_unit
 from warmrank.worker.settings import settings

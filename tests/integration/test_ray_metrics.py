@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.made_reports import until_compile
-from warmrank.orchestrator.launch.state import LaunchState
+from warmrank.orchestrator.launch.events import LaunchState
 from warmrank.orchestrator.ui.outputs import RayMetrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -26,9 +26,8 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.events import Event, StageStarted
+from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, StageStarted
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.stores import open_store, publish_late
 
 ANSWER_S = 0.1
