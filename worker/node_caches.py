@@ -66,8 +66,7 @@ from warmrank.cache_store.cache_dir.private_files import (
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.paths import path_fault
-from warmrank.worker.device_kinds import kind_of
-from warmrank.worker.settings import Settings, expanded, settings
+from warmrank.worker.settings import Settings, expanded, kind_of, settings
 
 if TYPE_CHECKING:
     from torch import nn

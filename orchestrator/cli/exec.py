@@ -194,7 +194,7 @@ def _without_config(
     from warmrank.orchestrator.config.models import KNOWN_VARIABLES, Config, ExecConfig, SyncedCache
     from warmrank.orchestrator.store.stores import named_store
     from warmrank.orchestrator.store.sync import found_out
-    from warmrank.worker.keys.environment import environment
+    from warmrank.worker.keys.request import environment
 
     if store is None:
         raise BadArgument("expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE")

@@ -16,8 +16,8 @@ from pydantic_core import PydanticCustomError
 from warmrank.cache_store.cache_dir.node_files import Collect
 from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict, Text
 from warmrank.worker import node_caches
-from warmrank.worker.device_kinds import DeviceKind
 from warmrank.worker.runtime.options import EngineChoice, GuardMode
+from warmrank.worker.settings import DeviceKind
 
 AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]

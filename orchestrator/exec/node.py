@@ -38,7 +38,7 @@ from warmrank.orchestrator.store.stores import is_writable, may_publish, open_st
 from warmrank.orchestrator.store.sync import Target, targets
 from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import of_journals, with_node_files
 from warmrank.worker.results import Published
 from warmrank.worker.settings import expanded

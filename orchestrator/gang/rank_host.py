@@ -142,7 +142,7 @@ class RankHost:
         self._worker = (self._make_worker or RankWorker)(rank_spec(init), self._store)
         self._is_open = True
         if isinstance(config.workload, ScriptWorkload):
-            from warmrank.worker.keys.environment import environment
+            from warmrank.worker.keys.request import environment
 
             return Opened(environment=environment(), problem=problem)
         self.note(RENDEZVOUS)

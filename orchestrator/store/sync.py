@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 Scope = Literal["node", "rank"]
 

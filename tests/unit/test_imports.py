@@ -26,7 +26,7 @@ FOR_DRIVERS = (
     "warmrank.worker.errors",
     "warmrank.worker.rank.rank_worker",
     "warmrank.worker.rank.script",
-    "warmrank.worker.keys.environment",
+    "warmrank.worker.keys.request",
 )
 
 

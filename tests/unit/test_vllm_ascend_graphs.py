@@ -18,7 +18,7 @@ from warmrank.orchestrator.vllm_plugin import ascend, graphs
 from warmrank.orchestrator.vllm_plugin.access import access
 from warmrank.orchestrator.vllm_plugin.entries import Outcome, read_outcomes
 from warmrank.orchestrator.vllm_plugin.publishing import Publisher
-from warmrank.worker.keys.environment import Target, building_for
+from warmrank.worker.settings import Target, building_for
 
 X = torch.arange(3.0)
 MACHINE = {

@@ -29,9 +29,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from warmrank.worker.ascend.places import DEVICE, Places, here
 from warmrank.worker.ascend.versions import cann_of, driver_of, package_problems
 from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.settings import ASCEND_DEVICE, AscendPlaces, ascend_places
 from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
@@ -70,17 +70,17 @@ class Chip(Value):
         )
 
 
-def device_numbers(places: Places) -> tuple[int, ...]:
+def device_numbers(places: AscendPlaces) -> tuple[int, ...]:
     """Numbers of the device files: chips that this process, or this container, may open."""
     try:
-        names = [file.name for file in places.devices.iterdir() if file.name.startswith(DEVICE)]
+        names = [file.name for file in places.devices.iterdir() if file.name.startswith(ASCEND_DEVICE)]
     except OSError:
         return ()
-    numbers = (name.removeprefix(DEVICE) for name in names)
+    numbers = (name.removeprefix(ASCEND_DEVICE) for name in names)
     return tuple(sorted(int(number) for number in numbers if number.isascii() and number.isdecimal()))
 
 
-def chips_of(places: Places) -> tuple[tuple[Chip, ...], str]:
+def chips_of(places: AscendPlaces) -> tuple[tuple[Chip, ...], str]:
     """The chips, and what went wrong where the tool does not list any."""
     text, trouble = _ask(places.npu_smi, "info")
     chips = chips_in(text)
@@ -112,7 +112,7 @@ def chips_in(table: str) -> tuple[Chip, ...]:
     return tuple(chips)
 
 
-def soc_of(places: Places) -> str:
+def soc_of(places: AscendPlaces) -> str:
     """Model of the NPUs, without number, place or count; several are joined by ``, ``.
 
     Empty without NPUs. Without the tool it is the family, of which PCI tells.
@@ -168,7 +168,7 @@ def _ask(tool: str, *arguments: str) -> tuple[str, str]:
     return done.stdout or done.stderr, ""
 
 
-def _families(places: Places) -> set[str]:
+def _families(places: AscendPlaces) -> set[str]:
     """Families of the NPUs on the PCI bus."""
     found = set()
     for device in places.pci.glob("*/device"):
@@ -238,7 +238,7 @@ class Installation(Value):
 
 def installation() -> Installation:
     """Look at this machine; takes a second or two where there are NPUs, because ``npu-smi`` does."""
-    places = here()
+    places = ascend_places()
     cann = cann_of(places)
     devices = device_numbers(places)
     chips, trouble = chips_of(places) if devices else ((), "")

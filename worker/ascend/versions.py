@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 
-from warmrank.worker.ascend.places import Places
+from warmrank.worker.settings import AscendPlaces
 from warmrank.worker.values import Value
 
 # Text, not patterns: they are compiled where there is such a file, and not on every import.
@@ -59,7 +59,7 @@ class Cann(Value):
         return " ".join(part for part in (self.release, self.build, *parts, *nnal) if part)
 
 
-def cann_of(places: Places) -> Cann:
+def cann_of(places: AscendPlaces) -> Cann:
     """The CANN of this machine; all fields are empty where there is none."""
     for home in filter(Path.is_dir, places.cann):
         packages = _packages(home)
@@ -75,17 +75,17 @@ def cann_of(places: Places) -> Cann:
     return Cann()
 
 
-def driver_of(places: Places) -> str:
+def driver_of(places: AscendPlaces) -> str:
     """Version of the driver; empty where there is none."""
     return _own_version(_info(places, "driver"))
 
 
-def firmware_of(places: Places) -> str:
+def firmware_of(places: AscendPlaces) -> str:
     """Version of the firmware; empty where it cannot be seen."""
     return _own_version(_info(places, "firmware"))
 
 
-def package_problems(places: Places) -> tuple[str, ...]:
+def package_problems(places: AscendPlaces) -> tuple[str, ...]:
     """What does not fit by the packages' own lists, each with its remedy; on the rest they are silent."""
     cann = cann_of(places)
     driver = _info(places, "driver")
@@ -144,7 +144,7 @@ def _first_each(files: Iterable[Path]) -> list[Path]:
     return [first[name] for name in sorted(first)]
 
 
-def _nnal(places: Places) -> str:
+def _nnal(places: AscendPlaces) -> str:
     for file in places.nnal:
         fields = _fields(file)
         version = fields.get("Ascend-cann-atb Version") or fields.get("Ascend-cann-atb")
@@ -153,7 +153,7 @@ def _nnal(places: Places) -> str:
     return ""
 
 
-def _info(places: Places, package: str) -> dict[str, str]:
+def _info(places: AscendPlaces, package: str) -> dict[str, str]:
     """The fields of the driver's or the firmware's ``version.info``."""
     param = f"{package.capitalize()}_Install_Path_Param"
     root = _fields(places.install_info).get(param)

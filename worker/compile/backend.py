@@ -14,7 +14,6 @@ from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.of_torchair import with_options
-from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported
@@ -22,6 +21,7 @@ from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.compiling import TracedGears, record
 from warmrank.worker.gears.runner import GearedRunner
 from warmrank.worker.groups import role_of
+from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower
 from warmrank.worker.torch_private.switches import known_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from warmrank.worker.keys.environment import target
+from warmrank.worker.settings import target
 
 if TYPE_CHECKING:
     from warmrank.worker.devices.port import DeviceBackend

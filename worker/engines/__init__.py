@@ -13,7 +13,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import BadConfig, NotYet
-from warmrank.worker.keys.environment import target
+from warmrank.worker.settings import target
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.devices.failures import Captures, problem
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.results import CaptureProposal
 from warmrank.worker.settings import settings
 

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from warmrank.worker.errors import WorkloadError
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank import start
 from warmrank.worker.results import (
     CaptureProposal,

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker import collection
-from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged, WorkerError
@@ -43,7 +42,7 @@ from warmrank.worker.runtime.find import (
 from warmrank.worker.runtime.options import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
-from warmrank.worker.settings import settings
+from warmrank.worker.settings import kind_of, settings
 from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace, prepare, rank_and_world
 from warmrank.worker.values import replace
 
