@@ -14,18 +14,17 @@ import torch
 
 from warmrank.worker.capture.entry import Entry, inside
 from warmrank.worker.capture.pools import CapturePool, pool_of
-from warmrank.worker.capture.runner import ordinary_tensors
 from warmrank.worker.devices.memory import duplicate, memory_of
 from warmrank.worker.errors import NotCapturable
+from warmrank.worker.runtime.runner import ordinary_tensors
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.layout import InputLayout, Settled
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.capture.runner import CaptureOptions, Tally
     from warmrank.worker.capture.statistics import PoolStatistics
     from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.engines.port import Graph
     from warmrank.worker.runtime.artifact import GraphFacts
+    from warmrank.worker.runtime.runner import CaptureOptions, InputLayout, Settled, Tally
 
 _log = logging.getLogger("torchair")
 

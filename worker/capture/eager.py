@@ -1,6 +1,6 @@
 """Runners of graphs that are not captured here: called as they are, or by an engine that captures by itself.
 
-Both have what `worker.capture.runner.GraphRunner` has.
+Both have what `worker.runtime.runner.GraphRunner` has.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture.layout import InputLayout, SettledInputs
-from warmrank.worker.capture.runner import Tally, autocast_kinds, is_plain, plain
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.artifact import MUTATED, STATE, USER
+from warmrank.worker.runtime.runner import InputLayout, SettledInputs, Tally, autocast_kinds, is_plain, plain
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes

@@ -18,8 +18,8 @@ from warmrank.worker.errors import NotCapturable
 from warmrank.worker.torch_private.places import hand_out
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.layout import InputLayout, Settled
     from warmrank.worker.devices.port import CapturedGraph
+    from warmrank.worker.runtime.runner import InputLayout, Settled
 
 _address = torch.Tensor.data_ptr
 
@@ -44,7 +44,7 @@ class _Placed:
                 return False
         except TypeError:  # no tensor any more
             return False
-        # An object that was here before has the layout that it had: `worker.capture.layout` looks at that.
+        # An object that was here before has the layout that it had: `worker.runtime.runner` looks at that.
         if not all(map(operator.is_, tensors, self._tensors)):
             if [*map(_layout_of, tensors)] != self.layouts:
                 return False

@@ -25,7 +25,7 @@ from warmrank.worker.devices.memory import memory_of
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.layout import InputLayout
+    from warmrank.worker.runtime.runner import InputLayout
 
 FORMAT = 1
 MAX_ELEMENTS = 1 << 40  # of one input; more is no tensor that a device holds

@@ -131,7 +131,7 @@ def _groups_in_collectives(trace: Trace) -> list[str]:
 
 def _names_in_graph(trace: Trace) -> set[str]:
     """Names of groups that the graph holds elsewhere than in collectives."""
-    from warmrank.worker.torch_private.switches import known_groups
+    from warmrank.worker.torch_private.warm import known_groups
 
     names = set(known_groups())
     return {

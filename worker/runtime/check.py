@@ -33,7 +33,7 @@ from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.decoding import decode, describe_named, device_name, equal, keys_of
 from warmrank.worker.runtime.sources import changed
-from warmrank.worker.torch_private.switches import dict_keys
+from warmrank.worker.torch_private.warm import dict_keys
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)

@@ -43,7 +43,7 @@ from warmrank.worker.runtime.options import CacheOptions, LaunchDefaults, launch
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import kind_of, settings
-from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace, prepare, rank_and_world
+from warmrank.worker.torch_private.warm import is_followed, is_symbolic_trace, prepare, rank_and_world
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:

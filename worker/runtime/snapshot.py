@@ -33,8 +33,8 @@ from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import MISSING, node_values, take_step
 from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
 from warmrank.worker.runtime.sources import changed, holder_of
-from warmrank.worker.torch_private.metadata import Metadata
 from warmrank.worker.torch_private.unchanged import Key, Watched
+from warmrank.worker.torch_private.warm import Metadata
 
 Predicate = Callable[[], bool]
 _MAX_CHANGES = 2

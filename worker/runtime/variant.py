@@ -24,7 +24,6 @@ from time import perf_counter
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.runtime import ambient
@@ -37,6 +36,7 @@ from warmrank.worker.runtime.artifact import (
 from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of, is_anything_declared
+from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 
 if TYPE_CHECKING:
     import torch

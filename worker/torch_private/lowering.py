@@ -24,7 +24,7 @@ from warmrank.worker.keys.code import globals_module, is_pinned_module, layers
 from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, named_argument, nodes_at
 from warmrank.worker.torch_private.originals import Originals, refuse_replaced
 from warmrank.worker.torch_private.patching import hooks_of, intercepted
-from warmrank.worker.torch_private.switches import settings
+from warmrank.worker.torch_private.warm import settings
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
