@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from warmrank.cache_store.cache_dir.node_files import Collect
 from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict, Text
 from warmrank.worker import node_caches
-from warmrank.worker.runtime.options import EngineChoice, GuardMode
+from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
 from warmrank.worker.settings import DeviceKind
 
 AuditMode = Literal["one", "all", "off"]

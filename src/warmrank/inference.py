@@ -81,7 +81,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         BadConfig: a misspelt parameter, or a value that is not allowed.
         NotYet: the configuration asks for what is not built yet.
     """
-    from warmrank.worker.runtime.options import CacheOptions
+    from warmrank.worker.configs.compiler_config import CacheOptions
 
     with collection.paused(), _torch_errors_named():  # a full collection takes longer than all these imports
         from warmrank.worker.runtime.function import CachedFunction

@@ -22,12 +22,12 @@ from tests.support.tracing import compiles_ahead, in_mode
 from warmrank.cache_store.cache_dir.local import companions, variants
 from warmrank.inference import cache_compile, get_backend
 from warmrank.orchestrator.inspect.verify import verify_cache
+from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.rank import manifests
 from warmrank.worker.runtime.files import remove
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 LAUNCH_KEY = "0f" * 32
 

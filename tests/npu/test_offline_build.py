@@ -17,9 +17,9 @@ from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, target_here
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.worker import groups
+from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.keys import request as fingerprint
 from warmrank.worker.rank.workload import RankContext, Workload
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 NUM_RANKS = 8
 

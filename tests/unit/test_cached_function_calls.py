@@ -21,9 +21,9 @@ from tests.support.devices import fake_world
 from tests.support.small_models import Collective, Derived, Plain
 from tests.support.tracing import ROWS, cached, cached_in_launch, files, model_of, outcome, reason, warm
 from warmrank.worker.compile import compiler
+from warmrank.worker.configs.compiler_config import LaunchDefaults
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

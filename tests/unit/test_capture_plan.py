@@ -23,7 +23,7 @@ from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shapes_of
 from warmrank.worker.capture.plan import parse as parse_plan
-from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.devices import CpuBackend
 from warmrank.worker.devices.failures import Captures, needed
 from warmrank.worker.rank import captures
 from warmrank.worker.rank.captures import graphs_of

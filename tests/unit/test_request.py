@@ -27,14 +27,13 @@ from tests.support.checkout import python
 from tests.support.made_guards import MadeModule, code_of
 from tests.support.small_models import Plain
 from warmrank.cache_store.changes import changed_components
-from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.keys import request as fingerprint
 from warmrank.worker.keys.code import class_digest, function_digest, is_pinned_module
 from warmrank.worker.keys.request import Request, request
 from warmrank.worker.keys.sources import collect
 from warmrank.worker.runtime.artifact import TracedSource
-from warmrank.worker.runtime.options import CacheOptions
 from warmrank.worker.runtime.sources import changed
 
 ENGINE = GraphEngine()

@@ -14,7 +14,7 @@ import torch
 
 from warmrank.worker.capture.entry import Entry, inside
 from warmrank.worker.capture.pools import CapturePool, pool_of
-from warmrank.worker.devices.memory import duplicate, memory_of
+from warmrank.worker.devices import duplicate, memory_of
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.runner import ordinary_tensors
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.capture.plan import shapes_of
-from warmrank.worker.devices.memory import memory_of, picker
+from warmrank.worker.devices import memory_of, picker
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.torch_private.places import hand_out
 

@@ -54,9 +54,8 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
     from warmrank.worker.keys.request import Request
-    from warmrank.worker.runtime.options import CacheOptions
 
 _SUMMARY_COLUMNS = ("operator", "kind", "calls", "inputs", "outputs")
 _PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")

@@ -29,8 +29,8 @@ import torch
 
 from warmrank.worker.ascend.chips import device_numbers, visible_devices
 from warmrank.worker.ascend.versions import cann_of, driver_of
+from warmrank.worker.devices import aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
-from warmrank.worker.devices.memory import aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.devices.port import CapturedGraph, Graph, Pool, PoolHandle, Positions
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import ascend_places, settings

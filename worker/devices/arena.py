@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.devices.memory import aligned, memory_of, span_bytes, tensor_in
+from warmrank.worker.devices import aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.devices.port import PoolHandle
 from warmrank.worker.values import Value
 

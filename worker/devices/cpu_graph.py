@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from warmrank.worker import collection
+from warmrank.worker.devices import memory_of, tensor_in
 from warmrank.worker.devices.arena import ArenaPool, Lifetime, Region, Segment, buffers, planned
-from warmrank.worker.devices.memory import memory_of, tensor_in
 from warmrank.worker.devices.port import CapturedGraph
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run, waited

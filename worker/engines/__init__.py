@@ -17,9 +17,8 @@ from warmrank.worker.settings import target
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CompilerConfig, EngineChoice
     from warmrank.worker.engines.port import Engine
-    from warmrank.worker.runtime.options import EngineChoice
 
 _log = logging.getLogger("torchair")
 _HOMES = {

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.devices.memory import picker
+from warmrank.worker.devices import picker
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck

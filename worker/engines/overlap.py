@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.devices.memory import picker
+from warmrank.worker.devices import picker
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.unchanged import TensorWatch

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.model import (
@@ -36,7 +37,6 @@ from warmrank.worker.gears.runner import refuse_unpaddable
 from warmrank.worker.runtime.artifact import MUTATED, USER
 from warmrank.worker.runtime.check import node_values
 from warmrank.worker.runtime.find import arguments_of, function_of
-from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.symbols import (
     Symbols,

@@ -22,12 +22,12 @@ from functools import cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.carried import any_set, carried
 from warmrank.worker.gears.model import Combination, GearFacts, hold
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.check import node_values
-from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.runtime.per_call import compile_input_check
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import replace

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import Combination, GearedInput, GearFacts, evaluate
 from warmrank.worker.gears.rules import refuse_miss
-from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.values import Value
 
 _MAX_PLANS = 256

@@ -28,9 +28,8 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     import torch
 
-    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
     from warmrank.worker.engines.port import Engine
-    from warmrank.worker.runtime.options import CacheOptions
 
 _KEY_CHARS = 32
 _CPU_INFO = Path("/proc/cpuinfo")

@@ -79,7 +79,7 @@ class RankWorker:
 
     def _in_launch(self) -> contextlib.AbstractContextManager[None]:
         """Lay down what the launch says while user code runs, and note the cached functions that it makes."""
-        from warmrank.worker.runtime.options import launch_scope
+        from warmrank.worker.configs.compiler_config import launch_scope
 
         return launch_scope.of(start.defaults_of(self._spec), self._functions)
 

@@ -30,8 +30,8 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from warmrank.worker.configs.compiler_config import LaunchDefaults
     from warmrank.worker.rank.workload import Workload
-    from warmrank.worker.runtime.options import LaunchDefaults
 
 
 CONNECT, EXECUTE = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
@@ -198,7 +198,7 @@ def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
 
 def defaults_of(spec: RankSpec) -> LaunchDefaults:
     """What the launch lays down for cached functions of this rank."""
-    from warmrank.worker.runtime.options import LaunchDefaults
+    from warmrank.worker.configs.compiler_config import LaunchDefaults
 
     return LaunchDefaults(
         cache_dir=spec.cache_dir,

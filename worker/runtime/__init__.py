@@ -6,6 +6,5 @@
 * `variant.py`: an artifact bound to a module;
 * `call_guards.py`, `per_call.py`, `snapshot.py`, `depends.py`: what is checked on every call after the first;
 * `describe.py`: misses in words;
-* `runner.py`: runs the graph, from a shape's second call on by `worker.capture`;
-* `options.py`: the parameters of `cache_compile`.
+* `runner.py`: runs the graph, from a shape's second call on by `worker.capture`.
 """

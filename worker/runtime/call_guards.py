@@ -13,8 +13,8 @@ from warmrank.worker.runtime.snapshot import Snapshot, take
 if TYPE_CHECKING:
     import torch
 
+    from warmrank.worker.configs.compiler_config import GuardMode
     from warmrank.worker.runtime.artifact import PortableGuards
-    from warmrank.worker.runtime.options import GuardMode
     from warmrank.worker.torch_private.unchanged import Key
 
 

@@ -32,8 +32,8 @@ from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismat
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
+    from warmrank.worker.configs.compiler_config import OnGearMiss
     from warmrank.worker.runtime.artifact import PortableGuards
-    from warmrank.worker.runtime.options import OnGearMiss
 
 _log = logging.getLogger("torchair")
 _META_VERSION = "1.0.0"

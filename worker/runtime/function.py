@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker import collection
+from warmrank.worker.configs.compiler_config import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged, WorkerError
@@ -39,7 +40,6 @@ from warmrank.worker.runtime.find import (
     partition_name,
     read_stored,
 )
-from warmrank.worker.runtime.options import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import kind_of, settings
@@ -49,11 +49,11 @@ from warmrank.worker.values import replace
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.worker.capture.statistics import CaptureStatistics
+    from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
     from warmrank.worker.engines.port import Engine
     from warmrank.worker.results import FunctionResult, Outcome
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.compiling import TraceLimit
-    from warmrank.worker.runtime.options import EngineChoice, GuardMode
 
 _log = logging.getLogger("torchair")
 OFFERED = "offered"

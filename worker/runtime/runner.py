@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.devices.memory import lies_in_storage, picker
+from warmrank.worker.devices import lies_in_storage, picker
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts
 from warmrank.worker.torch_private.warm import Metadata

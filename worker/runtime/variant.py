@@ -41,11 +41,11 @@ from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 if TYPE_CHECKING:
     import torch
 
+    from warmrank.worker.configs.compiler_config import GuardMode, OnGearMiss
     from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.gears.rules import LoadedGears
     from warmrank.worker.gears.runner import GearedRunner
     from warmrank.worker.runtime.call_guards import CallGuards
-    from warmrank.worker.runtime.options import GuardMode, OnGearMiss
     from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
     from warmrank.worker.runtime.snapshot import Snapshot
 
