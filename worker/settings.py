@@ -27,6 +27,10 @@ _ASCEND_ROOT = Path("/usr/local/Ascend")
 # link `cann`, earlier ones into `ascend-toolkit/<version>` beside a link `latest`.
 # https://www.hiascend.com/document/detail/en/CANNCommunityEdition/850/softwareinst/instg/instg_0000.html
 _CANN_HOMES = ("cann", "ascend-toolkit/latest", "latest", "nnae/latest", "nnrt/latest")
+DeviceKind = Literal["cpu", "cuda", "npu"]
+# Every type of a torch device is its own kind. Tests, whose emulated NPU keeps its tensors on the CPU, say
+# otherwise, once.
+_KINDS: dict[str, str] = {}
 
 
 class Settings:
@@ -181,13 +185,6 @@ def ascend_places() -> AscendPlaces:
         nnal=tuple(file / "version.info" for file in ((Path(atb), *Path(atb).parents[:2]) if atb else ()))
         or tuple(root / "nnal/atb/latest/version.info" for root in roots),
     )
-
-
-DeviceKind = Literal["cpu", "cuda", "npu"]
-
-# Every type of a torch device is its own kind. Tests, whose emulated NPU keeps its tensors on the CPU, say
-# otherwise, once.
-_KINDS: dict[str, str] = {}
 
 
 def stand_for(memory: str, kind: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import warmrank
 from tests.support.devices import warm
 from warmrank.worker.devices import CpuBackend, tensor_in
-from warmrank.worker.devices.arena import ALIGNMENT, Lifetime, Segment, planned
+from warmrank.worker.devices.cpu_graph import ALIGNMENT, Lifetime, Segment, planned
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner
 

@@ -16,7 +16,7 @@ from warmrank.worker.capture.statistics import PoolStatistics
 from warmrank.worker.devices import KINDS, backend_for
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.entry import Entry
+    from warmrank.worker.capture.captures import Entry
     from warmrank.worker.devices.port import DeviceBackend, PoolHandle
 
 

@@ -51,6 +51,11 @@ _AS_WRITTEN = Effect(
 _CONCATENATIONS = Effect(
     torchair_modes=_GRAPH_CAPTURE, why="a graph runs as it was written, concatenations included"
 )
+GuardMode = Literal["always", "once", "skip"]
+OnRecompile = Literal["add", "abandon"]
+OnGearMiss = Literal["error", "pad"]
+Rng = Literal["refuse", "allow"]
+EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 
 
 class GraphDump(Section, at="debug.graph_dump"):
@@ -203,13 +208,6 @@ def _needs_eager(given: dict[str, Any]) -> bool:
 @functools.cache
 def _warn_once(text: str) -> None:
     _log.warning("%s", text)
-
-
-GuardMode = Literal["always", "once", "skip"]
-OnRecompile = Literal["add", "abandon"]
-OnGearMiss = Literal["error", "pad"]
-Rng = Literal["refuse", "allow"]
-EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 
 
 class CacheOptions(Value):

@@ -11,7 +11,7 @@ import torch
 from warmrank.worker.settings import target
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices.arena import ArenaPool
+    from warmrank.worker.devices.cpu_graph import ArenaPool
     from warmrank.worker.devices.port import CapturedGraph, DeviceBackend, Graph, Pool, PoolHandle, Positions
 
 KINDS = ("cpu", "cuda", "npu")
@@ -53,13 +53,13 @@ class CpuBackend:
 
     def new_handle(self) -> PoolHandle:
         """See `DeviceBackend.new_handle`."""
-        from warmrank.worker.devices.arena import new_handle
+        from warmrank.worker.devices.cpu_graph import new_handle
 
         return new_handle()
 
     def pool(self, handle: PoolHandle | None = None) -> ArenaPool:
         """See `DeviceBackend.pool`."""
-        from warmrank.worker.devices.arena import pool_of
+        from warmrank.worker.devices.cpu_graph import pool_of
 
         return pool_of(handle)
 
@@ -68,7 +68,7 @@ class CpuBackend:
     ) -> CapturedGraph:
         """See `DeviceBackend.capture`; which outputs share memory is seen in the recording."""
         del aliased
-        from warmrank.worker.devices.arena import ArenaPool
+        from warmrank.worker.devices.cpu_graph import ArenaPool
 
         if not isinstance(pool, ArenaPool):
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"

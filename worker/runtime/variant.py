@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.gears.rules import LoadedGears
     from warmrank.worker.gears.runner import GearedRunner
-    from warmrank.worker.runtime.call_guards import CallGuards
     from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
-    from warmrank.worker.runtime.snapshot import Snapshot
+    from warmrank.worker.runtime.snapshot import CallGuards, Snapshot
 
 # A constant that marshal cannot hold: this, and its JSON.
 PLACEHOLDER = "__warmrank_constant__"
@@ -122,7 +121,7 @@ class Variant:
     def _call_guards(self) -> CallGuards:
         """Guards of later calls; with guards "always" made by the second call."""
         if self._calls is None:
-            from warmrank.worker.runtime.call_guards import CallGuards
+            from warmrank.worker.runtime.snapshot import CallGuards
 
             self._calls = CallGuards(self._rules, function_of(self._method), self._module, self._guards)
         return self._calls
