@@ -1,4 +1,4 @@
-"""What this process was told: settings in environment variables, kinds of devices, machines to build for.
+"""Settings of this process: environment variables, kinds of devices, machines to build for.
 
 This is the only place where warmrank's ranks read their settings from environment variables. Elsewhere
 variables are only handed on: `worker.rank.script` gives a script those of its launch, `worker.rank.start`
@@ -145,7 +145,7 @@ def _home(variable: str, usual: str, path: str) -> Path | None:
 
 
 class AscendPlaces(Value):
-    """Where to look for the software and the devices of Ascend."""
+    """Paths of the software and the devices of Ascend."""
 
     cann: tuple[Path, ...]  # directories that may hold CANN; the first that does is it
     nnal: tuple[Path, ...]  # files that may name the version of NNAL (ATB); the first that does counts
@@ -168,7 +168,7 @@ class AscendPlaces(Value):
 
 
 def ascend_places() -> AscendPlaces:
-    """Where this machine keeps the software and the devices of Ascend.
+    """Paths at which this machine keeps the software and the devices of Ascend.
 
     A directory that CANN's ``set_env.sh`` names is the only one: torch_npu loads what lies there, and the
     version of another installation would be the wrong one.

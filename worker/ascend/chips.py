@@ -61,7 +61,7 @@ class Chip(Value):
     bus_id: str  # its place on the PCI bus
 
     def problem(self) -> str:
-        """What is wrong with it, and the remedy; empty where nothing is."""
+        """Its fault and the remedy; empty if it has none."""
         if self.health in ("OK", "Warning"):
             return ""
         return (
@@ -147,7 +147,7 @@ def soc_in(board: str) -> str:
 
 @cache
 def _ask(tool: str, *arguments: str) -> tuple[str, str]:
-    """What the tool prints, and what went wrong where it does not run; asked once in a process."""
+    """Output of the tool, and the error if it does not run; asked once in a process."""
     import subprocess  # takes 10 ms, which machines without NPUs need not spend
 
     try:
@@ -223,7 +223,7 @@ def _refused(text: str, why: str) -> DeviceUnavailable:
 
 
 class Installation(Value):
-    """What of Ascend is installed here, for people and for checks."""
+    """Ascend's software and devices on this machine, for people and for checks."""
 
     cann: str  # release of CANN, such as ``8.5.0``; empty where there is none
     cann_detail: str  # what the fingerprint says of CANN: release, build, and packages of other versions

@@ -50,7 +50,7 @@ class Cann(Value):
     home: str = ""  # its directory; in no fingerprint
 
     def text(self) -> str:
-        """What decides whether kernels of one installation are those of another; empty without CANN."""
+        """Text that is equal for installations that make the same kernels; empty without CANN."""
         own = {name: version for name, version in self.packages.items() if version != self.release}
         versions = sorted(set(own.values()))
         alike = len(own) == len(self.packages) and len(versions) == 1  # all carry one build number
@@ -86,7 +86,7 @@ def firmware_of(places: AscendPlaces) -> str:
 
 
 def package_problems(places: AscendPlaces) -> tuple[str, ...]:
-    """What does not fit by the packages' own lists, each with its remedy; on the rest they are silent."""
+    """Mismatches by the packages' own lists, each with its remedy; on the rest they are silent."""
     cann = cann_of(places)
     driver = _info(places, "driver")
     problems = []
@@ -166,7 +166,7 @@ def _own_version(fields: Mapping[str, str]) -> str:
 
 
 def _within(version: str, bounds: str) -> bool:
-    """Whether a version lies in a range such as ``[7.0.0,7.2.99]``; True where the range cannot be read."""
+    """True if a version lies in a range such as ``[7.0.0,7.2.99]``; True where the range cannot be read."""
     ends = [_numbers(end) for end in bounds.strip("[]").split(",")]
     if len(ends) != len(("low", "high")) or not all(ends):
         return True
@@ -179,7 +179,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _related(cann: Cann, driver: Mapping[str, str]) -> bool:
-    """Whether CANN or the driver names the other one's line of builds; True where they name none."""
+    """True if CANN or the driver names the other one's line of builds; True where they name none."""
     listed = driver.get("compatible_version", "")
     own = re.match(_LINEAGE, driver.get("Innerversion", ""))
     line = re.match(_LINEAGE, cann.build)
@@ -221,7 +221,7 @@ _DRIVERS = {
 
 
 def fit(torch: str, torch_npu: str, cann: str, driver: str = "") -> tuple[str, ...]:
-    """What does not belong together, each with its remedy; empty where nothing is known to be wrong.
+    """Versions that do not belong together, each with its remedy; empty if none is known to be wrong.
 
     Versions such as ``2.12.0+cpu``, ``2.12.0.post2``, ``9.1.0`` and ``25.5.2``. Empty ones are not judged:
     whether something is missing is another question.

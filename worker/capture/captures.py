@@ -67,7 +67,7 @@ class Captures:
         self._warned: set[str] = set()
 
     def may_add(self, key: tuple[Any, ...]) -> bool:
-        """Whether a graph may be captured for this key, and none is."""
+        """True if a graph may be captured for this key, and none is."""
         return not (key in self.entries or self._tally.never or self._is_full())
 
     def shapes(self) -> tuple[Shapes, ...]:
@@ -175,7 +175,7 @@ class Captures:
         return entry
 
     def _pool(self, key: tuple[Any, ...]) -> CapturePool:
-        """Where a graph is captured into: the given pool (mode one), one for all (mode two), or its own."""
+        """Pool to capture a graph into: the given one (mode one), one for all (mode two), or its own."""
         place = key if self._given is None and self._options.pool_for_each_shape else None
         if place not in self._pools:
             self._pools[place] = self._given or CapturePool(self._backend)
@@ -225,7 +225,7 @@ def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
 
 
 def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """How the state of each default generator on the host is read and set."""
+    """Functions that read and set the state of each default generator on the host."""
     yield torch.get_rng_state, torch.set_rng_state
     yield random.getstate, random.setstate
     if numpy_random := sys.modules.get("numpy.random"):
@@ -245,7 +245,7 @@ class _Placed:
         self.layouts = [*map(_layout_of, self._tensors)]
 
     def same(self, inputs: Sequence[Any]) -> bool:
-        """Whether inputs lie where these do."""
+        """True if inputs lie where these do."""
         tensors = self._pick(inputs)
         try:
             if [*map(_address, tensors)] != self.addresses:
@@ -307,7 +307,7 @@ class Entry:
         )
 
     def fits(self, inputs: Sequence[Any], settled: Settled | None = None) -> bool:
-        """Whether a replay computes what the graph would compute of these inputs; a few microseconds.
+        """True if a replay computes what the graph would compute of these inputs; a few microseconds.
 
         ``settled`` are those that were just looked at, where they lie, too.
         """
@@ -370,7 +370,7 @@ class Entry:
         self._since = settled.since
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the memory of a mutated input, whose writes it then has to see."""
+        """True if a tensor lies in the memory of a mutated input, whose writes it then has to see."""
         return tensor.data_ptr() < self._end and _overlaps(tensor, self._mutated)
 
 
@@ -391,7 +391,7 @@ def _written(inputs: Sequence[Any], mutated: Sequence[int]) -> frozenset[tuple[i
 
 
 def _overlaps(tensor: torch.Tensor, stretches: Iterable[tuple[int, int]]) -> bool:
-    """Whether a tensor may have memory in one of them, if only as a slice of one array of numpy's."""
+    """True if a tensor may have memory in one of them, if only as a slice of one array of numpy's."""
     begin = tensor.data_ptr()
     storage = tensor.untyped_storage()
     end = storage.data_ptr() + storage.nbytes()

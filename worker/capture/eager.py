@@ -72,7 +72,7 @@ class EagerRunner:
 
     @property
     def statistics(self) -> CaptureStatistics:
-        """What was done since the function was loaded."""
+        """Counters since the function was loaded."""
         return self._tally.taken(())
 
 
@@ -153,20 +153,20 @@ class SelfCapturingRunner(EagerRunner):
         return tuple(self._prepared)
 
     def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
-        """What the capture plan says of these inputs; None where nothing would be captured for them."""
+        """Entry of the capture plan for these inputs; None if nothing would be captured for them."""
         from warmrank.worker.capture.plan import shapes_of
 
         return None if self._capturing.is_eager else shapes_of(self.layout, inputs)
 
     @property
     def statistics(self) -> CaptureStatistics:
-        """What can be told from outside: graphs that the engine holds, and calls."""
+        """Counters that are seen from outside: graphs that the engine holds, and calls."""
         self._tally.captures = self._capturing.num_captures
         return self._tally.taken(())
 
 
 def _overlap_of(facts: GraphFacts) -> OverlapCheck | None:
-    """What looks for shared memory before each call; None where nothing is written to."""
+    """Check for shared memory, made before each call; None if nothing is written to."""
     positions = {
         kind: [index for index, found in enumerate(facts.input_classes) if found == kind]
         for kind in (MUTATED, STATE, USER)

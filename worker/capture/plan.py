@@ -45,7 +45,7 @@ class PlannedInput(Value):
 
 
 class Shapes(Value):
-    """What one captured graph was captured for."""
+    """Inputs that one graph was captured for."""
 
     inputs: tuple[PlannedInput, ...]  # the tensors, by position
     numbers: tuple[tuple[int, int | float | bool], ...]  # position and value of each input that is a number

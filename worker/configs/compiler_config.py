@@ -83,7 +83,7 @@ class FxSummary(Section, at="debug.fx_summary"):
 
 
 class AclGraphDebug(Section, at="debug.aclgraph", effect=CAPTURE):
-    """How graphs are captured and what they do with their inputs, outputs and memory."""
+    """Options of captures, and of the inputs, outputs and memory of captured graphs."""
 
     # Do not turn operators back into their in-place forms
     disable_reinplace_inplaceable_ops_pass = Flag(False, effect=_AS_WRITTEN)
@@ -129,7 +129,7 @@ class AclGraph(Section, at="aclgraph_config", effect=CAPTURE):
 
 
 class CompilerConfig(Section, at=""):
-    """How a function is compiled.
+    """Configuration of a compile.
 
     Options are attributes: ``config.debug.aclgraph.clone_input = False``. A wrong value raises `BadConfig`,
     which lists the allowed ones; an unknown name raises `UnknownOption`, which gives the nearest. Two
@@ -164,7 +164,7 @@ class CompilerConfig(Section, at=""):
         return {name: value for name, _, value in changed(self)}
 
     def runs_eagerly(self) -> bool:
-        """Whether the graph runs operator by operator, without compiled kernels and capture.
+        """True if the graph runs operator by operator, without compiled kernels and capture.
 
         ``debug.run_eagerly`` and ``force_eager`` ask for it; ``debug.data_dump``, and ``debug.fx_summary``
         with ``skip_compile``, need it. The same options do it in TorchAir.
@@ -200,7 +200,7 @@ def _asks_for_eager(given: dict[str, Any]) -> bool:
 
 
 def _needs_eager(given: dict[str, Any]) -> bool:
-    """Whether files are to be written that only a graph which runs eagerly fills."""
+    """True if files are to be written that only a graph which runs eagerly fills."""
     table = given.get("debug.fx_summary.type") and given.get("debug.fx_summary.skip_compile", True)
     return bool(given.get("debug.data_dump.type") or table)
 

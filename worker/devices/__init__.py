@@ -149,7 +149,7 @@ def duplicate(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def lies_in_storage(tensor: torch.Tensor) -> bool:
-    """Whether all elements of a tensor are within its storage, which somebody may have made smaller."""
+    """True if all elements of a tensor are within its storage, which somebody may have made smaller."""
     if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
         return True
     end = (tensor.storage_offset() + _span(tensor)) * tensor.itemsize

@@ -197,7 +197,7 @@ class Recorder:
     def _recorded(
         self, work: Callable[[], tuple[Any, ...]], index: int, pool_id: PrivatePoolId
     ) -> tuple[Any, tuple[Any, ...]]:
-        """What ``torch.cuda.graph`` does; but stream and allocator are put back also where it fails."""
+        """Record as ``torch.cuda.graph`` does, but put stream and allocator back also if it fails."""
         recorded = self._graph_type()
         self._module.synchronize()
         self._module.empty_cache()
@@ -407,7 +407,7 @@ def _import_torch_npu() -> None:
 
 
 def _seen() -> str:
-    """What of Ascend is on this machine, in a line."""
+    """One line about Ascend's software and devices on this machine."""
     places = ascend_places()
     cann = cann_of(places)
     return ", ".join(

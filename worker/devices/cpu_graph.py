@@ -99,7 +99,7 @@ def _program(
 
 
 class _Way(enum.Enum):
-    """How a replay repeats an operation."""
+    """Ways in which a replay repeats an operation."""
 
     AS_RECORDED = enum.auto()
     COPY = enum.auto()
@@ -148,7 +148,7 @@ def _way(operation: Operation, made: Sequence[Place]) -> _Way:
 
 
 def _overlaps(place: Place) -> bool:
-    """Whether elements lie on each other, which a kernel refuses to write to."""
+    """True if elements lie on each other, which a kernel refuses to write to."""
     return 0 in place.stride and any(
         stride == 0 and size > 1 for stride, size in zip(place.stride, place.size, strict=True)
     )
@@ -349,7 +349,7 @@ class Segment:
         return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the memory of ``tensor`` lies in this segment."""
+        """True if the memory of ``tensor`` lies in this segment."""
         begin = self._memory.data_ptr()
         return begin <= tensor.untyped_storage().data_ptr() < begin + self.size_bytes or (
             begin <= tensor.data_ptr() < begin + self.size_bytes

@@ -91,7 +91,7 @@ def check_choice(wanted: EngineChoice, config: CompilerConfig) -> None:
 
 
 def has_torchair() -> bool:
-    """Whether the torch_npu that this process imported brings TorchAir along; some builds do not.
+    """True if the torch_npu that this process imported brings TorchAir along; some builds do not.
 
     An offline build goes by the machines that it is for: what is built must be what they ask for.
     """

@@ -172,7 +172,7 @@ class CompiledGraph:
         return parts.tail(*self._tail_inputs(inputs), *made)
 
     def _may_not_be_written(self, inputs: Sequence[Any]) -> bool:
-        """Whether an input that the library writes to was made in inference mode, which this is not."""
+        """True if an input that the library writes to was made in inference mode, which this is not."""
         is_one = any(map(torch.Tensor.is_inference, self._written(inputs)))
         return is_one and not torch.is_inference_mode_enabled()
 
@@ -194,7 +194,7 @@ class CompiledGraph:
 
 
 def _taker(parts: Parts) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
-    """What makes the library's inputs of the graph's, prepared for what this graph has."""
+    """Function that makes the library's inputs of the graph's, prepared for this graph."""
     if parts.tensors == tuple(range(len(parts.classes))) and not parts.constants:
         return list
     pick, constants = picker(parts.tensors), parts.constants

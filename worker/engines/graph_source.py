@@ -138,7 +138,7 @@ class _SourceWriter:
                 yield f"{_INDENT}del {', '.join(last_use[node])}"
 
     def _branch_or_loop(self, node: Node) -> Iterator[str]:
-        """What `torch.cond` and ``while_loop`` do, in Python."""
+        """Python source of a `torch.cond` or ``while_loop``."""
         operands = [self._value(value) for value in (*node.args, *node.kwargs.values())]
         if higher_order_name(node.target) == BRANCH:
             predicate, chosen, other, given = operands

@@ -39,7 +39,7 @@ def carry(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
 
 
 def any_set() -> bool:
-    """Whether a tensor of this process was ever given gears."""
+    """True if a tensor of this process was ever given gears."""
     return _Process.used
 
 

@@ -257,7 +257,7 @@ def _unpaddable(gears: GearFacts, lowered: LoweredGraph, facts: GraphFacts) -> s
 
 
 def _unknown_size(gears: GearFacts, lowered: LoweredGraph) -> str:
-    """Which size cannot be told from the sizes of the inputs, in words; empty if all can."""
+    """Name a size that does not follow from the sizes of the inputs; empty if all do."""
     symbols = Symbols(lowered)
     known = {axis.symbol for axis in gears.axes} | {symbol for symbol, _ in gears.bound}
     for index, _ in gears.numbers:
@@ -324,7 +324,7 @@ def _symbol(match: re.Match[str], guards: PortableGuards, symbols: dict[tuple[in
 
 
 def _on_strides(guards: PortableGuards, text: str) -> bool:
-    """Whether all that a condition asks beside axes are strides."""
+    """True if all that a condition asks beside axes are strides."""
     nodes = [guards.nodes[int(index)] for index in re.findall(r"\bp(\d+)\b", text)]
     return all((step, argument) == ("attr", "stride") for _, step, argument in nodes)
 

@@ -139,7 +139,7 @@ class GearedInput(Value):
 
 
 class GearFacts(Value):
-    """What the runtime must know of a graph's gears."""
+    """Facts about a graph's gears for the runtime."""
 
     axes: tuple[Axis, ...]  # the geared dimensions
     combinations: tuple[Combination, ...]  # the allowed sizes of all axes, largest first
@@ -161,7 +161,7 @@ class GearFacts(Value):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GearFacts:
-        """What `to_json` gave, also after a way through JSON."""
+        """Read the result of `to_json`, also after a way through JSON."""
         return cls(
             axes=tuple(Axis(**{**axis, "gears": tuple(axis["gears"])}) for axis in data["axes"]),
             combinations=tuple(map(tuple, data["combinations"])),
@@ -190,7 +190,7 @@ class GearFacts(Value):
         )
 
     def mentions(self, symbol: str) -> bool:
-        """Whether any size or number of inputs and outputs depends on a symbol."""
+        """True if any size or number of inputs and outputs depends on a symbol."""
         texts = [text for item in self.inputs for text in (*item.sizes, *item.strides)]
         texts += [text for _, text in self.numbers]
         for item in self.outputs:

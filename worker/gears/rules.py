@@ -1,4 +1,4 @@
-"""Which artifact a call may use, by gears, and what is said of a shape that is no gear.
+"""Rules of gears: the artifact that a call may use, and the refusal of a shape that is no gear.
 
 ======================  ====================================================================
 artifact                may be used for a call
@@ -162,7 +162,7 @@ def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, pol
 
 
 class LoadedGears:
-    """What an artifact's gears, or its lack of any, mean for calls of one function."""
+    """Gears of an artifact, or its lack of any, applied to calls of one function."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class LoadedGears:
 
     @cached_property
     def carries_none(self) -> Callable[..., bool]:
-        """Whether none of a call's tensors carries gears; takes the module and the call's arguments."""
+        """True if none of a call's tensors carries gears; takes the module and the call's arguments."""
         guards = replace(self._guards, checks=_carry_none(self._guards), shapes=())
         return compile_input_check(guards, self._function)
 

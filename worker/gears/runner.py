@@ -23,7 +23,7 @@ _MAX_PLANS = 256
 
 
 class _Plan(Value):
-    """How calls of one shape reach their gear: positions, and what comes there."""
+    """Plan of calls of one shape: the positions to fill for their gear, and the values there."""
 
     padded: tuple[tuple[int, torch.Tensor], ...]  # inputs
     numbers: tuple[tuple[int, int], ...]  # number inputs
@@ -218,7 +218,7 @@ def _one_sided(value: torch.Tensor, sign: int) -> torch.Tensor:
 
 
 def close(one: Any, other: Any) -> bool:
-    """Whether two results are equal up to rounding."""
+    """True if two results are equal up to rounding."""
     if not isinstance(one, torch.Tensor):
         return bool(one == other)
     tolerance = _TOLERANCES.get(one.dtype)

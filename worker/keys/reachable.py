@@ -295,7 +295,7 @@ def operator_digest(name: str, overload: Any) -> str:
 
 
 def changed_operator(name: str, module: str, digest: str) -> str:
-    """What changed since an operator, which ``module`` registers, had a digest; empty if nothing did."""
+    """Change of an operator, which ``module`` registers, since it had a digest; empty if there is none."""
     absent = operators.missing(name, module)
     if absent:
         return absent

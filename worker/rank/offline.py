@@ -92,7 +92,7 @@ class OfflineRank(RankWorker):
         )
 
     def manifest(self) -> PartitionManifest:
-        """What this rank's partition holds; nothing is captured."""
+        """Manifest of this rank's partition; nothing is captured."""
         from warmrank.worker.rank.manifests import of_units
 
         listed = [

@@ -25,7 +25,7 @@ _TAIL_LINES = 20
 
 
 def journal_of(spec: RankSpec) -> Path:
-    """Where the script that this process runs leaves its journal: launches side by side do not mix."""
+    """Journal of the script that this process runs: launches side by side do not mix."""
     partition = f"world{spec.world_size}global_rank{spec.rank}"
     return Path(spec.cache_dir) / ".journal" / f"{partition}-{os.getpid()}.jsonl"
 

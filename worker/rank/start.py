@@ -1,4 +1,4 @@
-"""What the driver tells a rank, and how the rank comes up: device, process groups, workload.
+"""Start of a rank as its driver specifies it: device, process groups, workload.
 
 Time-outs of HCCL, the collectives of Ascend, follow the launch's, which a user is to see. HCCL reads its
 variables when a communicator is made; what a user has set stays. Of CANN's reference:
@@ -40,7 +40,7 @@ _GRACE_S = 60.0
 
 
 class RankSpec(Value):
-    """What the driver tells one rank."""
+    """Specification of one rank."""
 
     rank: int
     world_size: int
@@ -197,7 +197,7 @@ def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
 
 
 def defaults_of(spec: RankSpec) -> LaunchDefaults:
-    """What the launch lays down for cached functions of this rank."""
+    """Launch-wide defaults for cached functions of this rank."""
     from warmrank.worker.configs.compiler_config import LaunchDefaults
 
     return LaunchDefaults(

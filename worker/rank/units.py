@@ -108,7 +108,7 @@ class RankUnit:
 
     @property
     def function(self) -> CachedFunction:
-        """What is called."""
+        """The cached function."""
         return self.call.function
 
     def find(self) -> Found:
@@ -130,7 +130,7 @@ class RankUnit:
             self.use(replace(other, reason=reason), started=started)
 
     def bound(self) -> Variant:
-        """What was loaded or compiled."""
+        """The variant that was loaded or compiled."""
         if self.variant is None:
             msg = f"{self.name} was neither loaded nor compiled on this rank"
             raise WorkloadError(msg, function=self.name)
@@ -189,7 +189,7 @@ class RankUnit:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether no other partition takes this unit's artifact by itself."""
+        """True if no other partition takes this unit's artifact by itself."""
         stored = self.bound().stored
         return is_withheld(stored.path.parent, stored.sha256)
 

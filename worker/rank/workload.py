@@ -1,4 +1,4 @@
-"""What a user's entrypoint gets and returns: `RankContext`, `Workload`, `Call`.
+"""Arguments and results of a user's entrypoint: `RankContext`, `Workload`, `Call`.
 
 An entrypoint is named in a config as ``module:function`` and has the signature
 ``def f(context: RankContext, **arguments) -> Workload``.
@@ -71,7 +71,7 @@ class Call(Value):
 
 
 class Workload(Value):
-    """What an entrypoint returns.
+    """Result of an entrypoint.
 
     Attributes:
         model: the module whose methods are cached.

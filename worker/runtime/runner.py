@@ -85,7 +85,7 @@ class InputLayout:
         self._pick_mutated = picker(self.mutated)
 
     def key(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """What tells one captured graph of a function from another."""
+        """Key that tells one captured graph of a function from another."""
         return (*[inputs[index].shape for index in self.shaped], *[inputs[index] for index in self.numbers])
 
     def require_tensors(self, inputs: Sequence[Any]) -> None:
@@ -120,7 +120,7 @@ class SettledInputs:
         self._due = tuple(positions)
 
     def observed(self, positions: Sequence[int], inputs: Sequence[Any]) -> Settled:
-        """What `settle` takes, from inputs whose conditions are to be checked next.
+        """Observe inputs whose conditions are to be checked next, for `settle`.
 
         Raises `StateChanged`: one of them has elements outside of its storage.
         """
@@ -173,7 +173,7 @@ class SettledInputs:
 
 
 class Settled:
-    """What was settled at one time.
+    """Inputs that were settled at one time.
 
     Attributes:
         positions: of the inputs.
@@ -198,7 +198,7 @@ class Settled:
         self._watch: TensorWatch | None = None
 
     def watched(self) -> TensorWatch:
-        """What tells quickly that nothing changed; a process's first call needs none."""
+        """Watch that tells quickly if nothing changed; a process's first call needs none."""
         if self._watch is None:
             from warmrank.worker.torch_private.unchanged import TensorWatch
 
@@ -206,16 +206,16 @@ class Settled:
         return self._watch
 
     def present(self, inputs: Sequence[Any]) -> list[int]:
-        """Where these inputs lie."""
+        """Addresses of these inputs."""
         return [*map(_address, self._pick_strided(inputs))]
 
     def moved(self, inputs: Sequence[Any]) -> bool:
-        """Whether they lie elsewhere than when last looked at."""
+        """True if they lie elsewhere than when last looked at."""
         return self.present(inputs) != self.addresses
 
 
 class CaptureOptions(Value):
-    """How graphs are captured, and what they do with memory."""
+    """Options of captures and of their memory."""
 
     # memory reuse, mode three: copy user inputs into buffers of the pool; without it a user input at a new
     # address means recapture
@@ -250,7 +250,7 @@ OPTION_NAMES = {
 
 
 class Tally:
-    """What one runner did.
+    """Counters of one runner.
 
     Attributes:
         ran: hashes of shapes that ran once and are not captured yet, the oldest first. Two shapes of one hash
@@ -341,7 +341,7 @@ class GraphRunner:
 
     @property
     def max_captures(self) -> int:
-        """How many graphs may be captured."""
+        """Number of graphs that may be captured."""
         return 0 if self._tally.never else self._options.limit
 
     def shapes(self) -> tuple[Shapes, ...]:
@@ -350,7 +350,7 @@ class GraphRunner:
             return () if self._captures is None else self._captures.shapes()
 
     def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
-        """What the capture plan says of these inputs; None where nothing would be captured for them."""
+        """Entry of the capture plan for these inputs; None if nothing would be captured for them."""
         if self._tally.never:
             return None
         from warmrank.worker.capture.plan import shapes_of
@@ -359,7 +359,7 @@ class GraphRunner:
 
     @property
     def statistics(self) -> CaptureStatistics:
-        """What was done since the function was loaded."""
+        """Counters since the function was loaded."""
         with self._lock:
             return self._tally.taken(() if self._captures is None else self._captures.pool_statistics())
 
@@ -384,7 +384,7 @@ class GraphRunner:
         return self._captured().run(key, inputs, settled)
 
     def _is_first(self, key: tuple[Any, ...]) -> bool:
-        """Whether a shape that may be captured did not run yet."""
+        """True if a shape that may be captured did not run yet."""
         if self._tally.never or self._options.force_recapture or hash(key) in self._tally.ran:
             return False
         return bool(self._options.limit) if self._captures is None else self._captures.may_add(key)
@@ -423,7 +423,7 @@ def autocast_kinds(device_kind: str) -> tuple[str, ...]:
 
 
 def is_plain(kinds: tuple[str, ...]) -> bool:
-    """Whether neither autograd nor autocast is on: then `plain` changes nothing."""
+    """True if neither autograd nor autocast is on: then `plain` changes nothing."""
     return not (torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, kinds)))
 
 

@@ -399,7 +399,7 @@ def graph_of(
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a node is needed though nothing uses it: an operator without results has only its effect."""
+    """True if a node is needed though nothing uses it: an operator without results has only its effect."""
     schema = getattr(node.target, "_schema", None)
     return node.is_impure() or (schema is not None and not schema.returns)
 

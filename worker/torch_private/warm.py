@@ -1,4 +1,4 @@
-"""What a load and a call read of torch: state of the process, operators by name, metadata of tensors.
+"""State of torch that loads and calls read: switches, operators by name, metadata of tensors.
 
 State is read from the getters under torch's properties, which cost up to twenty times as much. Relied on
 (``tests/unit/test_ambient.py`` compares each getter with its property):
@@ -110,7 +110,7 @@ def float32_precision() -> tuple[Any, ...]:
 
 
 def settings() -> tuple[Any, ...]:
-    """What functions of torch set for the process or the thread, but for modes and devices."""
+    """Values that functions of torch set for the process or the thread, but for modes and devices."""
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
