@@ -1,7 +1,6 @@
 """Captured graphs: from a shape's second call on, replayed at fixed addresses by `worker.runtime.runner`.
 
 * `captures.py`: captures from the second call on, replays what fits a call, and fills its buffers;
-* `eager.py`: runs a graph of an engine that is not captured, or captures by itself;
 * `pools.py`: pools and what is captured into them, memory reuse modes one and two;
 * `statistics.py`: what was done;
 * `plan.py`: a captured shape as text, and inputs to capture it again.

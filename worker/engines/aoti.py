@@ -39,13 +39,12 @@ from warmrank.worker.devices import picker
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
-from warmrank.worker.engines.port import Built
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
 from warmrank.worker.runtime.artifact import STATE
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines.port import Files, Graph, Groups, Sections
+    from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -234,6 +233,7 @@ class AotiEngine:
     ) -> Built:
         """See `Engine.compile`; raises `NotPortable` where a library cannot return what eager does."""
         from warmrank.worker.engines.aoti_compile import compile_parts, identity
+        from warmrank.worker.engines.port import Built
 
         sections = dict(self.outline(lowered, facts, site=site))
         description = json.loads(sections.pop(_SECTION))["described"]

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.devices.failures import Captures, problem
 from warmrank.worker.keys.request import environment
 from warmrank.worker.results import CaptureProposal
+from warmrank.worker.runtime.eager import EagerRunner
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:

@@ -6,5 +6,6 @@
 * `variant.py`: an artifact bound to a module;
 * `snapshot.py`, `per_call.py`, `depends.py`: what is checked on every call after the first;
 * `describe.py`: misses in words;
-* `runner.py`: runs the graph, from a shape's second call on by `worker.capture`.
+* `runner.py`: runs the graph, from a shape's second call on by `worker.capture`;
+* `eager.py`: runs a graph of an engine that is not captured, or captures by itself.
 """

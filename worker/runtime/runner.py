@@ -33,13 +33,13 @@ from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.captures import Captures
-    from warmrank.worker.capture.eager import EagerRunner
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.pools import CapturePool
     from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.devices.port import DeviceBackend, PoolHandle
     from warmrank.worker.engines.port import Engine, Graph
+    from warmrank.worker.runtime.eager import EagerRunner
     from warmrank.worker.torch_private.unchanged import TensorWatch
 
 _log = logging.getLogger("torchair")
@@ -410,7 +410,7 @@ def runner_for(
     """A runner for a graph that the engine loaded: captured here, by the engine, or not at all."""
     if engine.captured:
         return GraphRunner(graph, facts, backend, options)
-    from warmrank.worker.capture.eager import EagerRunner, SelfCapturingRunner
+    from warmrank.worker.runtime.eager import EagerRunner, SelfCapturingRunner
 
     if engine.captures_itself:
         return SelfCapturingRunner(graph, facts, backend, options.limit)

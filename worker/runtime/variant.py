@@ -105,8 +105,8 @@ class Variant:
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
         if facts.gears is not None:
-            from warmrank.worker.capture.eager import EagerRunner
             from warmrank.worker.gears.runner import GearedRunner
+            from warmrank.worker.runtime.eager import EagerRunner
 
             plain = EagerRunner(graph, facts, backend)
             self._geared = GearedRunner(self.runner, facts.gears, on_miss=on_gear_miss, plain=plain)
