@@ -259,7 +259,7 @@ def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> No
     Raises:
         GearError: `t` is no tensor, the gears are not allowed, or `t` has other gears already.
     """
-    from warmrank.worker.gears.carried import carry
+    from warmrank.worker.gears.model import carry
 
     carry(t, dim_gears)
 

@@ -25,7 +25,7 @@ FOR_DRIVERS = (
     "warmrank.worker.results",
     "warmrank.worker.errors",
     "warmrank.worker.rank.rank_worker",
-    "warmrank.worker.rank.script",
+    "warmrank.worker.rank.workload",
     "warmrank.worker.keys.request",
 )
 

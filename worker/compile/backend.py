@@ -16,8 +16,8 @@ from warmrank.worker.configs.of_torchair import with_options
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported
-from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.compiling import TracedGears, record
+from warmrank.worker.gears.model import carried
 from warmrank.worker.gears.runner import GearedRunner
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.runner import CaptureOptions, runner_for

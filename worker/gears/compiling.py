@@ -15,13 +15,13 @@ import torch
 
 from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.model import (
     Axis,
     Combination,
     GearedInput,
     GearFacts,
     Gears,
+    carried,
     evaluate,
     hold,
     merged,

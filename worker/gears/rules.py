@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import any_set, carried
-from warmrank.worker.gears.model import Combination, GearFacts, hold
+from warmrank.worker.gears.model import Combination, GearFacts, any_set, carried, hold
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.check import node_values
 from warmrank.worker.runtime.per_call import compile_input_check

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.gears.carried import carried, encoded
+from warmrank.worker.gears.model import carried, encoded
 from warmrank.worker.groups import is_group, role_of
 from warmrank.worker.guards.paths import UNNAMED_SCOPE, NodeValues, PathTable, made_globals, volatile_nodes
 from warmrank.worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded

@@ -17,7 +17,7 @@ from warmrank.cache_store.records.manifest import (
 from warmrank.worker import journal
 from warmrank.worker.keys.request import environment
 from warmrank.worker.node_collecting import entries
-from warmrank.worker.rank.script import journal_of
+from warmrank.worker.rank.workload import journal_of
 from warmrank.worker.results import Published
 from warmrank.worker.runtime.artifact import is_withheld
 

@@ -325,7 +325,7 @@ def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911,
 
 def _holds_of_process(kind: str, value: Any, expected: Any) -> bool:
     """A condition on gears or on process groups, which most functions have none of."""
-    from warmrank.worker.gears.carried import carried, encoded
+    from warmrank.worker.gears.model import carried, encoded
     from warmrank.worker.groups import role_of
 
     if kind == "gears":
