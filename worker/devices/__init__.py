@@ -68,13 +68,11 @@ class CpuBackend:
     ) -> CapturedGraph:
         """See `DeviceBackend.capture`; which outputs share memory is seen in the recording."""
         del aliased
-        from warmrank.worker.devices.cpu_graph import ArenaPool
+        from warmrank.worker.devices.cpu_graph import ArenaPool, captured
 
         if not isinstance(pool, ArenaPool):
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"
             raise TypeError(msg)
-        from warmrank.worker.devices.cpu_graph import captured
-
         return captured(graph, inputs, copied=copied, pool=pool)
 
 
@@ -157,7 +155,7 @@ def lies_in_storage(tensor: torch.Tensor) -> bool:
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Picks elements out of a sequence, always as a tuple."""
+    """Function that picks elements out of a sequence, always as a tuple."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda inputs: tuple(inputs[index] for index in positions)

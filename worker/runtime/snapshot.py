@@ -5,7 +5,7 @@ hangs on, in one of four ways, the first that goes:
 
 1. *words*: versions of the dicts and classes on its path, and pointers to what is on it
    (`worker.torch_private.unchanged`), thousands in microseconds;
-2. *metadata* of tensors, in C++ (`worker.torch_private.unchanged`);
+2. *metadata* of tensors, in C++ (`worker.torch_private.warm`);
 3. *predicates*: members of lists and sets, attributes that no dict holds, in well under a microsecond each;
 4. *asked*: the condition itself is evaluated on every call (`worker.runtime.per_call`).
 
