@@ -24,7 +24,7 @@ from warmrank.orchestrator.launch.events import Event
 from warmrank.orchestrator.launch.report import Committed, Report, totals
 from warmrank.orchestrator.launch.state import Course, LaunchState
 from warmrank.orchestrator.nodes import Gang
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.results import Outcome, StageSeconds
 
