@@ -150,7 +150,7 @@ def fill(config_file: Path, sizes: list[int]) -> None:
     from warmrank.orchestrator.config.reading import load
     from warmrank.orchestrator.seed.seeding import check_store
     from warmrank.orchestrator.stores import open_store
-    from warmrank.worker.keys.environment import environment
+    from warmrank.worker.keys.request import environment
 
     config = load(config_file)
     work = Path.cwd() / f"work-{config.name}"

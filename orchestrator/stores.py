@@ -38,7 +38,7 @@ from warmrank.orchestrator.config.store import (
     tier_at,
 )
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.results import Published
 
 logger = logging.getLogger(__name__)

@@ -193,7 +193,7 @@ def _without_config(
     from warmrank.cache_store.digests import key_of
     from warmrank.orchestrator.config.models import KNOWN_VARIABLES, Config, ExecConfig, SyncedCache
     from warmrank.orchestrator.stores import found_out, named_store
-    from warmrank.worker.keys.environment import environment
+    from warmrank.worker.keys.request import environment
 
     if store is None:
         raise BadArgument("expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE")

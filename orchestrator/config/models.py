@@ -18,8 +18,8 @@ from warmrank.cache_store.cache_dir.node_files import Collect
 from warmrank.cache_store.digests import canonical_json, key_of
 from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict, Text
 from warmrank.worker import node_caches
-from warmrank.worker.device_kinds import DeviceKind
-from warmrank.worker.runtime.options import EngineChoice, GuardMode
+from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
+from warmrank.worker.settings import DeviceKind
 
 AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]

@@ -36,7 +36,7 @@ from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.stores import Target, is_writable, may_publish, open_store, open_to_fetch, targets
 from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import of_journals, with_node_files
 from warmrank.worker.results import Published
 from warmrank.worker.settings import expanded

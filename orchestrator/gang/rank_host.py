@@ -150,7 +150,7 @@ class RankHost:
         self._worker = (self._make_worker or RankWorker)(rank_spec(init), self._store)
         self._is_open = True
         if isinstance(config.workload, ScriptWorkload):
-            from warmrank.worker.keys.environment import environment
+            from warmrank.worker.keys.request import environment
 
             return Opened(environment=environment(), problem=problem)
         self.note(rank_files.RENDEZVOUS)
@@ -286,7 +286,7 @@ class RankHost:
 
     def run_script(self) -> tuple[FunctionResult, ...]:
         """Run the script to its end; raises worker's `CompileForbidden` or `ScriptFailed`."""
-        from warmrank.worker.rank.script import run_script
+        from warmrank.worker.rank.workload import run_script
 
         workload = self._init.config.workload
         assert isinstance(workload, ScriptWorkload)  # noqa: S101 - the driver asks no other
@@ -294,7 +294,7 @@ class RankHost:
 
     def close(self) -> None:
         """Take the rank down."""
-        from warmrank.worker.rank.script import journal_of
+        from warmrank.worker.rank.workload import journal_of
 
         if self._is_open:
             self._is_open = False

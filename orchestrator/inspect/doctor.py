@@ -43,7 +43,7 @@ from warmrank.orchestrator.inspect.findings import (
 from warmrank.orchestrator.inspect.store_contents import can_be_made
 from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.text import brief_names, count_text, grouped, size_text
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""

@@ -31,7 +31,7 @@ from warmrank.orchestrator.inspect.store_contents import (
     record_changes,
 )
 from warmrank.orchestrator.text import count_text, time_text
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 logger = logging.getLogger(__name__)
 

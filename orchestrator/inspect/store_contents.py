@@ -34,7 +34,7 @@ from warmrank.orchestrator.config.store import is_url, tier_at
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.stores import named_store, open_store, silent_places, tier_spec
 from warmrank.orchestrator.text import brief_names
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 MIN_KEY_CHARS = 6  # A shorter word is taken for a name, not for the start of a key
 

@@ -20,7 +20,7 @@ from dataclasses import fields
 from typing import Any
 
 from warmrank.orchestrator.vllm_plugin import ascend
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 HASH = "vllm hash"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)

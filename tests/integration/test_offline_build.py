@@ -34,9 +34,9 @@ from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.worker import groups
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.workload import RankContext
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 NUM_RANKS = 1024
 

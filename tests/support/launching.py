@@ -23,7 +23,7 @@ from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import Course, Event, LaunchState
 from warmrank.orchestrator.launch.report import Committed, Report, totals
 from warmrank.orchestrator.nodes import Gang
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.results import Outcome, StageSeconds
 

@@ -29,13 +29,14 @@ from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.orchestrator.ui.table import render_build
 from warmrank.worker import groups
+from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.errors import NeedsValues
-from warmrank.worker.keys.environment import Target, environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.offline import OfflineRank
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import RankContext, Workload
 from warmrank.worker.results import FunctionProbe, FunctionResult
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
+from warmrank.worker.settings import Target
 
 STAGES = FakeWorld(asks=lambda rank: f"stage {rank // 2 % 2}", kind_of=lambda rank: rank // 2 % 2)
 

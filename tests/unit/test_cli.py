@@ -49,7 +49,7 @@ from warmrank.orchestrator.launch.report import Failure, Report, from_json, to_j
 from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
 from warmrank.worker.errors import NotYet, WorkloadError
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 
 def run(*arguments: str | Path) -> Result:

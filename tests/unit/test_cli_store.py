@@ -48,7 +48,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.explain import Explanation, explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.orchestrator.seed.seeding import seed_here
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import with_node_files
 from warmrank.worker.rank.rank_worker import RankWorker
 

@@ -17,7 +17,7 @@ from tests.support import vllm_ascend_stand_in as stand_in
 from warmrank.orchestrator.vllm_plugin import ascend, hooks
 from warmrank.orchestrator.vllm_plugin.entries import Outcome, read_outcomes
 from warmrank.orchestrator.vllm_plugin.store import Publisher, access
-from warmrank.worker.keys.environment import Target, building_for
+from warmrank.worker.settings import Target, building_for
 
 X = torch.arange(3.0)
 MACHINE = {

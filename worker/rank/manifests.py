@@ -15,9 +15,9 @@ from warmrank.cache_store.records.manifest import (
     utc_now,
 )
 from warmrank.worker import journal
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.node_collecting import entries
-from warmrank.worker.rank.script import journal_of
+from warmrank.worker.rank.workload import journal_of
 from warmrank.worker.results import Published
 from warmrank.worker.runtime.artifact import is_withheld
 
