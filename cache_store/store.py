@@ -166,7 +166,7 @@ class Store:
         return tuple(stored.record for stored in self.stored_launches(launch_key))
 
     def last_uses(self) -> dict[str, datetime]:
-        """When each record that has a mark of use was last used, by its name; see `trash.last_uses`."""
+        """Time of the last use of each record that has a mark of it, by its name; see `trash.last_uses`."""
         marks = self._run(lambda documents: trash.last_uses(documents.backend.list(USED)))
         return {name: datetime.fromtimestamp(mark.modified_s, UTC) for name, mark in marks.items()}
 
