@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.nn.parameter import is_lazy
-
 from warmrank.cache_store.digests import key_of
 from warmrank.worker import settings
 from warmrank.worker.configs.options import changed
@@ -143,6 +141,8 @@ def _modules(module: torch.nn.Module) -> str:
 
 def _parameters(module: torch.nn.Module) -> str:
     """Number of parameters and buffers, and a digest of their names, shapes, types and device kinds."""
+    from torch.nn.parameter import is_lazy
+
     tensors = []
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
