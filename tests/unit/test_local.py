@@ -203,14 +203,11 @@ def test_disk_that_cannot_even_be_looked_at_is_named_by_the_file(tmp_path, monke
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(UnwritableDisk) as caught,
-        os_errors_are_unusable("file", tmp_path / "one"),
-    ):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "stat", fail)
         patch.setattr(os, "lstat", fail)
-        fail()
+        with pytest.raises(UnwritableDisk) as caught, os_errors_are_unusable("file", tmp_path / "one"):
+            fail()
     assert caught.value.where == str(tmp_path / "one")
 
 
