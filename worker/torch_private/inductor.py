@@ -48,6 +48,8 @@ FACTS = {
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
     "torch._inductor.exc": "InductorError",
+    "torch._inductor.ir": "TensorBox",
+    "torch._inductor.lowering": "to_dtype(x, dtype)",
     "torch._inductor.virtualized": "V",
     "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
@@ -85,7 +87,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "keep_output_stride": True,
         "fallback_random": False,
         "size_asserts": True,
-        "post_grad_custom_post_pass": read_before_overwritten,
+        "post_grad_custom_post_pass": _as_libraries_can,
     }
     from torch._inductor import config
 
@@ -111,6 +113,39 @@ class SizeChecks:
         else:
             code.writeline(f'assert_size_stride({name}, {size}, {stride}, "{operator}");')
             code.writeline(_compared_dtype(wrapper, name, operator))
+
+
+class WrittenDefaults:
+    """Steps in where Inductor writes down the arguments of an operator that the library calls by name.
+
+    It leaves out defaults of keywords, and yet hands over those that are integers, which are then too many.
+    """
+
+    @steps_in("torch._export.serde.serialize:GraphModuleSerializer", "serialize_inputs(target, args, kwargs)")
+    def _complete(
+        self, original: Any, serializer: Any, target: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        arguments = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
+        defaults = {
+            argument.name: argument.default_value
+            for argument in arguments
+            if argument.kwarg_only and argument.has_default_value()
+        }
+        return original(serializer, target, args, {**defaults, **kwargs})
+
+
+class TracedTypes:
+    """Steps in where Inductor makes kernels of a node: some have another dtype (``any`` of bytes)."""
+
+    @steps_in("torch._inductor.graph:GraphLowering", "call_function(target, args, kwargs)")
+    def _keep(self, original: Any, lowering: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        from torch._inductor.ir import TensorBox
+        from torch._inductor.lowering import to_dtype
+
+        made, traced = original(lowering, target, args, kwargs), lowering.current_node.meta.get("val")
+        if isinstance(made, TensorBox) and isinstance(traced, torch.Tensor):
+            return made if made.get_dtype() == traced.dtype else to_dtype(made, traced.dtype)
+        return made
 
 
 class OutOfPlace:
@@ -148,6 +183,50 @@ def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
         f"if (found != {wrapper.codegen_dtype(dtype)}) "
         f'throw std::runtime_error("expected dtype {dtype}\\nError in op: {operator}"); }}'
     )
+
+
+def _as_libraries_can(graph: Graph) -> None:
+    """Change a graph to what a library computes right; Inductor's own passes are over."""
+    read_before_overwritten(graph)
+    _numbers_beside_complex(graph)
+
+
+def _numbers_beside_complex(graph: Graph) -> None:
+    """Make numbers tensors of the type that complex operators compute in, as eager does.
+
+    Inductor has no kernels for complex numbers, and hands a number over as it is, or as complex128.
+    """
+    for node in list(graph.nodes):
+        values = [item.meta.get("val") for item in (*node.all_input_nodes, node)]
+        dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_complex()]
+        if not dtypes or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for index, (value, taken) in enumerate(zip(node.args, node.target._schema.arguments, strict=False)):
+            if isinstance(taken.type, torch.TensorType) and _is_number(value):
+                with graph.inserting_before(node):
+                    node.update_arg(index, _complex_tensor(graph, value, dtypes[0], node.meta["val"]))
+
+
+def _complex_tensor(graph: Graph, number: Any, dtype: torch.dtype, like: torch.Tensor) -> Node:
+    """A tensor without dimensions of a number, on the device of another tensor."""
+    real, imaginary = (number.real, number.imag) if isinstance(number, complex) else (number, 0)
+    options: dict[str, Any] = {"dtype": dtype.to_real(), "device": like.device}
+    parts = [
+        graph.call_function(
+            torch.ops.aten.full.default, ((), float(part) if isinstance(part, int) else part), options
+        )
+        for part in (real, imaginary)
+    ]
+    made = graph.call_function(torch.ops.aten.complex.default, tuple(parts))
+    for node, of in ((made, dtype), *((part, dtype.to_real()) for part in parts)):
+        node.meta["val"] = like.new_empty((), dtype=of)
+    return made
+
+
+def _is_number(value: Any) -> bool:
+    """Whether an argument is a number, or stands for one."""
+    known = value.meta.get("val") if hasattr(value, "meta") else value
+    return isinstance(known, int | float | complex | torch.SymInt | torch.SymFloat)
 
 
 def read_before_overwritten(graph: Graph) -> None:
@@ -235,7 +314,14 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
         _environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)}),
         config.patch(settings),
         torch.no_grad(),
-        intercepted(hooks_of(SizeChecks(), *([OutOfPlace()] if _writes_twice(graph.graph) else []))),
+        intercepted(
+            hooks_of(
+                SizeChecks(),
+                WrittenDefaults(),
+                TracedTypes(),
+                *([OutOfPlace()] if _writes_twice(graph.graph) else []),
+            )
+        ),
     ):
         try:
             return compile_fx_aot(graph, list(inputs))
